@@ -101,7 +101,7 @@ def test_local_paths_are_returned_as_they_are(tmp_path, monkeypatch):
     assert local_path(tmp_path / "a.npy") == str(tmp_path / "a.npy")
     assert local_path("file:///a/b.npy") == "/a/b.npy"
     with open_local("a.npy") as file:
-        assert (file.path, repr(file)) == ("a.npy", "LocalFile('a.npy')")
+        assert file.path == "a.npy"
     file.close()
     assert not (tmp_path / "never made").exists()
 
@@ -185,18 +185,6 @@ def test_others_go_on_when_the_fetching_process_is_killed(server, cache):
     assert join(first, *others) == [-signal.SIGKILL, 0, 0]
     assert server.count("GET") == 2
     assert stored(cache) == ["a.bin"]
-
-
-def test_what_killed_processes_left_is_swept_out(server, cache):
-    server.plan.append("slow")
-    killed = run(read, cache, server.put("a.bin", b"x" * 200_000))
-    wait_for_part(server, cache)
-    os.kill(killed.pid, signal.SIGKILL)
-    assert join(killed) == [-signal.SIGKILL]
-    assert stored(cache) == ["part"]
-    read(cache, server.put("b.bin", b"y"))
-    assert stored(cache) == ["b.bin"]
-    assert len(os.listdir(cache.directory)) == 1
 
 
 def interrupted(cache, url):

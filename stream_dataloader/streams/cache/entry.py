@@ -34,8 +34,6 @@ class LocalFile:
         path: Its path.
     """
 
-    __slots__ = ("__weakref__", "_release", "path")
-
     def __init__(self, path: str, held: FileLock | None = None) -> None:
         self.path = path
         self._release = None if held is None else weakref.finalize(self, held.close)
@@ -50,9 +48,6 @@ class LocalFile:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def __repr__(self) -> str:
-        return f"LocalFile({self.path!r})"
 
 
 class CacheEntry:
@@ -73,12 +68,9 @@ class CacheEntry:
             except FileNotFoundError:  # another process removed the directory in between
                 continue
             except OSError as error:
-                raise type(error)(
-                    error.errno,
-                    f"the cache of remote files cannot be written ({error.strerror}); set STREAM_DATALOADER_CACHE to a "
-                    "directory that can",
-                    self._directory,
-                ) from error
+                why = f"the cache of remote files cannot be written ({error.strerror})"
+                remedy = "set STREAM_DATALOADER_CACHE to a directory that can"
+                raise type(error)(error.errno, f"{why}; {remedy}", self._directory) from error
             assert found is not None
             return found
 
@@ -115,11 +107,9 @@ class CacheEntry:
 
     def was_checked(self, seconds: float) -> bool:
         """Whether the server was asked in this run, less than so many seconds ago."""
-        try:
-            checked = os.stat(self._lock).st_mtime
-        except OSError:  # which comes again when the entry is locked, if it is not that there is none
-            return False
-        return checked >= max(_RUN_BEGAN, time.time() - seconds)
+        with suppress(OSError):  # if it is not that there is none, it comes again when the entry is locked
+            return os.stat(self._lock).st_mtime >= max(_RUN_BEGAN, time.time() - seconds)
+        return False
 
     def note_check(self) -> None:
         """The server was asked just now."""
@@ -137,26 +127,24 @@ def stored_files(directory: str) -> Iterator[tuple[int, int, str]]:
 
 def delete_file(path: str) -> bool:
     """Delete a file of the cache, unless it is in use or being fetched, and its directory if nothing else is in it."""
-    directory = os.path.dirname(path)
-    fetching = lock(os.path.join(directory, "lock"), wait=False)
+    lock_path = os.path.join(os.path.dirname(path), "lock")
+    fetching = lock(lock_path, wait=False)
     if fetching is None:
         return False
     with fetching:
         gone = _unlink(path)
         with suppress(OSError):
-            if os.listdir(directory) == ["lock"]:
-                os.unlink(os.path.join(directory, "lock"))
-                os.rmdir(directory)
+            if os.listdir(os.path.dirname(path)) == ["lock"]:
+                os.unlink(lock_path)
+                os.rmdir(os.path.dirname(path))
         return gone
 
 
 def _unlink(path: str) -> bool:
-    try:
+    with suppress(OSError):  # another user's
         held = lock(path, wait=False)
-    except OSError:  # another user's
-        return False
-    if held is None:
-        return False
-    with held:
-        os.unlink(path)
-    return True
+        if held is not None:
+            with held:
+                os.unlink(path)
+            return True
+    return False

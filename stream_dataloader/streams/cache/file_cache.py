@@ -4,7 +4,7 @@ Guarantees:
 
 - One process fetches a file, and the others wait for it. If that process is killed, another takes over immediately.
 - A file in the cache is complete: it gets its name after its last byte. What a killed process left unfinished is
-  overwritten or deleted.
+  overwritten, or deleted to make room.
 - A file is not deleted while a `LocalFile` of it is open, so it cannot vanish between getting its path and opening it.
 - A file that changed on its server is fetched again. The old one stays as long as it is read.
 """
@@ -23,7 +23,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from stream_dataloader.streams.cache.entry import CacheEntry, LocalFile, delete_file, stored_files
-from stream_dataloader.streams.cache.remote import RemoteFile, SizeError, UnreachableError, remote_file
+from stream_dataloader.streams.cache.remote import RemoteFile, SizeError, UnreachableError
 
 __all__ = ["FileCache", "LocalFile", "cache_directory", "is_url", "local_path", "open_local"]
 
@@ -42,9 +42,6 @@ _PLACE = {
 
 #: The password in a URL.
 _PASSWORD = re.compile(r"(://[^/:@]*):[^/@]*@")
-
-#: Directories that this run looked through for what killed processes left.
-_swept: set[str] = set()
 
 _log = logging.getLogger("stream_dataloader")
 
@@ -147,7 +144,7 @@ class FileCache:
             if found != size:
                 raise SizeError(f"{url} has {found:,} bytes, and {size:,} are expected")
 
-        remote_file(url, self.storage_options, self.timeout_seconds).fetch(path, check)
+        RemoteFile(url, self.storage_options, self.timeout_seconds).fetch(path, check)
         check(os.path.getsize(path))
 
     def _once(self, entry: CacheEntry, held: Callable[[], LocalFile | None], get: Callable[[], None]) -> LocalFile:
@@ -156,7 +153,6 @@ class FileCache:
             return file
         with entry.locked():
             if (file := held()) is None:
-                self._sweep()
                 try:
                     get()
                 finally:
@@ -169,8 +165,13 @@ class FileCache:
 
     def _fetch(self, entry: CacheEntry, url: str) -> None:
         """Fetch a file if it is missing or has changed; the entry is locked."""
-        remote = remote_file(url, self.storage_options, self.timeout_seconds)
-        if not _is_current(entry, remote):
+        remote, versions = RemoteFile(url, self.storage_options, self.timeout_seconds), entry.versions()
+        try:
+            current = bool(versions) and os.path.basename(versions[0]).startswith(f"{remote.version()}-")
+        except UnreachableError as error:
+            _log.warning("%s; its copy in the cache is read instead", error)
+            current = True
+        if not current:
             _log.info("fetching %s", url)
             version = remote.fetch(entry.part, functools.partial(self._make_room, url, entry=entry))
             self._make_room(url, os.path.getsize(entry.part), entry)
@@ -196,8 +197,7 @@ class FileCache:
 
     def _make_room(self, url: str, size: int, entry: CacheEntry) -> None:
         """Delete the files that were not used for longest, until `size` bytes of an entry are within the limit."""
-        limit = self._limit()
-        if limit is None:
+        if (limit := self._limit()) is None:
             return
         if size > limit:
             raise SizeError(
@@ -208,16 +208,6 @@ class FileCache:
         for _, taken, path in stored:
             if total > limit and path != entry.part and delete_file(path):
                 total -= taken
-
-    def _sweep(self) -> None:
-        """Delete, once a run, what killed processes left unfinished."""
-        directory = self._directory()
-        if directory in _swept:
-            return
-        _swept.add(directory)
-        for _, _, path in stored_files(directory):
-            if os.path.basename(path) == "part":
-                delete_file(path)
 
 
 def is_url(path: Any) -> bool:
@@ -252,17 +242,6 @@ def cache_directory(kind: str) -> str:
 
 
 _DEFAULT = FileCache()
-
-
-def _is_current(entry: CacheEntry, remote: RemoteFile) -> bool:
-    """Whether there is a file, and the server still has this version; True if the server cannot be reached."""
-    if not (newest := entry.versions()[:1]):
-        return False
-    try:
-        return os.path.basename(newest[0]).startswith(f"{remote.version()}-")
-    except UnreachableError as error:
-        _log.warning("%s; its copy in the cache is read instead", error)
-        return True
 
 
 def _places(options: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -10,14 +10,8 @@ Guarantee: a lock is released when its holder dies, also by SIGKILL. A file may 
 
 from __future__ import annotations
 
+import fcntl
 import os
-from types import ModuleType
-
-fcntl: ModuleType | None
-try:
-    import fcntl
-except ImportError:  # pragma: no cover - no POSIX: one process at a time
-    fcntl = None
 
 __all__ = ["FileLock", "lock"]
 
@@ -34,7 +28,7 @@ class FileLock:
         fd, self.fd = self.fd, -1
         if fd < 0:
             return
-        if fcntl is not None and os.getpid() == self._pid:  # a forked copy must not release its parent's lock
+        if os.getpid() == self._pid:  # a forked copy must not release its parent's lock
             # Closing is not enough: the lock stays while a forked process has a copy of the descriptor.
             fcntl.flock(fd, fcntl.LOCK_UN)
         os.close(fd)
@@ -48,30 +42,24 @@ class FileLock:
 
 def lock(path: str, *, shared: bool = False, wait: bool = True, create: bool = False) -> FileLock | None:
     """Lock a file, which is created if `create`; None if there is none, or if it is held and `wait` is False."""
-    flags = os.O_RDONLY if shared else os.O_RDWR
+    flags = (os.O_RDONLY if shared else os.O_RDWR) | (os.O_CREAT if create else 0)
     while True:
         try:
-            held = FileLock(os.open(path, flags | (os.O_CREAT if create else 0), 0o666))
+            held = FileLock(os.open(path, flags, 0o666))
         except FileNotFoundError:
             if create:
                 raise
             return None
         try:
-            if fcntl is not None:
-                fcntl.flock(held.fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
-            if _is_at(held.fd, path):
+            fcntl.flock(held.fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
+            if os.path.samestat(os.fstat(held.fd), os.stat(path)):
                 return held
         except BlockingIOError:
             held.close()
             return None
+        except FileNotFoundError:
+            pass
         except BaseException:
             held.close()
             raise
         held.close()  # it was deleted while we waited
-
-
-def _is_at(fd: int, path: str) -> bool:
-    try:
-        return os.path.samestat(os.fstat(fd), os.stat(path))
-    except FileNotFoundError:
-        return False

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
-__all__ = ["RemoteFile", "SizeError", "UnreachableError", "final_error", "remote_file", "text_of"]
+__all__ = ["RemoteFile", "SizeError", "UnreachableError", "final_error", "text_of"]
 
 _WAIT_SECONDS = (0.2, 0.5, 1.0)  # before each further try
 
@@ -54,14 +54,37 @@ class SizeError(ValueError):
 
 
 class RemoteFile:
-    """One file on a server; every failure is a builtin error that names it, `UnreachableError` if nothing is known."""
+    """One file, of any protocol that fsspec knows, or of a chain of them.
 
-    def __init__(self, url: str, file_system: Any, path: str, timeout_seconds: float) -> None:
-        self._url = url
-        self._file_system = file_system
-        self._path = path
-        self._timeout_seconds = timeout_seconds
+    Every failure is a builtin error that names it, `UnreachableError` if nothing is known.
+    """
+
+    def __init__(self, url: str, storage_options: Mapping[str, Mapping[str, Any]], timeout_seconds: float) -> None:
+        self._url, self._timeout_seconds = url, timeout_seconds
         self._last_size = -1  # bytes that the try before got, if the server gives no size
+        options: dict[str, dict[str, Any]] = {}
+        try:
+            from fsspec import get_filesystem_class
+            from fsspec.core import split_protocol, url_to_fs
+
+            for link in url.split("::"):
+                protocol = split_protocol(link)[0] or link
+                options[protocol] = _options(protocol, storage_options.get(protocol, {}), timeout_seconds)
+                if not get_filesystem_class(protocol).async_impl:  # a client of that kind serves one thread
+                    options[protocol] |= {"skip_instance_cache": True}
+            self._file_system, self._path = url_to_fs(url, **options)
+        except ImportError as error:
+            raise ImportError(
+                f"reading {url} needs a package that is not installed: {error} (pip install "
+                "'stream-dataloader[fsspec]'; s3:// needs s3fs, gs:// gcsfs, abfs:// adlfs)"
+            ) from error
+        except Exception as error:
+            if (known := final_error(url, error)) is None:
+                raise UnreachableError(f"{url} could not be opened: {text_of(error)}; check the address") from error
+            raise known from error
+        if hasattr(self._file_system, "retries"):
+            self._file_system.retries = 1  # s3fs and gcsfs would multiply their own with ours
+        _hold(self._file_system)
 
     def version(self) -> str:
         """Ask the server which version of the file it has."""
@@ -129,34 +152,6 @@ class RemoteFile:
                     ) from error
             time.sleep(wait)
         raise AssertionError("the last try returns or raises")
-
-
-def remote_file(url: str, storage_options: Mapping[str, Mapping[str, Any]], timeout_seconds: float) -> RemoteFile:
-    """A file of any protocol that fsspec knows, or of a chain of them."""
-    options: dict[str, dict[str, Any]] = {}
-    try:
-        from fsspec import get_filesystem_class
-        from fsspec.core import split_protocol, url_to_fs
-
-        for link in url.split("::"):
-            protocol = split_protocol(link)[0] or link
-            options[protocol] = _options(protocol, storage_options.get(protocol, {}), timeout_seconds)
-            if not get_filesystem_class(protocol).async_impl:  # a client of that kind serves one thread
-                options[protocol] |= {"skip_instance_cache": True}
-        file_system, path = url_to_fs(url, **options)
-    except ImportError as error:
-        raise ImportError(
-            f"reading {url} needs a package that is not installed: {error} (pip install 'stream-dataloader[fsspec]'; "
-            "s3:// needs s3fs, gs:// gcsfs, abfs:// adlfs)"
-        ) from error
-    except Exception as error:
-        if (known := final_error(url, error)) is None:
-            raise UnreachableError(f"{url} could not be opened: {text_of(error)}; check the address") from error
-        raise known from error
-    if hasattr(file_system, "retries"):
-        file_system.retries = 1  # s3fs and gcsfs would multiply their own with ours
-    _hold(file_system)
-    return RemoteFile(url, file_system, path, timeout_seconds)
 
 
 def _hold(file_system: Any) -> None:
