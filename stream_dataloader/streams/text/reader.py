@@ -18,15 +18,12 @@ from __future__ import annotations
 import bisect
 import codecs
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from stream_dataloader.streams.text.bytes import TextBytes, invalid
 from stream_dataloader.streams.text.numbers import NOTHING, Codes
-
-if TYPE_CHECKING:
-    from stream_dataloader.streams.text.stream import TextStream
 
 __all__ = ["TextReader", "TokenReader"]
 
@@ -35,12 +32,12 @@ _AROUND = 4
 
 
 class TextReader:
-    """The bytes or characters that begin in the bytes `[first, stop)` of a text; a `protocols.ReadsInto`.
+    """The bytes or characters that begin in the bytes `[first, stop)` of a text, as a `TextStream` says; a `protocols.ReadsInto`.
 
     `mark_bytes` is the length of the byte order mark, which is left out.
     """
 
-    def __init__(self, options: TextStream, file: TextBytes, first: int = 0, stop: int | None = None) -> None:
+    def __init__(self, options: Any, file: TextBytes, first: int = 0, stop: int | None = None) -> None:
         self._options, self._file = options, file
         self._targets = options.targets  # each item needs the unit behind its own
         self._block_bytes = options.block_bytes
@@ -230,7 +227,7 @@ class TextReader:
 class TokenReader(TextReader):
     """The tokens of the pieces that begin in the bytes `[first, stop)` of a text."""
 
-    def __init__(self, options: TextStream, file: TextBytes, first: int = 0, stop: int | None = None) -> None:
+    def __init__(self, options: Any, file: TextBytes, first: int = 0, stop: int | None = None) -> None:
         size = options.longest_line_bytes
         super().__init__(options, file, first // size * size)
         self._block_bytes, self._tokenize = size, options.tokenize
