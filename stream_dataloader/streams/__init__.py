@@ -1,10 +1,8 @@
 """Factories for frequent kinds of sources, to be passed to `StreamDataset` as `open_stream`.
 
-A factory describes how to read. It is cheap to build and to send to workers, is called with one source, and passes
-`testing.StreamContract`. A source is a path, a URL, or a section `(path, start, stop)`, also written as a list. The
-packages that a kind of source needs (PyAV, OpenCV, h5py, ...) are imported when its factory is first used. The kinds
-import nothing of the package but `errors`, `protocols` and `stream_info`. Open `images` first:
-a whole one in one file.
+A factory is cheap to build and to send to workers, is called with one source, and passes `testing.StreamContract`. The
+packages that a kind of source needs (PyAV, OpenCV, h5py, ...) are imported when its factory is first used. Open
+`images` first: a whole one in one file.
 """
 
 from __future__ import annotations
@@ -49,7 +47,7 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import a factory when it is first used, so that one kind does not need the packages of another."""
+    """Import a factory when it is first used."""
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)

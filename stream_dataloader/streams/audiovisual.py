@@ -37,18 +37,12 @@ class AudioVisualStream:
         rate: Samples a second; None keeps the file's own rate.
         channels: 1 mixes to mono; None keeps the file's own channels.
         samples: Samples a frame; None takes as many as fit between two frames at the video's average rate, rounded.
-            Samples are given once each only if rate / fps is a whole number and frames are evenly spaced; otherwise
-            some are left out or given twice. Files of different frame rates need `samples`, or `fps` in `video`.
+            Unless rate / fps is a whole number, some samples are left out or given twice. Files of different frame
+            rates need `samples`, or `fps` in `video`.
         stream: Which of the file's audio streams, from 0.
 
     Raises:
         ValueError: An option has a value that it cannot have.
-
-    Example:
-        >>> stream = AudioVisualStream(video=VideoStream(size=(112, 112), fps=25), rate=16000, channels=1)
-        >>> from stream_dataloader import StreamDataset
-        >>> paths = ["talk.mp4", "interview.mkv"]
-        >>> dataset = StreamDataset(paths, stream, batch_size=2, time_steps=25)  # audio: (25, 2, 1, 640)
     """
 
     open_early: ClassVar[bool] = True  # as its video and its audio

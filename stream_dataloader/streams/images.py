@@ -1,7 +1,7 @@
 """Folders of numbered images, each folder read as one video (OpenCV).
 
-Guarantee: images come in the order of their numbers (`frame2` before `frame10`), complete, upright and with 8 bits a
-channel. An image that is cut off or damaged is an error that names it, never a half-grey picture.
+Guarantee: images come in the order of their numbers, complete, upright and with 8 bits a channel. One that is cut off
+or damaged is an error that names it.
 """
 
 from __future__ import annotations
@@ -13,12 +13,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from stream_dataloader.streams._media.flags import check_choices
 from stream_dataloader.streams._media.items import PictureItems
 from stream_dataloader.streams._media.names import DIGITS, natural_order
 from stream_dataloader.streams._media.opencv import check_opencv, import_opencv
 from stream_dataloader.streams._media.picture import ArrayConverter, Picture
-from stream_dataloader.streams._media.section import check_kind, section_of
+from stream_dataloader.streams._media.section import check_choices, check_kind, section_of
 from stream_dataloader.streams._media.still import decoded_image
 
 __all__ = ["SUFFIXES", "ImageFolderStream"]
@@ -36,23 +35,20 @@ class ImageFolderStream:
     """Opens folders of images: each image is an item. To be passed to `StreamDataset` as `open_stream`.
 
     A source is a folder; a folder and a pattern for the names in it, `"shots/left_*.png"` or
-    `"shots/%05d.jpg"`; or `(source, start, stop)`: images `[start, stop)` of it, counted from 0 in their order,
-    whatever their numbers. Names are sorted with numbers as numbers. Images of 16 bits a channel are scaled to
-    8, palettes are looked up, EXIF's orientation is applied, and transparency is dropped. An image of
-    another size than the source's first is rescaled to it, or to `size`.
+    `"shots/%05d.jpg"`; or `(source, start, stop)`: images `[start, stop)` of it, counted from 0 in their order. Names
+    are sorted with numbers as numbers. Images of 16 bits a channel are scaled to 8, and transparency is dropped. An
+    image of another size than the source's first is rescaled to it, or to `size`.
 
     Attributes:
         size: `(height, width)` in pixels; None keeps the size of the source's first image.
         layout: `"CHW"`, channels first, or `"HWC"`.
         color: `"rgb"`, or `"gray"`: one channel.
         dtype: `"uint8"`, 0 to 255, or `"float32"`, 0 to 1.
-        fit: How an image of another shape comes to `size`: `"stretch"`, `"letterbox"` or `"crop"`; see `Picture`.
-        pattern: Which names in a folder are images, with `*`, `?` and `[...]`; None takes those with a known
-            suffix (`SUFFIXES`). A pattern in the source takes its place.
+        fit: `"stretch"`, `"letterbox"` or `"crop"`; see `Picture`.
+        pattern: Which names in a folder are images, with `*`, `?` and `[...]`; None takes those of `SUFFIXES`.
         frame_step: Take every n-th image, from the source's first on.
         gaps: `"allow"`, or `"raise"`: a missing number in the images' names is an error.
-        on_corrupt: What to do about an image that cannot be decoded: `"raise"` an error, or `"keep"` the image before
-            it in the source, which is delivered again in its place.
+        on_corrupt: `"raise"`, or `"keep"`: the image before one that cannot be decoded is delivered in its place.
         upright: Turn images as their EXIF says; False leaves them as they are stored.
 
     Raises:

@@ -353,7 +353,7 @@ CUT = {
     "a.aiff": (
         "pcm_s16be",
         {},
-        r"a.aiff(.*cannot be decoded| is cut off or damaged: 3.6\d\d s of audio were read.*declares 6.000 s)",
+        r"a.aiff(.*cannot be decoded| is cut off or damaged: .* 3.6\d\d s, .*declares 6.000 s)",
     ),
     "a.flac": ("flac", {}, "a.flac"),
     "a.mp3": ("libmp3lame", {}, r"a.mp3, at 3.\d\d\d s: it is cut off within a frame"),

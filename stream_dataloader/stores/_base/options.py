@@ -9,7 +9,7 @@ from inspect import signature
 from typing import Any, ParamSpec, TypeVar
 
 from stream_dataloader.errors import shorten
-from stream_dataloader.streams._media.flags import check_flags
+from stream_dataloader.streams._media.section import check_flags
 
 __all__ = ["check_options", "given_columns", "renamed"]
 

@@ -1,7 +1,4 @@
-"""Opens media files with PyAV: one thread a decoder, and errors that say which file is wrong, and how.
-
-Guarantee: a file that is no media file, is cut off, or lacks the stream asked for is refused by name.
-"""
+"""Opens media files with PyAV. One that is none, or lacks the stream asked for, is refused by name."""
 
 from __future__ import annotations
 
@@ -42,20 +39,16 @@ def open_container(path: str) -> av.container.InputContainer:
 
 
 def ffmpeg_path(path: str) -> str:
-    """A file's path, written so that FFmpeg takes what is before a colon (`2024-01-01T12:00.mp4`) for no protocol.
-
-    Example:
-        >>> ffmpeg_path("12:00.mp4"), ffmpeg_path("clip.mp4"), ffmpeg_path("/a/12:00.mp4")
-        ('./12:00.mp4', 'clip.mp4', '/a/12:00.mp4')
-    """
+    """A file's path, written so that FFmpeg takes what is before a colon (`12:00.mp4`) for no protocol."""
     return os.path.join(os.curdir, path) if ":" in path and not os.path.isabs(path) else path
 
 
 def choose_stream(container: av.container.InputContainer, kind: Literal["video", "audio"], index: int) -> Any:
-    """The stream number `index` among those of a kind, set up to decode with one thread; the others are not read."""
+    """The stream number `index` of a kind, set up to decode with one thread; the others are not read."""
     streams = [s for s in container.streams if s.type == kind and not s.disposition.value & _ATTACHED_PICTURE]
     if not 0 <= index < len(streams):
-        there = f"{len(streams)} of them, numbered from 0" if streams else _described(container)
+        kinds = ", ".join(sorted({s.type for s in container.streams}))
+        there = f"{len(streams)} of them, numbered from 0" if streams else f"only {kinds or 'no stream at all'}"
         raise ValueError(f"{container.name} has no {kind} stream {index}; it has {there}")
     stream: Any = streams[index]
     if stream.codec_context is None:
@@ -68,14 +61,9 @@ def choose_stream(container: av.container.InputContainer, kind: Literal["video",
     return stream
 
 
-def _described(container: av.container.InputContainer) -> str:
-    kinds = sorted({s.type for s in container.streams})
-    return f"only {', '.join(kinds)}" if kinds else "no stream at all"
-
-
 def ticks_of_untimed(container: av.container.InputContainer, stream: Any) -> Fraction | None:
     """How long a frame is shown, in the stream's time base, if the container does not have these times."""
-    # Bare streams have no times at all, AVI and ASF those of decoding.
+    # Bare streams have no times, AVI and ASF those of decoding.
     disordered = container.format.name in ("avi", "asf") and stream.codec_context.has_b_frames
     if not disordered and not int(container.format.flags) & _NO_TIMESTAMPS:
         return None
@@ -93,6 +81,6 @@ def ticks_a_frame(stream: Any) -> Fraction:
 
 
 def check_not_cut(path: str) -> None:
-    """Check that a file is as long as its own headers say; `extent` lists what can be found."""
+    """Check that a file is as long as its own headers say."""
     if (what := missing(path)) is not None:
         raise ValueError(f'{path} is cut off: {what}; fetch it again, or use on_corrupt="drop" for what there is')

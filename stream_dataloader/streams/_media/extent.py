@@ -1,11 +1,10 @@
 """Where a media file should end, by the sizes that its format writes down.
 
-FFmpeg reads most files that were cut off as if they simply ended. Guarantee: `missing` looks at headers only, and
-refuses no file that ends where its own headers say, or leaves its size open. Which cuts can be found::
+FFmpeg reads most files that were cut off as if they simply ended. Which cuts can be found::
 
     by a size of the whole       AVI, WAV, Matroska, WebM
     by the box it ends in        MP4 and its fragments: unless it is cut just between two
-    by the packet it ends in     MPEG-TS: the same (and MP3, see `audio.decoding`)
+    by the packet it ends in     MPEG-TS: the same
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from typing import BinaryIO
 __all__ = ["missing", "riff_end"]
 
 _SEGMENT, _EBML = 0x18538067, 0x1A45DFA3  # Matroska, RFC 9559
-_OPEN_RIFF_BYTES = 0x7FFF0000  # programs that write to a pipe put this size, or a larger one, as they know none
+_OPEN_RIFF_BYTES = 0x7FFF0000  # what writes to a pipe puts this size, or a larger one
 _MOST_BOXES = 1_000_000  # a walk ends here, as it must be cheap
 _MP4_BOXES = (
     *(b"ftyp", b"styp", b"moov", b"moof", b"mdat", b"sidx", b"ssix", b"mfra", b"free", b"skip", b"wide", b"pnot"),
@@ -38,17 +37,10 @@ def missing(path: str) -> str | None:
     return None
 
 
-def _read_at(file: BinaryIO, position: int, count: int) -> bytes:
-    file.seek(position)
-    return file.read(count)
-
-
 def riff_end(head: bytes) -> int | None:
     """Of a RIFF file, AVI (a first part of several, beyond 1 GiB) or WAV; None if it leaves that open."""
-    size = int.from_bytes(head[4:8], "little")
-    return (
-        size + 8 if head[:4] == b"RIFF" and head[8:12] in (b"AVI ", b"WAVE") and 0 < size < _OPEN_RIFF_BYTES else None
-    )
+    size = int.from_bytes(head[4:8], "little") if head[:4] == b"RIFF" and head[8:12] in (b"AVI ", b"WAVE") else 0
+    return size + 8 if 0 < size < _OPEN_RIFF_BYTES else None
 
 
 def _matroska_end(head: bytes) -> int | None:
@@ -75,7 +67,8 @@ def _missing_of_mp4(file: BinaryIO, size: int) -> str | None:
     for _ in range(_MOST_BOXES):
         if position >= size:
             break
-        box = _read_at(file, position, 16)
+        file.seek(position)
+        box = file.read(16)
         length, last = int.from_bytes(box[:4], "big"), box[4:8]
         if length == 1 and len(box) == 16:
             length = int.from_bytes(box[8:], "big")
@@ -96,7 +89,8 @@ def _is_cut_transport(file: BinaryIO, head: bytes, size: int) -> bool:
     for length, offset in ((188, 0), (192, 4), (204, 0)):
         if len(head) > offset + 4 * length and all(head[offset + i * length] == 0x47 for i in range(5)):
             part = size % length
-            tail = _read_at(file, size - part - 2 * length, 2 * length + part)
+            file.seek(size - part - 2 * length)
+            tail = file.read()
             # If the last packets are out of step, the file was damaged earlier, or something was appended.
             in_step = tail[offset] == 0x47 and tail[offset + length] == 0x47
             return part > 0 and in_step and (part <= offset or tail[offset + 2 * length] == 0x47)

@@ -1,7 +1,6 @@
-"""Pictures as items: what all streams of pictures do with what they decode.
+"""Pictures as items: each is converted straight into its place, in the batch or in an item.
 
-Guarantee: a picture is converted straight into its place, in the batch or in an item. What was read before an error is
-handed out, and from then on the error is raised.
+Guarantee: what was read before an error is handed out, and from then on the error is raised.
 """
 
 from __future__ import annotations
@@ -19,21 +18,13 @@ __all__ = ["PictureItems"]
 class PictureItems:
     """Pictures, one after the other; a `protocols.ReadsInto`.
 
-    Args:
-        frames: What is decoded, each with what `beside` needs for an item's other values.
-        converter: What writes the pictures.
-        at_once: The most that one call of `read_into` waits for.
+    `frames` has what is decoded, each with what `beside` needs; `at_once` is the most that one `read_into` waits for.
     """
 
     def __init__(
-        self,
-        frames: Iterator[tuple[Any, Any]],
-        converter: AvConverter | ArrayConverter,
-        at_once: int = sys.maxsize,
+        self, frames: Iterator[tuple[Any, Any]], converter: AvConverter | ArrayConverter, at_once: int = sys.maxsize
     ) -> None:
-        self._frames = frames
-        self._converter = converter
-        self._at_once = at_once
+        self._frames, self._converter, self._at_once = frames, converter, at_once
         self._error: Exception | None = None
 
     def beside(self, frame: Any, moment: Any) -> dict[str, Any]:  # noqa: ARG002 - of subclasses
@@ -48,7 +39,7 @@ class PictureItems:
                 picture = self._converter.empty(frame)
                 self._converter.write(frame, picture)
                 beside = self.beside(frame, moment)
-                del frame  # so that the decoder uses its memory again: what it makes of damaged data depends on that
+                del frame  # so that the decoder uses its memory again
                 yield {"frame": picture, **beside} if beside else picture
         except Exception as error:
             self._error = error

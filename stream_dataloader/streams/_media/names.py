@@ -1,7 +1,4 @@
-"""The order of names with numbers in them.
-
-Guarantee: `clip2` comes before `clip10`, and names that differ have one order.
-"""
+"""The order of names with numbers in them: `clip2` comes before `clip10`."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ DIGITS = re.compile("([0-9]+)")
 
 
 def natural_order(name: str) -> tuple[Any, str]:
-    """Sorts names with numbers as numbers, of however many digits, as the `key` of `sorted`."""
+    """Sorts names with numbers as numbers, as the `key` of `sorted`."""
     parts = DIGITS.split(name)
     digits = [part.lstrip("0") for part in parts[1::2]]
     return list(zip(parts[::2], [*((len(found), found) for found in digits), (0, "")], strict=True)), name

@@ -1,6 +1,7 @@
-"""Sources that are files: the path, and the section of the file to read.
+"""What all streams check: their options, and sources that are files or sections of them.
 
-Guarantee: a file that cannot be read is refused by name, with the reason, before a decoder sees it.
+Guarantee: a flag that is neither True nor False is refused, as `"false"` would count as true. A file that cannot be
+read is refused by name, before a decoder sees it.
 """
 
 from __future__ import annotations
@@ -9,8 +10,9 @@ import math
 import operator
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from inspect import signature
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -18,7 +20,9 @@ import numpy as np
 __all__ = [
     "OnCorrupt",
     "Section",
+    "check_choices",
     "check_file",
+    "check_flags",
     "check_kind",
     "check_numbers",
     "closed_on_error",
@@ -32,13 +36,7 @@ OnCorrupt = Literal["raise", "keep", "drop"]
 
 
 class Section(NamedTuple):
-    """Part of a source, `[start, stop)`.
-
-    Attributes:
-        path: The whole source.
-        start: Its first item.
-        stop: The item behind its last; None is the source's end.
-    """
+    """Part of a source, `[start, stop)`; None is its end."""
 
     path: Any
     start: Any = 0
@@ -53,7 +51,7 @@ def is_section(source: Any) -> bool:
 
 
 def section_of(source: Any) -> Section:
-    """The section that a source names: all of it, or `(path, start, stop)`, also as a list, as JSON has it."""
+    """The section that a source names."""
     if not is_section(source):
         return Section(source)
     if len(source) != 3:
@@ -89,14 +87,27 @@ def whole_number(name: str, value: Any, remedy: str, least: int, most: float = m
 
 
 def check_numbers(options: Any, **allowed: tuple[str, int] | tuple[str, int, int]) -> None:
-    """Make ints of a dataclass's options; `allowed` has, by name, the remedy, the least value, and maybe the most.
-
-    A value of None is left alone where it is the default.
-    """
+    """Make ints of a dataclass's options; `allowed` has, by name, the remedy, the least value, and maybe the most."""
     for name, limits in allowed.items():
         value = getattr(options, name)
         if value is not None or getattr(type(options), name, 0) is not None:
             object.__setattr__(options, name, whole_number(name, value, *limits))
+
+
+def check_flags(kind: Callable[..., Any], given: Mapping[str, Any]) -> None:
+    """Check the options of `kind` that are True or False by default."""
+    for name, parameter in signature(kind).parameters.items():
+        value = given.get(name, parameter.default)
+        if not isinstance(parameter.default, bool) or isinstance(value, np.bool_):
+            continue
+        if not (isinstance(value, int) and value in (0, 1)):
+            raise TypeError(f"{name} is {value!r}; give True or False")
+
+
+def check_choices(options: Any, **allowed: tuple[Any, ...]) -> None:
+    for name, values in allowed.items():
+        if getattr(options, name) not in values:
+            raise ValueError(f"{name} is {getattr(options, name)!r}; use one of {', '.join(map(repr, values))}")
 
 
 @contextmanager

@@ -22,15 +22,9 @@ _JPEG_MARKER = re.compile(rb"\xff+[^\x00\xff\xd0-\xd7]")  # within a scan, FF 00
 def decoded_image(
     data: bytes, name: str, *, gray: bool = False, deep: bool = False, upright: bool = True, flags: int | None = None
 ) -> Any:
-    """An image's pixels: `(H, W, 3)` BGR or `(H, W)`, uint8, without transparency.
+    """An image's pixels: `(H, W, 3)` BGR or `(H, W)`, uint8, without transparency; `deep` keeps uint16.
 
-    Args:
-        data: What a file of it would hold.
-        name: What errors call it.
-        gray: One channel.
-        deep: uint16 if the image has 16 bits a channel.
-        upright: Turned as its EXIF says.
-        flags: Of OpenCV's `imdecode`, in place of all others.
+    `name` is what errors call it, and `flags` OpenCV's of `imdecode`, in place of all others.
     """
     import cv2
 
@@ -48,8 +42,7 @@ def decoded_image(
     except cv2.error as error:  # for example, more pixels than OpenCV's limit
         raise ValueError(f"{name} cannot be decoded: {' '.join(str(error).split())}") from error
     if image is None:
-        what = "cut short, damaged, no image, or one of 32 bits a channel"
-        raise ValueError(f"{name} cannot be decoded: {len(data)} bytes that are {what}")
+        raise ValueError(f"{name} cannot be decoded: {len(data)} bytes, cut short, damaged, or of 32 bits a channel")
     if deep and image.dtype not in (np.uint8, np.uint16):
         raise ValueError(f"{name} has pixels of {image.dtype}; convert it to 8 or 16 bits a channel")
     return image

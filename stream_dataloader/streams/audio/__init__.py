@@ -1,8 +1,7 @@
 """Sound, as windows of samples.
 
-`stream` is the factory, `samples` reads from any sample on, `decoding` seeks and decodes, `clock` finds gaps in time
-stamps, `resample` converts, and `headers` reads how long a file says it is. It imports `_media` and `cache`. Open
-`stream` first.
+`stream` is the factory, `samples` reads from any sample on, `decoding` seeks and decodes, `resample` converts, and
+`headers` knows how long a file's audio is. It imports `_media` and `cache`. Open `stream` first.
 """
 
 from stream_dataloader.streams.audio.stream import AudioStream

@@ -1,12 +1,10 @@
 """Decodes one audio stream of a file, from its beginning or from a sample that it seeks to.
 
-Guarantee: the samples after a seek are, bit for bit, those that reading from the beginning gives there. How a place is
-reached depends on what the decoder remembers of the past::
+Guarantee: the samples after a seek are, bit for bit, those that reading from the beginning gives there::
 
-    PCM, FLAC, ALAC   nothing                        a seek, where time stamps count samples
-    MP3               511 bytes and two frames       the packets before are read, and only the last 128 decoded
-    all others        noise generators, filters      all packets before are decoded, 500 to 1500 times as fast as
-                      that never quite forget        the sound plays
+    PCM, FLAC, ALAC   remember nothing                 a seek, where time stamps count samples
+    MP3               511 bytes and two frames         the packets before are read, the last 128 decoded
+    all others        their noise and filters          all packets before are decoded
 
 Samples are counted from 0, without the decoder's priming and the padding that the file marks.
 """
@@ -23,8 +21,7 @@ import numpy as np
 
 from stream_dataloader.streams._media.container import choose_stream, open_container
 from stream_dataloader.streams._media.section import OnCorrupt, closed_on_error
-from stream_dataloader.streams.audio.clock import FrameClock
-from stream_dataloader.streams.audio.headers import check_audio_not_cut
+from stream_dataloader.streams.audio.headers import FrameClock, check_audio_not_cut
 from stream_dataloader.streams.audio.resample import Converter, Samples, as_float, layout_name
 
 __all__ = ["AudioDecoder"]
@@ -39,7 +36,7 @@ _STATELESS_CODECS = ("flac", "alac", "pcm_")
 #: FFmpeg checks these codecs' checksums only with an option.
 _CHECKS = {"flac": "crccheck+explode", "wavpack": "crccheck", "tta": "crccheck"}
 
-#: An MP3 frame may need bytes of the frames before it: up to 511, or 255 where a frame may hold as few as 3 of them.
+#: An MP3 frame may need 255 bytes of the frames before it, where each may hold as few as 3 of them.
 _MP3_PREROLL_PACKETS = 128
 
 #: Nearer places are not sought: decoding what is before them is faster.
@@ -52,16 +49,7 @@ _SILENCE_SAMPLES = 65536
 class AudioDecoder:
     """Decodes one audio stream to float32 pieces of one rate and one layout of channels, those of its first frame.
 
-    Args:
-        path: The file.
-        stream: Which of its audio streams.
-        on_corrupt: See `AudioStream`.
-
-    Attributes:
-        rate: Samples a second.
-        channels: How many.
-        layout: FFmpeg's name of their layout.
-        start_seconds: The time stamp of sample 0.
+    `layout` is FFmpeg's name of the channels' layout, and `start_seconds` the time stamp of sample 0.
     """
 
     def __init__(self, path: Any, stream: int, on_corrupt: OnCorrupt) -> None:
@@ -72,8 +60,7 @@ class AudioDecoder:
         with closed_on_error(self):
             # The first frame has what the codec's parameters may lack.
             first = self._first if self._first is not None else self._stream.codec_context
-            self.rate = int(first.sample_rate)
-            self.channels = int(first.layout.nb_channels)
+            self.rate, self.channels = int(first.sample_rate), int(first.layout.nb_channels)
             if self.rate < 1 or self.channels < 1:
                 raise ValueError(f"{self._path}: nothing in its audio stream {self._index} can be decoded")
             self._own = self.rate, first.layout.name, self.channels
@@ -98,7 +85,7 @@ class AudioDecoder:
         return self._container.format.name in _COUNTING_FORMATS
 
     def seek(self, start: int) -> int:
-        """Go to sample `start` or to one before it; called once, before `pieces`. Returns the number of that sample."""
+        """Go to sample `start` or to one before it, whose number is returned; called once, before `pieces`."""
         near = start <= _SEEK_SECONDS * self.rate
         # With damaged data left out, the n-th sample is found only by decoding from the beginning.
         if near or self._on_corrupt != "raise" or self._clock.origin is None:
@@ -112,30 +99,32 @@ class AudioDecoder:
         return position
 
     def check_not_cut(self, decoded_seconds: float) -> None:
-        """Check at the end that the audio is as long as its file says; see `check_audio_not_cut`."""
+        """Check at the end that the audio is as long as its file says."""
         check_audio_not_cut(str(self._path), self._container, self._stream, self._clock, decoded_seconds)
 
     def pieces(self) -> Iterator[Samples]:
         """Pieces `(C, n)` from the sample that `seek` returned on, each following on the one before."""
         if self._first is None:
             return
-        own = latest = self._own  # `latest` is the kind of the frame before
+        latest = self._own  # the kind of the frame before
         converter: Converter | None = None
         for frame in itertools.chain((self._first,), self._frames):
-            yield from self._silence_before(frame)
-            self._clock.add(frame)
+            read = self._clock.seconds_read()
+            if gap := self._clock.add(frame):
+                self._corrupt(f"the next {gap:.3f} s are missing by the time stamps", read)
+                if self._on_corrupt == "keep":
+                    yield from self._silence(round(gap * self.rate))
             try:
                 piece = as_float(frame)
             except ValueError as error:
-                raise ValueError(f"{self._place()}: {error}") from error
+                raise ValueError(f"{self._place(read)}: {error}") from error
             kind = frame.sample_rate, frame.layout.name, len(piece)
             if kind != latest:  # rate or channels change in mid-stream, as broadcasts do
                 if converter is not None:
                     yield from converter.end()
-                converter = None
-                if kind != own:
-                    layouts = layout_name(kind[2], kind[1]), self.layout
-                    converter = Converter((kind[0], own[0]), layouts, (kind[2], own[2]))
+                layouts = layout_name(kind[2], kind[1]), self.layout
+                rates, channels = (kind[0], self.rate), (kind[2], self.channels)
+                converter = None if kind == self._own else Converter(rates, layouts, channels)
                 latest = kind
             if converter is None:
                 yield piece
@@ -144,20 +133,12 @@ class AudioDecoder:
         if converter is not None:
             yield from converter.end()
 
-    def _silence_before(self, frame: Any) -> Iterator[Samples]:
-        """Silence in place of what is missing before a frame, if `on_corrupt` is "keep"."""
-        gap = self._clock.gap_before(frame)
-        if gap <= 0:
-            return
-        self._corrupt(f"the next {gap:.3f} s are missing by the time stamps")
-        left = round(gap * self.rate) if self._on_corrupt == "keep" else 0
-        while left:
-            count = min(left, _SILENCE_SAMPLES)
-            yield np.zeros((self.channels, count), np.float32)
-            left -= count
+    def _silence(self, count: int) -> Iterator[Samples]:
+        for begin in range(0, count, _SILENCE_SAMPLES):
+            yield np.zeros((self.channels, min(count - begin, _SILENCE_SAMPLES)), np.float32)
 
     def _sought(self, start: int) -> tuple[int, Any, Iterator[Any]] | None:
-        """A sample at `start` or before: its number, the frame that it begins, and those after; None if unsure."""
+        """A sample at `start` or before, the frame that it begins, and those after; None if unsure."""
         ticks_a_sample = 1 / (self._stream.time_base * self.rate)
         if ticks_a_sample.denominator != 1:
             return None  # time stamps are coarser than samples
@@ -245,18 +226,18 @@ class AudioDecoder:
                         self._clock.origin = frame.pts
                     yield frame
 
-    def _place(self) -> str:
-        seconds = self._clock.seconds_read()
-        return f"{self._path}" if seconds is None else f"{self._path}, at {seconds:.3f} s"
+    def _place(self, read: float | None = None) -> str:
+        read = self._clock.seconds_read() if read is None else read
+        return str(self._path) if read is None else f"{self._path}, at {read:.3f} s"
 
-    def _corrupt(self, what: str) -> None:
+    def _corrupt(self, what: str, read: float | None = None) -> None:
         if self._on_corrupt == "raise":
-            place = f"{self._place()}: {what}"
+            what = f"{self._place(read)}: {what}"
             try:
                 check_audio_not_cut(str(self._path), self._container, self._stream)
             except ValueError as cut:
-                raise ValueError(f"{place}; {cut}") from cut
-            raise ValueError(f"{place}; repair the file, or give on_corrupt='keep' (silence there) or 'drop'")
+                raise ValueError(f"{what}; {cut}") from cut
+            raise ValueError(f"{what}; repair the file, or give on_corrupt='keep' (silence there) or 'drop'")
 
     def close(self) -> None:
         """Close the file; also a second time."""

@@ -1,7 +1,8 @@
-"""How long a file's audio is by its headers.
+"""How long a file's audio is, by its headers and by its frames' time stamps.
 
 Guarantee: a file that was cut off is found by the length that it declares (WAV, AIFF, AU, W64, FLAC, MP3 with an Xing
-header), by where its index (MP4), segment (Matroska) or last page (Ogg) ends, or by the duration of its track.
+header), by where its index (MP4), segment (Matroska) or last page (Ogg) ends, or by its track's duration. A gap is
+longer than time stamps are inexact by.
 """
 
 from __future__ import annotations
@@ -13,13 +14,51 @@ from typing import Any
 
 from stream_dataloader.streams._media.container import check_not_cut
 from stream_dataloader.streams._media.extent import riff_end
-from stream_dataloader.streams.audio.clock import FrameClock
 
-__all__ = ["check_audio_not_cut", "declared_samples"]
+__all__ = ["FrameClock", "check_audio_not_cut", "declared_samples"]
 
 _COUNTING = ("wav", "w64", "aiff", "au", "flac")  # their headers count samples, and are right unless they say zero
 _OGG_PAGE_BYTES = 65307  # the longest page: 27 + 255 + 255 * 255 (RFC 3533, 6)
 _PRIMING_SECONDS = 0.1  # counted by some muxers, but not handed out: Opus has up to 80 ms (RFC 7845, 4.6)
+
+
+class FrameClock:
+    """Follows frames as they are decoded; `tick_seconds` is the unit of time stamps."""
+
+    def __init__(self, tick_seconds: float) -> None:
+        self._tick_seconds = tick_seconds
+        self._end: float | None = None  # of what was read, by time stamps; None after a seek
+        self.longest_seconds = 0.0  # the longest frame
+        self.origin: int | None = None  # the first frame's time stamp
+
+    @property
+    def origin_seconds(self) -> float:
+        """The first frame's time stamp in seconds; 0 if it has none."""
+        return (self.origin or 0) * self._tick_seconds
+
+    def jump(self) -> None:
+        """The reader has sought."""
+        self._end = None
+
+    def add(self, frame: Any) -> float:
+        """Count a frame; returns the seconds that are missing before it."""
+        seconds, before = frame.samples / int(frame.sample_rate), self._end
+        self.longest_seconds = max(self.longest_seconds, seconds)
+        if frame.pts is None:  # it follows directly
+            self._end = None if before is None else before + seconds
+            return 0.0
+        time = frame.pts * self._tick_seconds
+        self._end = time + seconds
+        inexact, gap = 2 * self._tick_seconds, 0.0 if before is None else time - before
+        if gap <= max(inexact, seconds / 2):
+            return 0.0
+        # Packets are lost as a whole. A whole number of frames is more exact than coarse time stamps.
+        whole: float = round(gap / seconds) * seconds
+        return whole if abs(whole - gap) <= inexact else gap
+
+    def seconds_read(self) -> float | None:
+        """From the first frame to the end of the last one; None without time stamps."""
+        return None if self._end is None or self.origin is None else self._end - self.origin_seconds
 
 
 def declared_samples(path: str, container: Any, stream: Any) -> int | None:
@@ -39,34 +78,31 @@ def declared_samples(path: str, container: Any, stream: Any) -> int | None:
 def check_audio_not_cut(
     path: str, container: Any, stream: Any, clock: FrameClock | None = None, decoded_seconds: float = 0.0
 ) -> None:
-    """Check that audio that was read to its end is as long as its file says.
+    """Check that audio is as long as its file says; `clock` is None if the end was not reached.
 
-    `clock` is None if the end was not reached. `decoded_seconds` is the length of all samples, with those skipped by a
-    seek: more than the time stamps show where time starts again (in Ogg files that were joined).
+    `decoded_seconds` is the length of all samples: more than the time stamps show in Ogg files that were joined.
     """
     check_not_cut(path)
     name = container.format.name
     if name == "ogg" and (last := _ogg_end(path)) is not None and last > (size := os.path.getsize(path)):
         raise ValueError(f"{path} is cut off: it has {size} bytes, and its last page ends at byte {last}")
-    length = None if clock is None else clock.seconds_read()
-    if clock is None or length is None:
+    found = None if clock is None else clock.seconds_read()
+    if clock is None or found is None:
         return
-    end, read_to = _end_seconds(container, stream), max(decoded_seconds, clock.origin_seconds + length)
-    if end is not None and end - read_to > 2 * clock.longest_seconds + _PRIMING_SECONDS:
-        raise ValueError(
-            f"{path} is cut off or damaged: its audio was read up to {read_to:.3f} s, and its header declares "
-            f"{end:.3f} s; repair the file, or give on_corrupt='keep' or 'drop' for what there is"
-        )
     rate = stream.codec_context.sample_rate
-    if (declared := declared_samples(path, container, stream)) is not None:
-        wanted, tolerated = declared / rate, 0.5 / rate
+    if (declared := _end_seconds(container, stream)) is not None:
+        found = max(decoded_seconds, clock.origin_seconds + found)
+        tolerated = 2 * clock.longest_seconds + _PRIMING_SECONDS
+    elif (samples := declared_samples(path, container, stream)) is not None:
+        declared, tolerated = samples / rate, 0.5 / rate
     elif name == "mp3" and stream.duration and _has_xing_header(path):
-        wanted, tolerated = float(stream.duration * stream.time_base), 3 * 1152 / rate
+        declared, tolerated = float(stream.duration * stream.time_base), 3 * 1152 / rate
     else:
         return
-    if wanted - length > tolerated:
+    if declared - found > tolerated:
         raise ValueError(
-            f"{path} is cut off or damaged: {length:.3f} s of audio were read, and its header declares {wanted:.3f} s"
+            f"{path} is cut off or damaged: its audio was read up to {found:.3f} s, and its header declares "
+            f"{declared:.3f} s; repair the file, or give on_corrupt='keep' or 'drop' for what there is"
         )
 
 
@@ -83,16 +119,15 @@ def _end_seconds(container: Any, stream: Any) -> float | None:
 
 def _ogg_end(path: str) -> int | None:
     """The byte after the last page of an Ogg file (RFC 3533)."""
-    size = os.path.getsize(path)
     with open(path, "rb") as file:
-        file.seek(max(0, size - 2 * _OGG_PAGE_BYTES))
-        tail = file.read()
+        file.seek(max(0, os.path.getsize(path) - 2 * _OGG_PAGE_BYTES))
+        begin, tail = file.tell(), file.read()
     page = tail.rfind(b"OggS\0")
     if page < 0:
         return None
     lacing = tail[page + 27 :]
     segments = tail[page + 26] if page + 26 < len(tail) else 0
-    return size - len(tail) + page + 27 + segments + sum(lacing[:segments])
+    return begin + page + 27 + segments + sum(lacing[:segments])
 
 
 def _has_xing_header(path: str) -> bool:

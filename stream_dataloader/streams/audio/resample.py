@@ -1,10 +1,8 @@
 """Changes the rate and the number of channels of samples, with the same bits wherever reading begins.
 
-Guarantee: output sample j depends only on the inputs around j * p / q, where p / q is the ratio of the rates in lowest
-terms: not on where the input begins, if that is a multiple of p (`restart`) and early enough to fill the filter.
-
-The resampler is libswresample's polyphase filter. With `exact_rational` it has q filters, and the first of them is
-applied at input sample m * p for every m::
+Guarantee: output j depends only on the inputs around j * p / q, p / q being the ratio of the rates in lowest terms: not
+on where the input begins, if that is a multiple of p (`restart`) and early enough to fill the filter. Of the q filters
+of libswresample, with `exact_rational`, the first is applied at input m * p for every m::
 
     inputs, p = 3      |  .  .  |  .  .  |  .  .  |        to start at any | gives
     outputs, q = 2     0    1   0    1   0    1   0        the same outputs
@@ -86,17 +84,14 @@ def restart(start: int, ratio: Fraction) -> tuple[int, int]:
 
 
 def _filling(ratio: Fraction) -> int:
-    """A number of inputs that surely fills the filter: twice its length, and some more."""
+    """A number of inputs that surely fills the filter."""
     return 2 * math.ceil(_FILTER_TAPS * max(Fraction(1), 1 / ratio)) + 64
 
 
 class Converter:
-    """Resamples and mixes consecutive pieces.
+    """Resamples and mixes consecutive pieces; all arguments are from and to.
 
-    Args:
-        rates: From and to, in samples a second.
-        layouts: The names of the layouts of channels, from and to.
-        channels: Their numbers of channels. One is copied to each of several; several are mixed as FFmpeg does.
+    One channel is copied to each of several; several are mixed as FFmpeg does.
     """
 
     def __init__(self, rates: tuple[int, int], layouts: tuple[str, str], channels: tuple[int, int]) -> None:
@@ -123,8 +118,7 @@ class Converter:
         outputs = Fraction(rates[1], rates[0]).numerator
         shift = max(10, (outputs - 1).bit_length())  # with too few filters, libswresample rounds the phases
         graph = av.filter.Graph()
-        # By default a graph has a thread for each processor. A forked worker that inherits it would hang in freeing it.
-        graph.threads = 1
+        graph.threads = 1  # a forked worker that inherits threads would hang in freeing them
         try:
             nodes = [
                 graph.add(
@@ -179,10 +173,7 @@ class Converter:
             yield from self._pulled()
 
     def end(self) -> Iterator[Samples]:
-        """The last samples: silence is added until the filter has given all that the pieces make.
-
-        The filter graph's own flush gives too few samples, and none if the filter was never full.
-        """
+        """The last samples, by adding silence: the graph's own flush gives too few."""
         if self._graph is None:
             return
         yield from self.flush()

@@ -1,7 +1,4 @@
-"""Samples of an audio stream from any place on, whatever its container, codec, sample format, rate and channels.
-
-Guarantee: the samples read from sample n on are, bit for bit, those that reading from the beginning gives there.
-"""
+"""Samples of an audio stream from any place on: bit for bit those that reading from the beginning gives."""
 
 from __future__ import annotations
 
@@ -21,11 +18,8 @@ __all__ = ["SampleReader"]
 class SampleReader:
     """Reads one audio stream of a file; what was read and not dropped yet are `samples`, `(channels, n)`.
 
-    Args:
-        path: The file.
-        options: An `AudioStream`.
-        start: Where to begin, at the output rate: a sample's number, which the attribute is, or seconds as a float.
-        offset: The first sample wanted, counted from `start`.
+    `options` is an `AudioStream`. `start` is a sample's number at the output rate, or seconds as a float; the first
+    sample wanted is `offset` behind it.
     """
 
     def __init__(self, path: Any, options: Any, start: int | float = 0, offset: int = 0) -> None:

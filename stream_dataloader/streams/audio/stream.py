@@ -1,7 +1,7 @@
 """Audio as windows of samples, of one rate and number of channels.
 
-Guarantee: item n holds the same bits however it is reached, by reading or by seeking, resampled or not (see
-`samples`); windows are written straight into the batch, many by one copy; audio that is damaged or cut is reported.
+Guarantee: item n holds the same bits however it is reached, by reading or by seeking, resampled or not. Audio that is
+damaged or cut is reported.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ import torch
 from numpy.lib.stride_tricks import as_strided
 
 from stream_dataloader.streams._media.container import choose_stream, open_container
-from stream_dataloader.streams._media.flags import check_choices, check_flags
 from stream_dataloader.streams._media.section import (
     OnCorrupt,
     Section,
+    check_choices,
+    check_flags,
     check_numbers,
     closed_on_error,
     section_of,
@@ -41,23 +42,21 @@ _AHEAD_SAMPLES = 16384  # read together, for several windows
 class AudioStream:
     """Opens audio files: each window of samples is an item, float32 `(channels, window)`, with full scale at -1 and 1.
 
-    A source is a path, or `(path, start, stop)`, a section of a file: ints are samples at the output rate, floats are
-    seconds. Item n holds the samples from `n * hop` on, counted from the source's start. Any container and codec that
-    FFmpeg reads works, videos too. (Lossy codecs may exceed full scale a little; values are not clipped.)
+    A source is a path, or `(path, start, stop)`: ints are samples at the output rate, floats are seconds. Item n holds
+    the samples from `n * hop` on. Any container and codec that FFmpeg reads works, videos too. (Lossy codecs may exceed
+    full scale a little; values are not clipped.)
 
     Args:
         window: Samples in an item, at the output rate.
-        hop: Samples from the start of one item to the start of the next; None is `window`. With less, items overlap;
-            with more, samples between them are left out.
+        hop: Samples from the start of one item to the start of the next; None is `window`. With less, items overlap.
         rate: Samples a second to resample to; None keeps the file's own rate.
-        channels: The number of channels to mix to, by FFmpeg's weights, scaled so that nothing exceeds full scale; 1 is
-            mono. A single channel is copied to each. None keeps the file's own channels.
-        pad_last: True: the last samples are an item also if they do not fill a window, which is padded with zeros.
-            False: they are left out.
+        channels: The number of channels to mix to, scaled so that nothing exceeds full scale. A single channel is
+            copied to each. None keeps the file's own channels.
+        pad_last: Whether the last samples are an item also if they do not fill a window; it is padded with zeros.
         stream: Which of the file's audio streams, from 0.
         on_corrupt: What to do about data that cannot be decoded, or is missing by its time stamps: `"raise"` an error;
             `"keep"` silence in its place, and damaged frames as the decoder makes them; or `"drop"` it. `"keep"` and
-            `"drop"` cannot seek, and take the samples that are left of a file that is cut off.
+            `"drop"` cannot seek.
         cache: Where files from URLs are kept; None is the cache that all streams share, see `FileCache`.
 
     Raises:
@@ -117,10 +116,7 @@ class AudioStream:
             return _Windows(self, section._replace(path=local.path), start, local)
 
     def length(self, source: Any) -> int | None:
-        """The number of items, by a section's ends or a header that counts samples (WAV, FLAC, ...); None if unknown.
-
-        Raises what opening does.
-        """
+        """The number of items, by a header that counts samples (WAV, FLAC, ...) or the source's ends, else None."""
         section = section_of(source)
         if self.on_corrupt != "raise":
             return None
@@ -211,7 +207,7 @@ class _Windows:
         self._reader.drop(count * self._hop)
 
     def _write_last(self, row: Samples, held: int) -> int:
-        """Write the last window, which samples are missing for, if it is an item; returns how many were written."""
+        """Write the last window, if it is an item; returns how many were written."""
         self._ended = True
         known = max(0, self._window - self._hop) if self._item else 0
         if not self._options.pad_last or held <= known:

@@ -1,7 +1,6 @@
 """What the cache has of one URL: a directory, whose files processes lock, rename and delete.
 
-Guarantee: every step is atomic in the file system, so a process may be killed between any two. What it leaves is
-either right, or recognised as unfinished.
+Guarantee: every step is atomic in the file system, so a process may be killed between any two.
 
 A directory, one for each URL::
 
@@ -96,7 +95,7 @@ class CacheEntry:
         return None
 
     def take_in(self, version: str) -> None:
-        """Give the fetched file its name; the entry is locked, so nobody deletes it meanwhile."""
+        """Give the fetched file its name."""
         os.utime(self.part)  # the newest mtime marks the newest version; fsspec may have set the server's
         os.replace(self.part, os.path.join(self._directory, f"{version}-{self._name}"))
 
@@ -126,7 +125,7 @@ def stored_files(directory: str) -> Iterator[tuple[int, int, str]]:
 
 
 def delete_file(path: str) -> bool:
-    """Delete a file of the cache, unless it is in use or being fetched, and its directory if nothing else is in it."""
+    """Delete a file of the cache, unless it is in use, and its directory if nothing else is in it."""
     lock_path = os.path.join(os.path.dirname(path), "lock")
     fetching = lock(lock_path, wait=False)
     if fetching is None:

@@ -2,10 +2,9 @@
 
 Guarantees:
 
-- One process fetches a file, and the others wait for it. If that process is killed, another takes over immediately.
-- A file in the cache is complete: it gets its name after its last byte. What a killed process left unfinished is
-  overwritten, or deleted to make room.
-- A file is not deleted while a `LocalFile` of it is open, so it cannot vanish between getting its path and opening it.
+- One process fetches a file, and the others wait for it. If it is killed, another takes over immediately.
+- A file gets its name after its last byte. What a killed process left is overwritten, or deleted to make room.
+- A file is not deleted while a `LocalFile` of it is open.
 - A file that changed on its server is fetched again. The old one stays as long as it is read.
 """
 
@@ -29,7 +28,7 @@ __all__ = ["FileCache", "LocalFile", "cache_directory", "is_url", "local_path", 
 
 _DIRECTORY, _LIMIT = "STREAM_DATALOADER_CACHE", "STREAM_DATALOADER_CACHE_BYTES"
 
-#: A protocol has more than one letter, unlike Windows' drives; `::` chains file systems.
+#: A protocol has more than one letter; `::` chains file systems.
 _URL = re.compile(r"([a-z][a-z0-9+.-]+)(://|::)", re.IGNORECASE)
 _LIVE = {"rtsp", "rtsps", "rtspt", "rtspu", "rtp", "srtp", "rtmp", "rtmps", "rtmpt", "udp", "tcp", "tls", "srt", "mms"}
 
@@ -50,15 +49,13 @@ _log = logging.getLogger("stream_dataloader")
 class FileCache:
     """Where remote files are kept, and how they are fetched.
 
-    Processes share files if they have the same directory. Workers get these settings with the stream factory that has
-    them, or from the environment.
+    Processes share files if they have the same directory.
 
     Args:
-        directory: A directory on a local disk; made if it does not exist. None is `files` in the directory that the
-            environment variable STREAM_DATALOADER_CACHE names, else in `stream_dataloader` in the user's cache.
+        directory: A directory on a local disk. None is `files` in the directory that the environment variable
+            STREAM_DATALOADER_CACHE names, else in `stream_dataloader` in the user's cache.
         size_limit_bytes: How much all files may take together. For a new file, those that were not used for longest are
-            deleted. Files in use, and files that are being fetched, may exceed the limit. None is what
-            STREAM_DATALOADER_CACHE_BYTES holds, else no limit.
+            deleted. Files in use may exceed the limit. None is what STREAM_DATALOADER_CACHE_BYTES holds, else no limit.
         storage_options: Options of fsspec's file systems, by protocol: `{"s3": {"anon": True}}`.
         check_seconds: How long a file counts as unchanged before the server is asked again. A new run always asks.
         timeout_seconds: How long a server may be silent before that is an error.
@@ -101,7 +98,7 @@ class FileCache:
             The local file. Close it when it is no longer read.
 
         Raises:
-            OSError: The file does not exist, may not be read, or cannot be fetched; names the URL.
+            OSError: The file cannot be fetched; names the URL.
             ValueError: The file is larger than the limit, or the URL is not valid.
             ImportError: fsspec, or what it needs for this protocol, is not installed.
         """
@@ -118,7 +115,7 @@ class FileCache:
         return self._once(entry, held, lambda: self._fetch(entry, path))
 
     def has(self, url: str) -> bool:
-        """Whether a copy of a URL's file is here, maybe an old one, of which `open` would ask the server."""
+        """Whether a copy of a URL's file is here, maybe an old one."""
         if (held := self._entry(url).hold()) is not None:
             held.close()
         return held is not None
@@ -138,7 +135,7 @@ class FileCache:
         return self._once(entry, lambda: entry.hold(version), write)
 
     def fetch(self, url: str, path: str, size: int) -> None:
-        """Write the bytes of a URL, which must be `size` bytes, to a file of one's own, past the cache."""
+        """Write the `size` bytes of a URL to a file of one's own, past the cache."""
 
         def check(found: int) -> None:
             if found != size:
@@ -148,7 +145,7 @@ class FileCache:
         check(os.path.getsize(path))
 
     def _once(self, entry: CacheEntry, held: Callable[[], LocalFile | None], get: Callable[[], None]) -> LocalFile:
-        """The file that an entry holds; else one process gets it. Those that wait then take it, or try in turn."""
+        """The file that an entry holds; else one process gets it."""
         if (file := held()) is not None:
             return file
         with entry.locked():
@@ -196,7 +193,7 @@ class FileCache:
         return int(given)
 
     def _make_room(self, url: str, size: int, entry: CacheEntry) -> None:
-        """Delete the files that were not used for longest, until `size` bytes of an entry are within the limit."""
+        """Delete the files that were not used for longest, until `size` bytes have room."""
         if (limit := self._limit()) is None:
             return
         if size > limit:
@@ -211,7 +208,7 @@ class FileCache:
 
 
 def is_url(path: Any) -> bool:
-    """Whether this is the URL of a file, and not of a network camera; Windows' drives are no URLs.
+    """Whether this is the URL of a file, and not of a network camera.
 
     Example:
         >>> [is_url(path) for path in ("https://host/a.mp4", "zip://a.npy::s3://bucket/b.zip", "C://a", "rtsp://host")]
@@ -222,7 +219,7 @@ def is_url(path: Any) -> bool:
 
 
 def open_local(path: str | os.PathLike[str], cache: FileCache | None = None) -> LocalFile:
-    """Make a file local for as long as the result is open, by a cache or the one that the environment describes."""
+    """Make a file local for as long as the result is open."""
     return (_DEFAULT if cache is None else cache).open(path)
 
 
@@ -245,7 +242,7 @@ _DEFAULT = FileCache()
 
 
 def _places(options: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """The options in `_PLACE`: only where files are is part of a file's name, never credentials."""
+    """The options that say where files are: credentials are no part of a file's name."""
     for key, value in options.items():
         if isinstance(value, Mapping):
             yield from _places(value)

@@ -1,11 +1,7 @@
-"""Locks on files, between any processes and threads.
+"""Locks on files, between any processes and threads; shared ones admit other shared ones.
 
 Guarantee: a lock is released when its holder dies, also by SIGKILL. A file may be deleted while it is locked; the next
 `lock` makes a new one.
-
-    holder                                    others admitted
-    lock(path)              one process       nobody else
-    lock(path, shared=True) any number        other shared ones
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Tables that took long to work out, kept in this library's cache as numpy's own files.
 
-Guarantee: no process reads half a file, and a damaged one is as if it were not there. A cache that cannot be written to
-is no error: the tables are worked out again.
+Guarantee: a damaged file is as if it were not there, and a cache that cannot be written to is no error.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ def _file(folder: str, name: str) -> str:
 
 
 def keep(folder: str, name: str, tables: Mapping[str, Any]) -> None:
-    """Keep arrays of numbers in a folder of the cache; those kept under this name, of any length, are replaced."""
+    """Keep arrays of numbers in a folder of the cache."""
     file = _file(folder, name)
     with contextlib.suppress(OSError):
         os.makedirs(os.path.dirname(file), exist_ok=True)

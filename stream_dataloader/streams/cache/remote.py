@@ -1,9 +1,8 @@
 """One file on a server, seen through fsspec: what it is now, and its bytes.
 
-Guarantee: a process has one client for a server and the options for it, which fsspec keeps with its connections. A
-server is asked what a file is before the bytes come, and after those of a large one, so they are never taken for a
-newer version. A failure is a builtin error that names the URL; one that another try may cure is tried again, a few
-times within two seconds.
+Guarantee: a process has one client for a server and its options. A server is asked what a file is before the bytes
+come, and after those of a large one. A failure is a builtin error that names the URL; it is tried again, a few times
+within two seconds, if that may help.
 """
 
 from __future__ import annotations
@@ -33,13 +32,13 @@ _VERSION = {
 #: Larger files may come in several requests, between which they may change.
 _ONE_REQUEST_BYTES = 1 << 20
 
-#: Statuses below 500 after which another try may help: request timeout, too early (RFC 8470), too many requests.
+#: Request timeout, too early (RFC 8470), too many requests.
 _SERVER_IS_BUSY = (408, 425, 429)
 
 #: Errors of this machine's disk, not of the network.
 _OURS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EFBIG, errno.EMFILE, errno.ENFILE)
 
-#: The clients that were used. fsspec lets go of them in a forked process, where that ends the parent's connections.
+#: fsspec lets go of clients in a forked process, where that ends the parent's connections.
 _held: dict[int, Any] = {}
 
 Result = TypeVar("Result")
@@ -54,10 +53,7 @@ class SizeError(ValueError):
 
 
 class RemoteFile:
-    """One file, of any protocol that fsspec knows, or of a chain of them.
-
-    Every failure is a builtin error that names it, `UnreachableError` if nothing is known.
-    """
+    """One file, of any protocol that fsspec knows, or of a chain of them."""
 
     def __init__(self, url: str, storage_options: Mapping[str, Mapping[str, Any]], timeout_seconds: float) -> None:
         self._url, self._timeout_seconds = url, timeout_seconds
@@ -91,10 +87,7 @@ class RemoteFile:
         return self._tried(self._ask)[0]
 
     def fetch(self, path: str, check_size: Callable[[int], None]) -> str:
-        """Write the file's bytes to a local one; returns their version.
-
-        `check_size` is called with the number of bytes before they come, if the server gives it.
-        """
+        """Write the file's bytes to a local one, of a size that is checked if known; returns their version."""
         return self._tried(lambda: self._download(path, check_size))
 
     def _ask(self) -> tuple[str, int | None]:
@@ -123,7 +116,7 @@ class RemoteFile:
         found, size = os.path.getsize(path), arrival.size if size is None else size
         if size is None:
             before, self._last_size = self._last_size, found
-            # Its end may look like a connection that broke off (RFC 9112, 6.3): two tries of one size are believed.
+            # Its end may look like a broken connection (RFC 9112, 6.3): two tries of one size are believed.
             if found != before:
                 tries = f"{found:,} bytes arrived" if before < 0 else f"{before:,} bytes arrived, then {found:,}"
                 raise ConnectionError(f"{tries}, and the server gives no size")
@@ -164,7 +157,7 @@ def _hold(file_system: Any) -> None:
 
 
 def _options(protocol: str, given: Mapping[str, Any], timeout_seconds: float) -> dict[str, Any]:
-    """A file system's options: those given, and else what makes it fail in good time, and fetch bytes as they are."""
+    """A file system's options; by default it fails in good time, and fetches bytes as they are."""
     if protocol in _HTTP:
         from aiohttp import ClientTimeout
 
@@ -178,7 +171,7 @@ def _options(protocol: str, given: Mapping[str, Any], timeout_seconds: float) ->
         config |= {"retries": {"total_max_attempts": 1}}
         return {**given, "config_kwargs": {**config, **given.get("config_kwargs", {})}}
     if protocol in _GCS:
-        return {"use_listings_cache": False, **given}  # a client that differs from the user's own, whose retries stay
+        return {"use_listings_cache": False, **given}  # a client of our own
     return dict(given)
 
 

@@ -6,8 +6,8 @@
         ^            |         full: "latest" drops its oldest frame and counts it, "all" has the camera wait
         +-- wait <---+ an end or an error: 0.5 s, 1 s, 2 s, ... until a frame comes; too often in a row: the error
 
-Guarantee: a reader is never behind by more than the queue, counts what it drops, and ends with `close` or an error
-that says why. Nothing waits for longer than `timeout_seconds`.
+Guarantee: a reader is never behind by more than the queue, and counts what it drops. Nothing waits for longer than
+`timeout_seconds`.
 """
 
 from __future__ import annotations
@@ -128,8 +128,8 @@ class LiveReader:
         if not failed:
             return f"{error}; reconnect_tries is 0"
         return (
-            f"lost, and gave up after {failed} tries in {seconds:.1f} s to connect again; the last: {error}; if it may "
-            f"be away for longer, raise reconnect_tries ({self._options.reconnect_tries}; None: no limit)"
+            f"lost, and gave up after {failed} tries in {seconds:.1f} s to connect again; the last: {error}; "
+            "reconnect_tries=None has no limit"
         )
 
     def _read(self) -> None:

@@ -1,8 +1,7 @@
 """Live cameras and network video, by PyAV or OpenCV: endless streams of what comes in.
 
 Guarantee: a camera's frames come with the time of their arrival and the number of frames left out. A lost camera is
-reconnected, or raises an error that says why not. Live cameras cannot be paused, so open them with
-`StreamDataset(..., deterministic=False)`.
+reconnected, or raises an error that says why not.
 """
 
 from __future__ import annotations
@@ -19,11 +18,10 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
-from stream_dataloader.streams._media.flags import check_choices
 from stream_dataloader.streams._media.items import PictureItems
 from stream_dataloader.streams._media.opencv import check_opencv, import_opencv
 from stream_dataloader.streams._media.picture import ArrayConverter, AvConverter, Picture
-from stream_dataloader.streams._media.section import check_numbers, closed_on_error
+from stream_dataloader.streams._media.section import check_choices, check_numbers, closed_on_error
 from stream_dataloader.streams.camera.live import Frame, LiveReader, av_frames, opencv_frames
 
 __all__ = ["CameraStream"]
@@ -44,9 +42,8 @@ class CameraStream:
 
     A source is the index of a camera that is plugged in (0, 1, ...), its device (`"/dev/video0"`), or a URL that FFmpeg
     reads: `rtsp://`, `http(s)://` (MPEG-TS, MJPEG, ...), `udp://`, `rtmp://`, ... Give the dataset
-    `deterministic=False`, and use as many workers as cameras. A worker with several cameras reads them in turn,
-    `time_steps` frames at a time, so `buffer_frames` must not be less than that. A camera is connected when its lane
-    begins to read it, never early: frames that came in before would be old.
+    `deterministic=False`, as live cameras cannot be paused, and use as many workers as cameras: one with several reads
+    them in turn, `time_steps` frames at a time, and `buffer_frames` must not be less than that.
 
     An item is a dict:
 
@@ -54,42 +51,31 @@ class CameraStream:
     - `time_seconds`: float64, when the frame came in, by `time.time`
     - `pts_seconds`: float64, the stream's own time stamp; NaN if it has none (MJPEG, OpenCV)
     - `dropped`: int64, frames that came in since the item before and were dropped, as the reader was too slow
-    - `lost`: int64, frames that did not come in or could not be decoded, by gaps in the time stamps at the
-      rate that the stream declares
-    - `connection`: int64, how often the camera was connected again; there is a gap in time where it changes
+    - `lost`: int64, frames that did not come in (by gaps in the time stamps) or could not be decoded
+    - `connection`: int64, how often the camera was connected again
 
     Attributes:
         size: `(height, width)` in pixels; None keeps the size of the first frame.
         layout: `"CHW"`, channels first, or `"HWC"`.
         color: `"rgb"`, or `"gray"`: one channel.
         dtype: `"uint8"`, 0 to 255, or `"float32"`, 0 to 1.
-        fit: How a frame of another shape comes to `size`: `"stretch"`, `"letterbox"` or `"crop"`; see `Picture`.
+        fit: `"stretch"`, `"letterbox"` or `"crop"`; see `Picture`.
         backend: `"av"` or `"opencv"`; None is PyAV for URLs and OpenCV for devices.
         items: `"dict"`, see above, or `"frame"`: the frame alone.
-        fps: The most frames a second to deliver, evenly spaced; None delivers all. Frames left out for this do not
-            count as `dropped`.
-        keep: What to do when frames come in faster than they are read: `"latest"` drops the oldest, `"all"` keeps them
-            and has the sender wait, if it can (TCP).
+        fps: The most frames a second to deliver, evenly spaced; None delivers all. Others do not count as `dropped`.
+        keep: When frames come in faster than they are read, `"latest"` drops the oldest, and `"all"` has the sender
+            wait, if it can (TCP).
         buffer_frames: How many decoded frames may wait to be read.
-        on_corrupt: Whether a frame that was decoded with errors is delivered (`"keep"`) or counts as `lost` (`"drop"`);
-            PyAV only.
+        on_corrupt: Whether a damaged frame is delivered (`"keep"`) or counts as `lost` (`"drop"`); PyAV only.
         timeout_seconds: The longest wait for a connection, and for the next frame, before the camera counts as lost.
         reconnect_tries: How often in a row, without a frame in between, a lost camera is reconnected; None has no
-            limit. The first connection has one try (but see `retries` of `StreamDataset`).
+            limit. The first connection has one try.
         reconnect_seconds: The wait before the first try, and the longest wait. Each wait is twice the one before.
-        options: FFmpeg's options for the format and protocol, such as `{"rtsp_transport": "udp"}` (tcp is the default);
-            PyAV only.
+        options: FFmpeg's options, such as `{"rtsp_transport": "udp"}` (tcp is the default); PyAV only.
 
     Raises:
         ImportError: The backend is OpenCV, and it is not installed.
         ValueError: An option has another value.
-
-    Example:
-        >>> from stream_dataloader import StreamDataLoader, StreamDataset
-        >>> cameras = ["rtsp://192.168.0.10/live", "http://192.168.0.11/video.mjpg"]
-        >>> open_camera = CameraStream(size=(240, 320), fps=10)
-        >>> dataset = StreamDataset(cameras, open_camera, batch_size=2, time_steps=5, deterministic=False)
-        >>> loader = StreamDataLoader(dataset, num_workers=2)  # for batch in loader: ...
     """
 
     size: tuple[int, int] | None = None

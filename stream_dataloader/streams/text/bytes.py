@@ -1,6 +1,4 @@
-"""The bytes of a text: of a file, of a string, or of what is made of a file's bytes by reading them forward.
-
-Compressed files are decompressed, and texts in other encodings become UTF-8: both forward only, from the begin.
+"""The bytes of a text. Compressed files and encodings other than UTF-8 are read forward only, from the begin.
 
 Guarantee: fewer bytes than asked for are returned only at the end, or before an error, which `check` raises.
 """
@@ -24,7 +22,7 @@ __all__ = ["TextBytes", "encoding_name", "in_utf8", "invalid", "is_compressed", 
 #: How much is decoded at a time, at most.
 _PIECE_BYTES = 1 << 16
 
-#: How much compressed data a decoder gets at a time. gzip shrinks repeated bytes to a 1,000th, zstd to a 32,000th.
+#: How much a decoder gets at a time. gzip shrinks repeated bytes to a 1,000th, zstd to a 32,000th.
 _GZIP_BYTES, _ZSTD_BYTES = 1 << 13, 1 << 9
 
 #: How much of what is read forward stays readable before the last offset asked for.
@@ -100,7 +98,7 @@ class FileBytes(TextBytes):
 
 
 class ForwardBytes(TextBytes):
-    """What is made from its begin to its end, by `pieces`, which yields or raises; they are made of `source`."""
+    """What `pieces` yields, made of `source`."""
 
     def __init__(self, name: str, place: str, pieces: Generator[bytes, None, None], source: Any) -> None:
         self.name, self.place, self.size = name, place, None
@@ -167,7 +165,7 @@ def _decoder(name: str) -> Any:
 
 
 def _decompressed(path: str, name: str) -> Generator[bytes, None, None]:
-    """What is in a file's frames, one after the other; its end within a frame is an error."""
+    """What is in a file's frames; its end within one is an error."""
     frame, compressed, place = None, b"", 0
     count = _GZIP_BYTES if name.lower().endswith(".gz") else _ZSTD_BYTES
     with open(path, "rb") as file:
@@ -201,7 +199,7 @@ def encoding_name(encoding: str) -> str:
 
 
 def in_utf8(file: TextBytes, encoding: str, errors: str) -> TextBytes:
-    """A text as UTF-8: as it is if it has that encoding, else decoded and encoded again, forward."""
+    """A text as UTF-8, decoded and encoded again if it must be."""
     if encoding == "utf-8":
         return file
     if encoding in ("utf-16", "utf-32") and not file.read_at(0, 4).startswith(_MARKS[encoding]):

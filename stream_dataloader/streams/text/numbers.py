@@ -1,6 +1,6 @@
 """The numbers that stand for characters and for tokens: vocabularies and tokenizers.
 
-Guarantee: a number that the dtype cannot hold is an error. No tokenizer cuts a text off or adds to it.
+Guarantee: a number that the dtype cannot hold is an error.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def is_thread_safe(tokenizer: Any) -> bool:
 
 
 def tokenizing(tokenizer: Any) -> Callable[[str], Any]:
-    """The function that makes tokens of a text: the one given, or that of a `tokenizers.Tokenizer` or its file."""
+    """What makes tokens of a text."""
     if isinstance(tokenizer, (str, os.PathLike)):
         path = os.fspath(tokenizer)
         try:
@@ -80,8 +80,7 @@ def tokens_of(tokenize: Callable[[str], Any], dtype: np.dtype[Any], text: str) -
 def character_table(vocabulary: Any, unknown: int | None, dtype: np.dtype[Any]) -> tuple[Codes | None, str]:
     """The number of each code point, or None for that itself; and what is wrong with those that have -1.
 
-    The last number is that of all larger code points. A vocabulary has each character once, with a number that the
-    dtype can hold.
+    The last number is that of all larger code points.
     """
     largest = int(np.iinfo(dtype).max)
     if vocabulary is None:

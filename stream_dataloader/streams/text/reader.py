@@ -1,16 +1,15 @@
 r"""A text's units as items: its bytes, its characters, or the tokens of its pieces.
 
-It is read block by block. Each block ends where a character begins, so that it can be decoded by itself: a character
-belongs to the byte at which it begins, "\r\n" to its "\r" if newlines are universal. Pieces, of which tokens are made,
-must be the same wherever reading begins and however much is read at a time::
+It is read in blocks that end where a character begins, so that each can be decoded by itself. "\r\n" is one if
+newlines are universal. Pieces, of which tokens are made, must be the same wherever reading begins::
 
     blocks of the file     |            |            |            |            |
     "ab..\ncd..\n" lines   ^   ^    ^     ^                   ^        ^            a piece begins with each line
     and in a long line                                ^                             and in each block without one,
                                                                                     at its first space
 
-Guarantee: items come in order, each once, and those before an error come before it; the error comes again with each
-call after that. Blocks decoded one by one are the text decoded as a whole, also where invalid bytes are replaced.
+Guarantee: blocks decoded one by one are the text decoded as a whole, also where invalid bytes are replaced. Items
+before an error come before it; it comes again with each call after that.
 """
 
 from __future__ import annotations
@@ -32,19 +31,16 @@ _AROUND = 4
 
 
 class TextReader:
-    """The bytes or characters that begin in the bytes `[first, stop)` of a text, as a `TextStream` says; a `protocols.ReadsInto`.
-
-    `mark_bytes` is the length of the byte order mark, which is left out.
-    """
+    """The bytes or characters that begin in `[first, stop)`, as a `TextStream` says; a `protocols.ReadsInto`."""
 
     def __init__(self, options: Any, file: TextBytes, first: int = 0, stop: int | None = None) -> None:
         self._options, self._file = options, file
-        self._targets = options.targets  # each item needs the unit behind its own
+        self._targets: bool = options.targets  # each item needs the unit behind its own
         self._block_bytes = options.block_bytes
         self._decoded, self._universal = options.units != "bytes", options.newlines == "universal"
         self._errors = "surrogatepass" if options.of == "strings" else options.codec_errors
         mark = codecs.BOM_UTF8 if self._decoded and options.of == "files" else b""
-        self.mark_bytes = len(mark) if file.read_at(0, len(mark)) == mark else 0
+        self.mark_bytes = len(mark) if file.read_at(0, len(mark)) == mark else 0  # left out
         self._offset = self._boundary(first)  # of the next block
         self._stop = file.size if stop is None else self._boundary(stop)
         self._cut_short = False  # an error follows the block
@@ -54,12 +50,7 @@ class TextReader:
         self._error: Exception | None = None
 
     def begin_at(self, start: int) -> None:
-        """Leave out the first items; called before any is read.
-
-        Raises:
-            ValueError: There are not as many, or some are invalid.
-            OSError: The file cannot be read.
-        """
+        """Leave out the first items, before any is read; an error if there are not as many."""
         self._units = self._read_units(start)
         if start:
             self._rows = next(self._units, NOTHING)
@@ -100,7 +91,7 @@ class TextReader:
         self._file.close()
 
     def _available(self, *, raises: bool = True) -> int:
-        """How many items can be made of what was read; reads on if there are none. An error may wait for its turn."""
+        """How many items can be made of what was read; reads on if there are none."""
         while (held := len(self._rows) - self._position - self._targets) <= 0:
             try:
                 more = None if self._error is not None else next(self._units, None)
@@ -115,7 +106,7 @@ class TextReader:
         return held
 
     def _read_units(self, start: int) -> Iterator[Codes]:
-        """Units from number `start` on; the first array, which may be empty, comes as soon as that is reached."""
+        """Units from number `start` on; the first array may be empty."""
         done = 0
         if not self._decoded and self._stop is not None:  # where each byte is, is known
             done = min(start, self._stop - self._offset)
@@ -137,7 +128,7 @@ class TextReader:
             raise ValueError(f"{name} has {done} {units} here, and start is {start}; give at most as many")
 
     def _made(self, first: int, data: bytes) -> Iterator[Codes]:
-        """The units that end in a block, whose bytes begin at `first`; no bytes stand for the end."""
+        """The units that end in a block that begins at `first`; an empty one is the end."""
         error: Exception | None = None
         try:
             rows = codes = self._codes(data)
@@ -175,7 +166,7 @@ class TextReader:
         return min(place, len(data))
 
     def _read_block(self) -> bytes:
-        """The bytes up to the first character at or behind a multiple of the block's size; none at the end."""
+        """The next block's bytes; none at the end."""
         first = self._offset
         wanted = self._block_bytes - first % self._block_bytes
         if self._stop is not None:
@@ -192,7 +183,7 @@ class TextReader:
         return data
 
     def _decode(self, data: bytes, *, final: bool = True) -> str:
-        """The text of bytes between two boundaries; with `final=False` an incomplete last character is left out."""
+        """Text; with `final=False` an incomplete last character is left out."""
         text, _ = codecs.utf_8_decode(data, self._errors, final and not self._cut_short)
         if self._universal and "\r" in text:
             text = text.replace("\r\n", "\n").replace("\r", "\n")
@@ -207,7 +198,7 @@ class TextReader:
         return np.frombuffer(data, np.uint8)
 
     def _count(self, data: bytes) -> int | None:
-        """How many units there are between two boundaries, unless bytes are invalid; None if that must be tried."""
+        """How many units a block has; None if they must be made."""
         if self._errors == "replace" and not data.isascii():
             return len(self._decode(data))
         pairs = data.count(b"\r\n") if self._universal and b"\r" in data else 0
@@ -225,7 +216,7 @@ class TextReader:
 
 
 class TokenReader(TextReader):
-    """The tokens of the pieces that begin in the bytes `[first, stop)` of a text."""
+    """The tokens of the pieces that begin in `[first, stop)`."""
 
     def __init__(self, options: Any, file: TextBytes, first: int = 0, stop: int | None = None) -> None:
         size = options.longest_line_bytes

@@ -18,8 +18,13 @@ import numpy as np
 import torch
 
 from stream_dataloader.errors import shorten
-from stream_dataloader.streams._media.flags import check_choices, check_flags
-from stream_dataloader.streams._media.section import check_numbers, closed_on_error, section_of
+from stream_dataloader.streams._media.section import (
+    check_choices,
+    check_flags,
+    check_numbers,
+    closed_on_error,
+    section_of,
+)
 from stream_dataloader.streams.cache.file_cache import FileCache, is_url
 from stream_dataloader.streams.text.bytes import TextBytes, encoding_name, in_utf8, is_compressed, open_text
 from stream_dataloader.streams.text.numbers import (
@@ -43,26 +48,19 @@ class TextStream:
 
     A source is the path of a text file, which may be compressed (`.gz`, `.zst`), or `(path, start, stop)`: the bytes
     `[start, stop)` of a file in UTF-8 that is not compressed. With `of="strings"` it is the text itself. A section may
-    begin and end anywhere: a unit belongs to the section that has its first byte, so that adjacent sections have every
-    unit once. No unit begins at a byte order mark, nor at the "\n" of a "\r\n" that is read as one newline.
+    begin and end anywhere: a unit belongs to the section that has its first byte.
 
-    Tokens are made of one line at a time, with its newline: no token crosses the end of a line. A line that fills a
-    whole block of `longest_line_bytes` of the file is also split in that block, before the first space there, or, if
-    there is none, at the first character. A line (or its part) belongs to the section that has its first byte.
-
-    Seeking to an item takes no time for bytes. Characters are counted, at gigabytes a second, and tokens are made
-    again. Skipped text is not checked. Compressed files are decompressed, and texts that are not in UTF-8 decoded, up
-    to the item.
+    Tokens are made of one line at a time, with its newline. A line that fills a whole block of `longest_line_bytes` is
+    also split there, before its first space. Characters and tokens that a resume skips are not checked.
 
     Attributes:
-        of: What sources are: "files" or "strings". It is never guessed: with "files" every string is a path, and a text
-            is an error (no such file); with "strings" every string is a text, also if it is the path of a file.
+        of: What sources are: "files" or "strings". It is never guessed.
         units: What items are: "bytes" of the file, or of the encoded string; "characters", as code points or as numbers
             from the vocabulary; or "tokens". None: tokens if there is a tokenizer, otherwise characters.
         tokenizer: Makes tokens: a `tokenizers.Tokenizer` or the path of its file, used without special tokens,
             truncation and padding; or any function of a text that returns a list of ints.
         encoding: How text is encoded. One other than UTF-8 is read from its begin, without sections. A byte order mark
-            at the beginning of a file in UTF-8, 16 or 32 is left out.
+            is left out.
         errors: What to do about bytes that are not valid text: "raise" an error, or "replace" them with U+FFFD.
         newlines: "universal" reads "\r\n" and "\r" as "\n"; "keep" reads them as they are. None: "keep" for bytes,
             otherwise "universal".
@@ -70,7 +68,7 @@ class TextStream:
         unknown: The number of all characters that are not in the vocabulary; None makes them an error.
         targets: Items are `{"input": unit, "target": next unit}`, one fewer than there are units.
         dtype: The dtype of units. None: uint8 for bytes, otherwise int64, which torch takes as class numbers.
-        block_bytes: How much is read at a time. It changes the memory used, and nothing else.
+        block_bytes: How much is read at a time.
         longest_line_bytes: For tokens: a line of at most this length is never split.
         cache: Where files from URLs are kept; None is the cache that all streams share, see `FileCache`.
 
@@ -155,9 +153,8 @@ class TextStream:
         """Open one source, from item `start` on, counted from its own first.
 
         Raises:
-            ValueError: The text is empty, its begin cannot be read, or it has fewer items than `start`.
+            ValueError: The text is empty, damaged where it begins, or has fewer items than `start`.
             OSError: The file cannot be read.
-            TypeError: It is no path, no section, or no string.
         """
         if start < 0:
             raise ValueError(f"start is {start}; give the first item wanted, 0 or more")

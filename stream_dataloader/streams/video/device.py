@@ -1,13 +1,11 @@
 """Videos that a GPU's own decoder (NVIDIA's NVDEC) decodes, by way of PyAV.
 
 Guarantee: each frame was decoded by the device. FFmpeg silently uses the CPU where the device has no decoder for a
-codec, a profile or a size. So each step is checked, and raises a `DeviceError` that names file, codec, device and
-remedy::
+codec, a profile or a size. So each step is checked, and raises a `DeviceError`::
 
     FFmpeg was built with CUDA ── a decoder was set up on the device ── the first frame came ── each frame came from it
 
-Frames come down to host memory, and go the same way as the CPU's from there on. They are semi-planar; libswscale makes
-the same pictures of them as of planar ones, but for those of `_PLANAR`.
+Frames come down to host memory, semi-planar, and go the same way as the CPU's from there on.
 """
 
 from __future__ import annotations
@@ -34,7 +32,7 @@ _DEVICE = re.compile(r"cuda(?::([0-9]+))?")
 #: FFmpeg makes a CUDA context for each decoder, unless it may take the process's primary one, if torch does not use it.
 _CONTEXTS: tuple[dict[str, Any], ...] = ({"primary_ctx": "1"}, {})
 
-#: Formats that libswscale does not convert as it does planar ones. Without scaling, it takes p010's low byte for gray.
+#: Formats that libswscale does not convert as it does planar ones.
 _PLANAR = {"p010le": "yuv420p10le", "p012le": "yuv420p12le", "p016le": "yuv420p16le"}
 
 _NO_DECODER = "FFmpeg's decoder for it does not use the device"
@@ -101,13 +99,13 @@ class DeviceDecoder:
         )
 
     def check(self, context: Any) -> None:
-        """Check that this stream's decoder was set up on the device, and not only that of another stream."""
+        """Check that this stream's decoder was set up on the device."""
         self._codec = context.name
         if not context.is_hwaccel:
             raise self._refused(_NO_DECODER)
 
     def check_able(self, error: av.error.FFmpegError | None) -> None:
-        """Raise if `error` is the device's, or nothing has been decoded, which may be its or the video's fault."""
+        """Raise if `error` is the device's, or nothing has been decoded."""
         if isinstance(error, av.error.ExternalError):  # of CUDA's library
             raise self._refused(f"it failed ({error.strerror})") from error
         if not self._begun:
@@ -116,7 +114,7 @@ class DeviceDecoder:
             raise self._refused(f"its first frame cannot be decoded{problem}: {reasons}") from error
 
     def frame(self, frame: Any, context: Any) -> Any:
-        """A frame in host memory, as the CPU's decoder would give it; an error if the device did not decode it."""
+        """A frame as the CPU's decoder would give it; an error if the device did not decode it."""
         if context.pix_fmt != "cuda":
             raise self._refused("FFmpeg decoded it by the CPU")
         size = frame.width, frame.height

@@ -1,11 +1,8 @@
 """When each frame of a video is shown: found by reading its packets without decoding them, and remembered.
 
-Guarantee: the n-th entry is the time stamp of the n-th frame that a decoder yields from an intact file. The index has
-time stamp and checksum of each key frame from which decoding may begin, so that a reader notices when a seek gives a
-packet the time stamp of another. It is kept in memory and on disk, until the file changes.
-
-Reading packets takes 4 to 6 microseconds a frame. The header is no substitute: `stream.frames` is 0 for Matroska and
-MPEG-TS, and wrong for truncated files.
+Guarantee: the n-th entry is the time stamp of the n-th frame that a decoder yields from an intact file. The index has a
+checksum of each key frame from which decoding may begin, as a seek may give a packet the time stamp of another. It is
+kept in memory and on disk, until the file changes. (`stream.frames` is 0 for Matroska and MPEG-TS.)
 """
 
 from __future__ import annotations
@@ -26,22 +23,18 @@ from numpy.typing import NDArray
 from stream_dataloader.streams._media.container import choose_stream, open_container, ticks_of_untimed
 from stream_dataloader.streams.cache import kept
 from stream_dataloader.streams.cache.file_cache import FileCache, open_local
-from stream_dataloader.streams.video.h264 import is_gradual_refresh
+from stream_dataloader.streams.video.packets import is_gradual_refresh
 
 __all__ = ["FrameIndex", "FrameTimes", "frame_index", "segment_videos"]
 
-#: Time stamps of all frames in the order of display, in units of the stream's time base; None if the container has
-#: none.
+#: Time stamps of all frames in the order of display; None if the container has none.
 FrameTimes = NDArray[np.int64] | None
 
 
 class FrameIndex(NamedTuple):
-    """The times of a video's frames, and its key frames.
+    """The times of a video's frames, and the key frames from which decoding may begin.
 
-    Attributes:
-        times: See `FrameTimes`.
-        keys: The key frames from which decoding may begin, sorted by time stamp: rows of time stamp and fingerprint. A
-            fingerprint of -1 matches no packet: several have the same one.
+    `keys` has rows of time stamp and fingerprint, sorted. A fingerprint of -1 matches no packet.
     """
 
     times: FrameTimes
@@ -53,7 +46,7 @@ class FrameIndex(NamedTuple):
         return int(self.keys[found - 1, 0]) if found else None
 
     def has_key(self, packet: Any) -> bool:
-        """Whether a packet is a key frame of this index, with the time stamp that it has there."""
+        """Whether a packet is a key frame of this index."""
         first, behind = np.searchsorted(self.keys[:, 0], (packet.pts, packet.pts + 1))
         return bool((self.keys[first:behind, 1] == _fingerprint(packet)).any())
 
@@ -83,15 +76,14 @@ def _fingerprint(packet: Any) -> int:
 
 
 def _scan(path: str, stream: int) -> FrameIndex:
-    """Read all packets. Frames before the first key frame do not count: they cannot be decoded."""
+    """Read all packets. Frames before the first key frame cannot be decoded."""
     found: list[int] = []
     keys: list[tuple[int, int]] = []
     first_key: int | None = None
     with open_container(path) as container:
         video = choose_stream(container, "video", stream)
         ticks = ticks_of_untimed(container, video)
-        # In program streams FFmpeg's times depend on where it begins to read, so packets of one checksum are
-        # indistinguishable.
+        # In program streams FFmpeg's times depend on where it begins to read.
         exact = container.format.name != "mpeg"
         refreshed = video.codec_context.name == "h264"
         try:
@@ -125,8 +117,6 @@ def segment_videos(
 ) -> list[tuple[str, int, int]]:
     """Cut long videos into sections of at most `max_frames` frames, of nearly equal length, to be used as sources.
 
-    Frames are counted once, several files at a time, and the counts are remembered.
-
     Args:
         paths: The files.
         max_frames: The most frames of a section.
@@ -139,7 +129,7 @@ def segment_videos(
 
     Raises:
         OSError: A file cannot be read.
-        ValueError: A file is no video, has no such stream, or cannot be counted; or `max_frames` is not positive.
+        ValueError: A file is no video, or cannot be counted; or `max_frames` is not positive.
     """
     from tqdm import tqdm
 
@@ -160,9 +150,7 @@ def segment_videos(
             found = tqdm(found, total=len(paths), desc="counting frames", unit="video")
         for path, times in zip(paths, found, strict=True):
             if times is None:
-                raise ValueError(
-                    f"{path} does not tell when its frames are shown, so they cannot be counted; leave it whole"
-                )
+                raise ValueError(f"{path} does not tell when its frames are shown; leave it whole")
             pieces = -(-len(times) // max_frames)
             borders = [len(times) * piece // pieces for piece in range(pieces + 1)] if pieces else []
             sections += [(path, start, stop) for start, stop in itertools.pairwise(borders)]

@@ -2,16 +2,14 @@
 
 Guarantee: `frames(start=n)` yields exactly the frames that `frames()` yields after its first n, in any container.
 
-The reader looks up the time stamp of frame n (`frame_index`), seeks to before it and checks what it then reads, as
-MPEG-TS lands late, and MPEG program streams do not know the times of what they land on::
+The reader seeks to before the time stamp of frame n, and checks what it then reads, as MPEG-TS lands late, and MPEG
+program streams do not know the times of what they land on::
 
     key frames    K . . . . . K . . . . . K . . . . .
     wanted                            n
-    good                      ^ from here, decode up to n      late, or no key frame of the index: try again from
-    late                                  ^                    further back; at last read the file from its beginning,
-                                                               and decode from the last key frame before n
-
-A decoder uses one thread: parallelism comes from the workers.
+    good                      ^ from here, decode up to n
+    late                                  ^                    or no key frame of the index: try again from further
+                                                               back; at last read the file from its beginning
 """
 
 from __future__ import annotations
@@ -30,7 +28,7 @@ from stream_dataloader.streams._media.picture import AvConverter, Picture
 from stream_dataloader.streams._media.section import OnCorrupt, closed_on_error
 from stream_dataloader.streams.video.device import DeviceDecoder
 from stream_dataloader.streams.video.frame_index import FrameIndex, frame_index
-from stream_dataloader.streams.video.losses import PacketGaps, Tally
+from stream_dataloader.streams.video.packets import PacketGaps, Tally
 
 __all__ = ["FrameReader"]
 
@@ -44,11 +42,7 @@ _BACK_SECONDS = (0.0, 1.0, 4.0, 16.0, 64.0)
 class FrameReader:
     """Reads one video's frames, `av.VideoFrame`, in the order of display. A frame is valid until the next is read.
 
-    Args:
-        path: The file.
-        stream: Which of its video streams; the attribute is PyAV's stream.
-        on_corrupt: See `VideoStream`.
-        device: The device that decodes, see `device_of`; None is the CPU.
+    `device` is the one that decodes, see `device_of`; None is the CPU.
     """
 
     def __init__(self, path: str, stream: int = 0, on_corrupt: OnCorrupt = "raise", device: str | None = None) -> None:
@@ -87,7 +81,7 @@ class FrameReader:
         return None if times is None else len(times)
 
     def time_of(self, frame: int) -> int | None:
-        """The time stamp of a frame in the stream's time base; None if there is no such frame, or it is unknown."""
+        """The time stamp of a frame, in the stream's time base; None if there is none."""
         times = self._known.times
         return int(times[frame]) if times is not None and frame < len(times) else None
 
@@ -101,7 +95,7 @@ class FrameReader:
         return bisect.bisect_left(times, int(times[0]) + seconds / float(self.stream.time_base))
 
     def seconds(self, frame: Any) -> float:
-        """When a frame is shown, in the container's own time; NaN if unknown."""
+        """When a frame is shown; NaN if unknown."""
         return math.nan if frame.pts is None else float(frame.pts * self.stream.time_base)
 
     def frames(self, start: int = 0) -> Iterator[Any]:
@@ -137,7 +131,6 @@ class FrameReader:
                 break
             packets = _from_key(self._packets())
             first = next(packets, None)
-            # The packet is compared with the index by its checksum, too: its time stamp may be wrong.
             if first is None or first.pts is None or first.pts > time:
                 continue
             if self._known.has_key(first):
@@ -145,7 +138,7 @@ class FrameReader:
         return self._frames_from_key_before(time)
 
     def _frames_from_key_before(self, time: int) -> Iterator[Any]:
-        """Read the packets from the beginning, as the index did, and decode from the last key frame before `time`."""
+        """Read from the beginning, as the index did, and decode from the last key frame before `time`."""
         key = self._known.key_before(time) if self._ticks is None else None
         if key is not None:
             packets = itertools.dropwhile(
@@ -222,7 +215,7 @@ class FrameReader:
         return True
 
     def _check_complete(self, tally: Tally, *, sought: bool) -> None:
-        """Refuse a video of which fewer frames were decoded than its packets or its header promise."""
+        """Refuse a video that lacks frames by its packets or its header."""
         check_not_cut(self._path)
         if sought:
             return
@@ -231,13 +224,12 @@ class FrameReader:
         declared = self._declared()
         if declared and tally.packets < declared:
             raise ValueError(
-                f"{self._path} is cut off: it ended after {tally.packets} frames, and its header declares {declared}; "
+                f"{self._path} is cut off: it has {tally.packets} frames, and its header declares {declared}; "
                 'use on_corrupt="drop" for what there is'
             )
         if not tally.frames:
             raise ValueError(
-                f"{self._path}: its video stream {self._index} has no frame that can be decoded; leave it out, or use "
-                'on_corrupt="drop"'
+                f"{self._path}: its video stream {self._index} has no frame that can be decoded; leave it out"
             )
 
     def _declared(self) -> int:

@@ -27,20 +27,14 @@ _SLACK = 0.05  # seconds that a section may end too late, as its end may be a ro
 
 
 class Selection(NamedTuple):
-    """Which frames are wanted.
-
-    Attributes:
-        section: The part of the video: frame numbers, or seconds as floats.
-        frame_step: Take every n-th frame.
-        fps: The rate to resample to; None keeps the video's own frames.
-    """
+    """Which frames are wanted: every `frame_step`-th of a section, or those at `fps`."""
 
     section: Section
     frame_step: int = 1
     fps: Fraction | None = None
 
     def frames(self, reader: FrameReader, start: int = 0) -> Generator[tuple[Any, Any], None, None]:
-        """The frames wanted, from item `start` on, each with the moment it stands for, in the stream's time base."""
+        """The frames wanted, from item `start` on, each with the moment it stands for."""
         first, stop = self._frame_numbers(reader)
         if self.fps is not None:
             item = None
@@ -92,7 +86,7 @@ class Selection(NamedTuple):
         return first, stop
 
     def _check_seconds(self, reader: FrameReader, stop: float) -> None:
-        """Check that the video lasts to the section's end; its last frame counts as long as the others."""
+        """Check that the video lasts to the section's end."""
         count = reader.count()
         begin, last = (reader.time_of(0), reader.time_of(count - 1)) if count else (None, None)
         if begin is None or last is None:
@@ -105,12 +99,8 @@ class Selection(NamedTuple):
             )
 
     def _check_start(self, start: int, items: int | None) -> None:
-        """Check that the first item wanted is one of the items, or the end."""
         if items is not None and start > max(0, items):
-            raise ValueError(
-                f"{self.section.path} has {max(0, items)} items, and was to be read from item {start} on; has it "
-                "changed?"
-            )
+            raise ValueError(f"{self.section.path} has {max(0, items)} items, and was to be read from item {start} on")
 
     def _check_end(self, reader: FrameReader, first: int, stop: int | None, count: int) -> None:
         """Check that a video, of which `count` frames were read, holds the section."""

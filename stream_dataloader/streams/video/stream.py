@@ -1,7 +1,7 @@
 """Videos as streams of frames, with PyAV.
 
-Guarantees: frames are scaled, converted and written straight into the batch; item n is the same picture however
-it is reached, by reading or by seeking, in any container; a video that is damaged or cut is reported.
+Guarantee: item n is the same picture however it is reached, by reading or by seeking, in any container. A video that
+is damaged or cut is reported.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ from types import NoneType
 from typing import Any, ClassVar, Literal, get_args
 
 from stream_dataloader.errors import DeviceError
-from stream_dataloader.streams._media.flags import check_choices, check_flags
 from stream_dataloader.streams._media.items import PictureItems
 from stream_dataloader.streams._media.picture import Picture
 from stream_dataloader.streams._media.section import (
     OnCorrupt,
     Section,
+    check_choices,
+    check_flags,
     check_numbers,
     closed_on_error,
     is_section,
@@ -42,8 +43,7 @@ class VideoStream:
     """Opens videos: each frame is an item. To be passed to `StreamDataset` as `open_stream`.
 
     A source is a path, or `(path, start, stop)`, a section of a video. Any container and codec that FFmpeg reads
-    works. Frames are turned upright by the video's own rotation, and converted to RGB by its own matrix and range. All
-    frames have one size, also if the video changes its size.
+    works. Frames are turned upright, and converted to RGB by the video's own matrix and range. All have one size.
 
     Args:
         size: `(height, width)`; None keeps that of the first frame.
@@ -53,18 +53,16 @@ class VideoStream:
         fit: `"stretch"`, `"letterbox"` or `"crop"`; see `Picture`.
         frame_step: Yield every n-th frame.
         fps: Resample to this rate by time stamps: item n is the frame shown n / fps seconds after the first frame.
-        start: The first frame: an int is its number, a float is seconds after the video's first frame. A source that is
-            a section has its own.
+        start: The first frame: an int is its number, a float is seconds after the video's first frame.
         stop: The end, not included, like `start`; None is the video's end.
         stream: Which of the file's video streams, from 0.
         with_times: Yield dicts of `frame`, `pts_seconds` (float64, the container's own time) and `is_key` (bool).
         on_corrupt: What to do about damaged frames: `"raise"` an error, `"keep"` what the decoder made of them, or
-            `"drop"` them. `"keep"` and `"drop"` cannot seek, and take the frames that are left of a file that is cut
-            off.
-        backend: PyAV reads all videos; `"opencv"` is accepted, with a warning, from code that chose it.
+            `"drop"` them. `"keep"` and `"drop"` cannot seek, and take the frames that are left of a file.
+        backend: PyAV reads all videos; `"opencv"` is accepted, with a warning.
         device: What decodes: None or `"cpu"`; or `"cuda"` or `"cuda:1"`, an NVIDIA GPU's decoder. Frames come back to
             host memory, for batches. With it, `on_corrupt` must be `"raise"`. It has not run on a GPU yet.
-        device_fallback: Decode by the CPU what the device cannot decode, and warn once, instead of a `DeviceError`.
+        device_fallback: Decode by the CPU what the device cannot, and warn once, instead of a `DeviceError`.
         cache: Where files from URLs are kept; None is the cache that all streams share, see `FileCache`.
 
     Raises:
@@ -128,8 +126,7 @@ class VideoStream:
 
         Raises:
             OSError: The file cannot be read.
-            ValueError: It is no video, or lacks the stream. (A video that ends before the source's start is found
-                only when it is read.)
+            ValueError: It is no video, or lacks the stream.
         """
         whole_number("start", start, "give the number of the first item wanted", 0)
         local, selection = self.open(source)
