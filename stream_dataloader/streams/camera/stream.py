@@ -117,7 +117,7 @@ class CameraStream:
         return Picture(self.size, self.layout, self.color, self.dtype, self.fit)
 
     def __call__(self, source: Any, *, start: int = 0) -> _Live:  # noqa: ARG002 - frames of the past are gone
-        """Connect to one camera, and wait for its first frame; `start` is of no effect.
+        """Connect to one camera, and wait for its first frame.
 
         Raises:
             OSError: There is no such device; the camera cannot be reached, or no frame came in time.

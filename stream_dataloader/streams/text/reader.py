@@ -158,7 +158,7 @@ class TextReader:
 
     def _cut(self, data: bytes, place: int) -> int:
         """The first character at or behind a place in some bytes."""
-        # No character has more than three bytes that continue it: one more is invalid, and replaced by itself.
+        # No character has more than three bytes that continue it.
         while _continues(data, place) and not all(_continues(data, place - i) for i in range(1, _AROUND + 1)):
             place += 1
         if self._universal and place and data[place - 1 : place + 1] == b"\r\n":

@@ -29,7 +29,7 @@ __all__ = ["DeviceDecoder", "device_of", "tell_fallback"]
 
 _DEVICE = re.compile(r"cuda(?::([0-9]+))?")
 
-#: FFmpeg makes a CUDA context for each decoder, unless it may take the process's primary one, if torch does not use it.
+#: FFmpeg takes the process's primary context, unless torch uses it.
 _CONTEXTS: tuple[dict[str, Any], ...] = ({"primary_ctx": "1"}, {})
 
 #: Formats that libswscale does not convert as it does planar ones.
@@ -80,8 +80,8 @@ class DeviceDecoder:
             except RuntimeError:  # PyAV found no stream that has a decoder on the device
                 raise self._not_opened(_NO_DECODER) from None
         raise self._not_opened(
-            f"it does not come up ({problem}): there is no such GPU or no driver, its memory is full, or this worker "
-            'was forked after CUDA had been used, which needs multiprocessing_context="forkserver"'
+            f"it does not come up ({problem}): there is no such GPU or driver, its memory is full, or this worker was "
+            'forked after CUDA was used, which needs multiprocessing_context="forkserver"'
         )
 
     def _not_opened(self, why: str) -> DeviceError:

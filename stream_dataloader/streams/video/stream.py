@@ -115,8 +115,7 @@ class VideoStream:
         object.__setattr__(self, "device", device_of(self.device))
         if self.device is not None and self.on_corrupt != "raise":
             raise ValueError(
-                f"on_corrupt is {self.on_corrupt!r} and device is {self.device!r}, whose decoder does not tell which "
-                "frames are damaged; use device=None"
+                f"on_corrupt is {self.on_corrupt!r}, and device {self.device!r} does not tell which frames are damaged"
             )
         if self.backend == "opencv":
             warnings.warn('backend="opencv" is gone: PyAV reads the video', DeprecationWarning, stacklevel=3)
