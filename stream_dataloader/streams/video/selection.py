@@ -94,7 +94,7 @@ class Selection(NamedTuple):
         seconds = float((last + ticks_a_frame(reader.stream) - begin) * reader.stream.time_base)
         if stop > seconds + _SLACK:
             raise ValueError(
-                f"seconds {self.section.start} to {stop} of {self.section.path} were asked for, and it has {seconds:.3f}"
+                f"seconds {self.section.start} to {stop} of {self.section.path} were asked for, of {seconds:.3f}"
             )
 
     def _check_start(self, start: int, items: int | None) -> None:
