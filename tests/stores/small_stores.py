@@ -1,9 +1,10 @@
 """A small store of each format and of each way to write it, for tests that all of them have to pass."""
 
-import functools
 import os
-import zipfile
+import pathlib
+import shutil
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -12,6 +13,8 @@ from episodes import columns, episodes, write_group, write_robomimic
 from packed import images, pack_here
 from saved_tensordicts import recording, save
 from tars import samples, write_tar
+
+from stream_dataloader.stores._base.formats import FORMATS
 
 LENGTHS = (9, 0, 5, 14)
 
@@ -22,32 +25,19 @@ class Small(NamedTuple):
     Attributes:
         make: Writes it to a path that does not exist yet; other seeds give other numbers, and nothing else.
         options: What `stores.open` takes with it.
-        checked: The ends of the names of files whose data have checksums; of other files, numbers may be others.
+        checked: Whether its data have checksums; of others, numbers may be damaged.
         checked_when_read: Whether these are compared by reading, and not by `verify` alone.
     """
 
     make: Callable[[str, int], object]
     options: Mapping[str, object] = MappingProxyType({})
-    checked: tuple[str, ...] = ()
+    checked: bool = False
     checked_when_read: bool = True
 
-    def is_checked(self, file):
-        """Whether damage to a file cannot go unnoticed."""
-        return file.endswith(self.checked) if self.checked else False
 
-
-def memmap(path, seed):
-    from stream_dataloader.stores.memmap import MemmapPacker
-
+def packed(path, seed, name, **options):
     os.makedirs(path)
-    pack_here(MemmapPacker(path), images(LENGTHS, seed))
-
-
-def lmdb(path, seed, **options):
-    from stream_dataloader.stores.lmdb import LmdbPacker
-
-    os.makedirs(path)
-    pack_here(LmdbPacker(path, window=3, **options), images(LENGTHS, seed))
+    pack_here(FORMATS[name].load(FORMATS[name].packer)(path, **options), images(LENGTHS, seed))
 
 
 def plain_lmdb(path, seed):
@@ -62,13 +52,6 @@ def plain_lmdb(path, seed):
 
 def numbers(value):
     return np.frombuffer(value, np.uint8).copy()
-
-
-def mds(path, seed, **options):
-    from stream_dataloader.stores.mds import MdsPacker
-
-    os.makedirs(path)
-    pack_here(MdsPacker(path, size_limit=2000, **options), images(LENGTHS, seed))
 
 
 def hdf5(path, seed, **options):
@@ -97,11 +80,7 @@ def zarr(path, seed, version=2, **options):
 
 def zipped_zarr(path, seed):
     zarr(f"{path}.folder", seed)
-    with zipfile.ZipFile(path, "w") as archive:
-        for root, _, names in os.walk(f"{path}.folder"):
-            for name in names:
-                file = os.path.join(root, name)
-                archive.write(file, os.path.relpath(file, f"{path}.folder"))
+    shutil.make_archive(path.removesuffix(".zip"), "zip", f"{path}.folder")
 
 
 def tensordict(path, seed):
@@ -157,32 +136,33 @@ def webdataset(path, seed):
 
 
 def lerobot(path, seed):
-    import pathlib
-
     import lerobot_data
 
     del seed  # numbers are those of the episode
     lerobot_data.write_v3(pathlib.Path(path), LENGTHS, cameras=())
 
 
+LMDB = partial(packed, name="lmdb", window=3)
+MDS = partial(packed, name="mds", size_limit=2000)
+
 SMALL = {
-    "memmap": Small(memmap, checked=("",), checked_when_read=False),
-    "lmdb": Small(lmdb, checked=("",)),
-    "lmdb-zstd": Small(functools.partial(lmdb, codec="zstd"), checked=("",)),
+    "memmap": Small(partial(packed, name="memmap"), checked=True, checked_when_read=False),
+    "lmdb": Small(LMDB, checked=True),
+    "lmdb-zstd": Small(partial(LMDB, codec="zstd"), checked=True),
     "plain.lmdb": Small(plain_lmdb, {"decode": numbers, "stream": "/"}),
-    "mds": Small(functools.partial(mds, hashes=["sha1", "xxh64"]), checked=("",), checked_when_read=False),
-    "mds-gz": Small(functools.partial(mds, compression="gz", hashes=["sha1"]), checked=("",)),
+    "mds": Small(partial(MDS, hashes=["sha1", "xxh64"]), checked=True, checked_when_read=False),
+    "mds-gz": Small(partial(MDS, compression="gz", hashes=["sha1"]), checked=True),
     "demos.hdf5": Small(hdf5),
-    "checked.hdf5": Small(functools.partial(hdf5, chunks=True, fletcher32=True)),
+    "checked.hdf5": Small(partial(hdf5, chunks=True, fletcher32=True)),
     "hdf5": Small(hdf5_files),
     "two.zarr": Small(zarr),
-    "three.zarr": Small(functools.partial(zarr, version=3)),
+    "three.zarr": Small(partial(zarr, version=3)),
     "zipped.zarr.zip": Small(zipped_zarr),
     "tensordict": Small(tensordict, {"stream": ("collector", "traj_ids")}),
     "npy": Small(npy_files),
     "npy-folders": Small(npy_folders),
     "plain.parquet": Small(parquet, {"stream": "episode"}),
-    "checked.parquet": Small(functools.partial(parquet, write_page_checksum=True), {"stream": "episode"}),
+    "checked.parquet": Small(partial(parquet, write_page_checksum=True), {"stream": "episode"}),
     "table.arrow": Small(arrow, {"stream": "episode"}),
     "webdataset": Small(webdataset),
     "lerobot": Small(lerobot),

@@ -40,10 +40,10 @@ def test_a_format_says_that_there_is_nothing(tmp_path, name):
 
 
 @pytest.mark.parametrize("name", FORMATS)
-@pytest.mark.parametrize("columns", [3, [3], [], ["x", "x"], ""])
-def test_columns_are_names_that_differ(tmp_path, name, columns):
-    with pytest.raises((TypeError, ValueError, FileNotFoundError), match=r"columns|nothing"):
-        stores.open(tmp_path / "nothing", format=name, columns=columns)
+def test_columns_are_names_that_differ(tmp_path, name):
+    for columns in (3, [3], [], ["x", "x"], ""):
+        with pytest.raises((TypeError, ValueError, FileNotFoundError), match=r"columns|nothing"):
+            stores.open(tmp_path / "nothing", format=name, columns=columns)
 
 
 def test_an_option_of_another_format_is_refused_with_the_format_that_was_found(tmp_path):
@@ -69,47 +69,33 @@ class JsonStore(Store):
 
     format = "numbers"
 
-    def __init__(self, path):
-        super().__init__(path)
-        _ = self.index
-
     @staticmethod
     def recognises(path, names):
         return path.endswith(".numbers")
 
     def _read_index(self):
-        try:
-            return Numbers(self.path)
-        except (ValueError, TypeError) as error:
-            raise StoreError(f"{self.path} is damaged: {error}") from None
+        return Numbers(self.path)
 
     def _open_steps(self, number):
-        return self.index.streams[number]
+        return self.index[number]
 
 
-class Numbers:
+class Numbers(list):
     def __init__(self, path):
-        text = pathlib.Path(path).read_bytes()
-        self.streams = [Row(row) for row in json.loads(text)]
-        self.lengths = np.array([len(row) for row in self.streams])
-        self.fingerprint = str(hash(text))
+        try:
+            super().__init__(Row(map(int, row)) for row in json.loads(pathlib.Path(path).read_bytes()))
+        except (ValueError, TypeError) as error:
+            raise StoreError(f"{path} is damaged: {error}") from None
+        self.lengths = np.array([len(row) for row in self])
+        self.fingerprint = str(self)
 
-    def __len__(self):
-        return len(self.streams)
 
-
-class Row:
-    def __init__(self, row):
-        self.row = np.array([int(number) for number in row])
-
-    def __len__(self):
-        return len(self.row)
-
+class Row(list):
     def item(self, index):
-        return self.row[index].copy()
+        return np.int64(self[index])
 
     def read(self, start, out):
-        out[...] = self.row[start : start + len(out)]
+        out[...] = self[start : start + len(out)]
 
     def close(self):
         pass
@@ -147,7 +133,7 @@ OLDER += [(TensorDictStore, "episode", "stream"), (TfdsStore, "steps", "stream")
 
 @pytest.mark.parametrize(("kind", "old", "new"), OLDER)
 def test_older_names_of_options_are_taken_and_warned_of(tmp_path, kind, old, new):
-    with pytest.raises(TypeError, match=new):
+    with pytest.raises(TypeError):
         kind(tmp_path / "a", **{old: ["x"], new: ["x"]})
     with pytest.warns(DeprecationWarning, match=f"{old}= is called {new}="), pytest.raises((OSError, TypeError)):
         kind(tmp_path / "a", **{old: ["x"]})
@@ -155,7 +141,6 @@ def test_older_names_of_options_are_taken_and_warned_of(tmp_path, kind, old, new
 
 def test_an_older_name_is_an_option_for_open_too(tmp_path):
     (tmp_path / "a").mkdir()
-    np.savez(tmp_path / "a" / "x")
     np.save(tmp_path / "a" / "x.npy", np.arange(3))
     with pytest.warns(DeprecationWarning, match="columns"):
         assert stores.open(tmp_path, leaves=["x"]).open_stream.lengths.tolist() == [3]

@@ -8,6 +8,7 @@ import os
 import random
 import shutil
 import sys
+from contextlib import closing
 
 import pytest
 from small_stores import SMALL
@@ -57,11 +58,9 @@ def damage(path, rng):
 def read_all(path, options):
     """Everything that is in a store, or None and what the error says."""
     try:
-        _, store = stores.open(path, **options)
-        try:
-            return [items_of(store(number)) for number in store.sources], ""
-        finally:
-            store.close()
+        sources, store = stores.open(path, **options)
+        with closing(store):
+            return [items_of(store(number)) for number in sources], ""
     except StoreError as error:
         return None, str(error)
 
@@ -85,17 +84,13 @@ def test_a_store_that_is_damaged_at_one_place_is_exact_or_an_error(tmp_path, nam
     expected, _ = read_all(path, small.options)
     for seed in range(TIMES):
         copy = str(tmp_path / f"{seed}" / name)
-        shutil.copytree(path, copy) if os.path.isdir(path) else shutil.copy(path, _made(copy))
+        os.makedirs(tmp_path / f"{seed}")
+        shutil.copytree(path, copy) if os.path.isdir(path) else shutil.copy(path, copy)
         file, what = damage(copy, random.Random(seed))
         found, error = read_all(copy, small.options)
         if found is None:
             assert str(tmp_path / f"{seed}") in error, f"{file}, {what}: it is not named, {error}"
-        elif small.is_checked(file) and not is_same(found, expected):
+        elif small.checked and not is_same(found, expected):
             assert not small.checked_when_read, f"{file}, {what}: other data"
             assert stores.verify(copy, **small.options), f"{file}, {what}: other data, and verify says nothing"
         shutil.rmtree(tmp_path / f"{seed}")
-
-
-def _made(path):
-    os.makedirs(os.path.dirname(path))
-    return path

@@ -17,15 +17,13 @@ pytest.importorskip("pyarrow.parquet")
 DEEP = (np.arange(48, dtype=np.uint16) * 1365 + 7).reshape(6, 8)
 
 
-def parquet(folder, files, **options):
-    pyarrow.parquet.write_table(pyarrow.table({"png": files}), folder / "a.parquet")
+def parquet(folder, rows, **options):
+    pyarrow.parquet.write_table(pyarrow.table({"png": rows}), folder / "a.parquet")
     return ParquetStore(folder / "a.parquet", decode={"png": "image"}, **options)
 
 
 def huggingface(folder, files, **options):
-    rows = [{"bytes": file, "path": None} for file in files]
-    pyarrow.parquet.write_table(pyarrow.table({"png": rows}), folder / "a.parquet")
-    return ParquetStore(folder / "a.parquet", decode={"png": "image"}, **options)
+    return parquet(folder, [{"bytes": file, "path": None} for file in files], **options)
 
 
 def webdataset(folder, files, **options):
@@ -43,8 +41,7 @@ def png(image):
 @every_store
 def test_sixteen_bits_are_kept(tmp_path, store):
     opened = store(tmp_path, [png(DEEP)] * 4, color="gray")
-    dataset = StreamDataset(opened.sources, opened, 1, time_steps=4)
-    (batch,) = StreamDataLoader(dataset)
+    (batch,) = StreamDataLoader(StreamDataset(opened.sources, opened, 1, time_steps=4))
     found = batch.data["png"].numpy()
     assert found.dtype == np.uint16
     assert np.array_equal(found[:, 0], np.broadcast_to(DEEP, (4, 1, 6, 8)))

@@ -9,6 +9,7 @@ from packed import images, pack_here
 
 from stream_dataloader.errors import StoreError
 from stream_dataloader.stores import memmap
+from stream_dataloader.stores._base.mapped import MappedSteps
 from stream_dataloader.stores.memmap import MemmapStore
 from stream_dataloader.stores.memmap.writer import MemmapPacker
 from stream_dataloader.testing import StoreContract
@@ -23,38 +24,24 @@ def path(tmp_path_factory):
     return str(folder)
 
 
-class Changed:
-    """Steps, some of whose methods are others."""
-
-    def __init__(self, steps):
-        self.steps = steps
-
-    def __len__(self):
-        return len(self.steps)
-
-    def __getattr__(self, name):
-        return getattr(self.steps, name)
-
-
 def of_steps(**methods):
-    """A store whose steps have these methods, which take the right steps."""
-    others = {name: lambda self, *args, method=method: method(self.steps, *args) for name, method in methods.items()}
-    kind = type("Other", (Changed,), others)
-    return {"_open_steps": lambda self, number: kind(MemmapStore._open_steps(self, number))}
+    """A store whose steps have other methods."""
+
+    def open_steps(self, number):
+        steps = MemmapStore._open_steps(self, number)
+        steps.__class__ = type("Other", (MappedSteps,), methods)
+        return steps
+
+    return {"_open_steps": open_steps}
 
 
+right = MappedSteps.item
 ROOM = np.empty((3, 4, 5), np.uint8)
 
 
 def one_room(steps, index):
-    item = steps.item(index)
-    ROOM[...] = item["image"]
-    return item | {"image": ROOM}
-
-
-def another_label(steps, index):
-    item = steps.item(index)
-    return item | {"label": item["label"] + 1}
+    ROOM[...] = right(steps, index)["image"]
+    return right(steps, index) | {"image": ROOM}
 
 
 def says_nothing(self):
@@ -88,11 +75,14 @@ def state_with(**others):
 
 #: What a store has that is wrong, and the test that finds it.
 FAULTS = [
-    (of_steps(item=another_label), "holds_what_was_put_in"),
-    (of_steps(__len__=lambda steps: max(0, len(steps) - 1)), "holds_what_was_put_in"),
+    (of_steps(item=lambda steps, i: right(steps, i) | {"label": np.int64(7)}), "holds_what_was_put_in"),
+    (of_steps(__len__=lambda steps: max(0, steps._steps - 1)), "holds_what_was_put_in"),
     (of_steps(item=one_room), "items_are_copies"),
-    (of_steps(item=lambda steps, i: steps.item(i) | {"image": steps._rows[0][i]}), "items_are_copies"),
-    (of_steps(read=lambda steps, start, out: steps.read(max(0, start - 1), out)), "writes_what_it_yields"),
+    (of_steps(item=lambda steps, i: right(steps, i) | {"image": steps._parts[0][1][i]}), "items_are_copies"),
+    (
+        of_steps(read=lambda steps, start, out: MappedSteps.read(steps, max(0, start - 1), out)),
+        "writes_what_it_yields",
+    ),
     ({"lengths": property(lambda self: MemmapStore.lengths.fget(self) + 1)}, "knows_its_lengths"),
     (
         {"length": lambda self, source: MemmapStore.length(self, source[0] if type(source) is tuple else source)},

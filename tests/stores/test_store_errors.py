@@ -5,14 +5,11 @@ import json
 import os
 import pathlib
 import shutil
-import subprocess
-import sys
 
 import fsspec
 import numpy as np
 import pytest
 from episodes import episodes, write_robomimic
-from helpers import PATIENCE
 from tars import png, samples, write_tar
 
 from stream_dataloader import stores
@@ -20,15 +17,6 @@ from stream_dataloader.errors import ItemError, StoreError
 from stream_dataloader.testing._items import items_of
 
 pytestmark = pytest.mark.usefixtures("own_cache")
-
-COLUMNS = {"x": "ndarray:float32:2,3", "y": "int"}
-
-
-def write_mds(path, first=0, hashes=()):
-    with stores.MdsWriter(str(path), columns=COLUMNS, size_limit=640, hashes=list(hashes)) as writer:
-        for number in range(first, first + 40):
-            writer.write({"x": np.full((2, 3), number, np.float32), "y": number})
-    return str(path)
 
 
 @pytest.fixture
@@ -38,65 +26,28 @@ def memory():
     system.store.clear()
 
 
-def sent(memory, folder, url):
-    for name in os.listdir(folder):
-        memory.pipe(f"{url}/{name}", pathlib.Path(folder, name).read_bytes())
-    return f"memory:/{url}"
-
-
-def numbers(store):
-    return [[int(item["y"]) for item in store(number)] for number in store.sources]
-
-
 def test_a_file_url_is_a_path(tmp_path):
-    """Rewritten in place under an index of the same bytes, a new store reads what is there now."""
-    for name, first in (("a", 0), ("b", 100)):
-        with stores.MdsWriter(str(tmp_path / name), columns={"y": "int"}) as writer:
+    """Rewritten under an index of the same bytes, a new store reads what is there now."""
+    for first in (0, 100):
+        with stores.MdsWriter(str(tmp_path / f"{first}"), columns={"y": "int"}) as writer:
             for number in range(first, first + 3):
                 writer.write({"y": number})
-    url = f"file://{tmp_path}/a"
-    assert numbers(stores.open(url).open_stream) == [[0, 1, 2]]
-    index = (tmp_path / "a" / "index.json").read_bytes()
-    for name in os.listdir(tmp_path / "b"):
-        if name != "index.json":
-            shutil.copy(tmp_path / "b" / name, tmp_path / "a" / name)
-    (tmp_path / "a" / "index.json").write_bytes(index)
-    assert numbers(stores.open(url).open_stream) == [[100, 101, 102]]
-
-
-@pytest.mark.parametrize("wrong", ["sha1", "xxh64", "md5"])
-@pytest.mark.parametrize("compression", [None, "gz"])
-def test_every_hash_is_compared(tmp_path, wrong, compression):
-    path = str(tmp_path / "a")
-    with stores.MdsWriter(path, columns={"y": "int"}, compression=compression, hashes=["sha1", "xxh64", "md5"]) as out:
-        out.write({"y": 1})
-    index = tmp_path / "a" / "index.json"
-    content = json.loads(index.read_text())
-    del content["stream_dataloader"]
-    hashes = content["shards"][0]["raw_data" if compression is None else "zip_data"]["hashes"]
-    hashes[wrong] = "0" * len(hashes[wrong])
-    index.write_text(json.dumps(content))
-    (problem,) = stores.verify(path)
-    assert wrong in problem
-
-
-def test_a_missing_shard_is_one_error_by_path_and_url(tmp_path, memory):
-    folder = write_mds(tmp_path / "a")
-    os.unlink(tmp_path / "a" / "shard.00001.mds")
-    for path in (folder, sent(memory, folder, "/missing")):
-        store = stores.open(path, format="mds").open_stream
-        with pytest.raises(StoreError, match=r"shard.00001.mds is missing"):
-            store(1)
+        shutil.copytree(tmp_path / f"{first}", tmp_path / "a", dirs_exist_ok=True)
+        found = stores.open(f"file://{tmp_path}/a").open_stream
+        assert [int(item["y"]) for item in found(0)] == list(range(first, first + 3))
 
 
 @pytest.mark.parametrize("stream", ["shard", "sample"])
 def test_verify_lists_a_shard_once(tmp_path, stream):
-    folder = write_mds(tmp_path / "a", hashes=["sha1"])
+    columns = {"x": "ndarray:float32:2,3", "y": "int"}
+    with stores.MdsWriter(str(tmp_path / "a"), columns=columns, size_limit=640, hashes=["sha1"]) as writer:
+        for number in range(40):
+            writer.write({"x": np.full((2, 3), number, np.float32), "y": number})
     for name in ("shard.00000.mds", "shard.00001.mds"):
         content = bytearray((tmp_path / "a" / name).read_bytes())
         content[-1] ^= 1
         (tmp_path / "a" / name).write_bytes(content)
-    assert len(stores.verify(folder, stream=stream)) == 2
+    assert len(stores.verify(tmp_path / "a", stream=stream)) == 2
 
 
 def test_a_file_that_shrank_says_so(tmp_path):
@@ -104,22 +55,18 @@ def test_a_file_that_shrank_says_so(tmp_path):
     store = stores.open(path).open_stream
     next(store(0))  # the file stays open
     os.truncate(path, 4096)
-    with pytest.raises(StoreError, match="cut off"):
-        store(1)
-    with pytest.raises(StoreError, match="cut off"):
-        store.metadata(1)
+    for read in (store, store.metadata):
+        with pytest.raises(StoreError, match="cut off"):
+            read(1)
     store.close()
 
 
 def test_images_of_the_package_datasets_name_their_option(tmp_path):
     pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     images = [{"bytes": png(np.zeros((3, 4, 5), np.uint8)), "path": None}] * 3
-    kind = pa.struct({"bytes": pa.binary(), "path": pa.string()})
-    path = str(tmp_path / "a.parquet")
-    pq.write_table(pa.table({"image": pa.array(images, kind)}), path)
+    pq.write_table(pa.table({"image": images}), tmp_path / "a.parquet")
     with pytest.raises(StoreError, match=r"decode=\{'image': 'image'\}"):
-        next(stores.open(path).open_stream(0))
-    assert next(stores.open(path, decode={"image": "image"}).open_stream(0))["image"].shape == (3, 4, 5)
+        next(stores.open(tmp_path / "a.parquet").open_stream(0))
 
 
 def test_a_dataset_dict_lists_its_splits(tmp_path):
@@ -151,23 +98,6 @@ def test_a_pattern_of_urls_is_expanded(memory, tmp_path):
     assert [store.key(number) for number in sources] == ["v1", "v2", "v10"]
     with pytest.raises(FileNotFoundError, match="none-"):
         stores.open("memory://tars/none-*.tar")
-
-
-def test_a_tar_that_changed_on_its_server_opens_the_first_time(tmp_path):
-    """In new processes: a run asks a server once."""
-    script = """
-import pathlib, sys, fsspec
-from stream_dataloader import stores
-fsspec.filesystem("memory").pipe("/a.tar", pathlib.Path(sys.argv[1]).read_bytes())
-store = stores.open("memory://a.tar").open_stream
-print([len(list(store(number))) for number in store.sources])
-"""
-    found = []
-    for count in (2, 4):
-        tar = write_tar(tmp_path / f"{count}.tar", samples("a/", count)[0])
-        run = subprocess.run([sys.executable, "-c", script, tar], capture_output=True, timeout=PATIENCE, check=True)
-        found.append(json.loads(run.stdout))
-    assert found == [[2], [4]]
 
 
 @pytest.mark.parametrize("format", ["memmap", "lmdb", "mds"])
