@@ -44,6 +44,9 @@ def test_columns_are_names_that_differ(tmp_path, name):
     for columns in (3, [3], [], ["x", "x"], ""):
         with pytest.raises((TypeError, ValueError, FileNotFoundError), match=r"columns|nothing"):
             stores.open(tmp_path / "nothing", format=name, columns=columns)
+        np.save(tmp_path / "x.npy", np.zeros(3))
+        with pytest.raises((TypeError, ValueError), match="columns is"):
+            stores.open(tmp_path, columns=columns)
 
 
 def test_an_option_of_another_format_is_refused_with_the_format_that_was_found(tmp_path):

@@ -10,7 +10,7 @@ from small_stores import SMALL
 
 from stream_dataloader import stores
 from stream_dataloader.errors import StoreError
-from stream_dataloader.testing._items import assert_same, items_of
+from stream_dataloader.testing._items import assert_same, items_of, written
 
 #: Those whose items another seed does not change.
 WITHOUT_SEEDS = {"lerobot"}
@@ -68,7 +68,7 @@ def test_a_store_that_is_written_over_is_never_other_data(tmp_path, name):
     _, store = stores.open(path, **small.options)
     last = len(store) - 1
     first, expected = items_of(store(0)), items_of(store(last))
-    streams = [store(last), store(last)]
+    streams = [store(last), store(last), store(last)]
     for stream in streams:
         next(stream)
     begun = store(last)
@@ -76,6 +76,7 @@ def test_a_store_that_is_written_over_is_never_other_data(tmp_path, name):
     rest = [
         (lambda: list(streams[0]), expected[1:]),
         (lambda: [next(streams[1])], expected[1:2]),
+        (lambda: written(streams[2], expected[0], 3, name), expected[1:4]),
         (lambda: items_of(begun), expected),
         (lambda: items_of(store(0)), first),
     ]

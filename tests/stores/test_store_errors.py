@@ -51,7 +51,7 @@ def test_verify_lists_a_shard_once(tmp_path, stream):
 
 
 def test_a_file_that_shrank_says_so(tmp_path):
-    path = write_robomimic(tmp_path / "a.hdf5", episodes((60, 60)))
+    path = write_robomimic(tmp_path / "without_suffix", episodes((60, 60)))
     store = stores.open(path).open_stream
     next(store(0))  # the file stays open
     os.truncate(path, 4096)
