@@ -376,7 +376,7 @@ def test_sizes_that_are_absurd_are_refused_before_anything_is_allocated(tmp_path
 
 def test_a_plain_lmdb_needs_decode(tmp_path):
     path = plain(tmp_path / "a.lmdb", {b"%d" % i: b"%d" % i for i in range(5)})
-    with pytest.raises(StoreError, match="was not packed as a store; to read it as it is, give decode="):
+    with pytest.raises(StoreError, match="to read any LMDB, give decode="):
         stores.open(path)
     with pytest.raises(ValueError, match="decode= is for an LMDB that was not packed"):
         LmdbStore(written(tmp_path / "b"), decode=text)

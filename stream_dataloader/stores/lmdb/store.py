@@ -98,9 +98,7 @@ class LmdbStore(PackedStore):
         options = self._options
         was_packed = os.path.exists(os.path.join(self.path, HEADER))
         if options["decode"] is None and not was_packed:
-            raise StoreError(
-                f"{self.path} has no {HEADER}: it was not packed as a store; to read it as it is, give decode="
-            )
+            raise StoreError(f"{self.path} has no {HEADER}, as packed stores have; to read any LMDB, give decode=")
         if options["decode"] is None:
             return _PackedIndex(self.path, options, self._classes, check=self._check_all)
         if was_packed or options["columns"] is not None:
@@ -284,7 +282,7 @@ def _files_at(path: str) -> dict[str, str]:
         elif os.path.isfile(data := os.path.join(inner, "data.mdb")):
             found[data] = name
     if not found:
-        raise StoreError(f"{path} has no LMDB in it: neither data.mdb, nor files *.lmdb or *.mdb, nor folders with one")
+        raise StoreError(f"{path} has no LMDB in it: neither data.mdb, *.lmdb, *.mdb, nor folders with one")
     return found
 
 

@@ -1,7 +1,7 @@
-"""How a column's values are bytes, by the names of encodings: numbers, arrays, text, pictures and lists.
+"""How a column's values are bytes, by the names of encodings.
 
-Source: `streaming/base/format/mds/encodings.py` of mosaicml-streaming 0.13, and Pillow 13's raw modes. All numbers are
-little-endian. Of arrays, dtype and shape are either in the encoding's name or before the values::
+Source: `streaming/base/format/mds/encodings.py` of mosaicml-streaming 0.13, and Pillow 13's raw modes. Numbers are
+little-endian. Dtype and shape of arrays are in the encoding's name or before the values::
 
     ndarray:uint8:4,5     values
     ndarray:uint8         [axes << 2 | k: 1 byte] [shape: axes * 2**k bytes] values
@@ -50,8 +50,6 @@ ARRAY_DTYPES = {
 }
 _BYTE_OF_DTYPE = {name: byte for byte, name in ARRAY_DTYPES.items()}
 _SHAPE_DTYPES = ("u1", "<u2", "<u4", "<u8")
-_MOST_AXES = 32  # of NumPy before 2
-_MOST_BYTES = 1 << 32  # places in a shard are uint32
 
 _PICTURES = ("jpeg", "png", "pil")
 
@@ -83,8 +81,7 @@ class Encoding(ABC):
     is_sequence = False
 
     @abstractmethod
-    def encode(self, value: Any) -> bytes:
-        """A value as bytes."""
+    def encode(self, value: Any) -> bytes: ...
 
     @abstractmethod
     def decode(self, data: memoryview) -> Any:
@@ -107,9 +104,6 @@ class ArrayEncoding(Encoding):
         dtype: None if it is before the values.
         shape: None if it is before the values; `()` is a single number.
         kind: What single numbers are returned as.
-
-    Attributes:
-        delivered: The dtype of what is decoded; None if it is in the file.
     """
 
     def __init__(
@@ -117,22 +111,11 @@ class ArrayEncoding(Encoding):
     ) -> None:
         self.dtype = None if dtype is None else np.dtype(dtype).newbyteorder("<")
         self.shape = shape
-        self.delivered = None if dtype is None else np.dtype(dtype)
+        self.delivered = None if dtype is None else np.dtype(dtype)  # what is decoded has it
         self._kind = kind
         self.is_sequence = shape != ()
         if self.dtype is not None and shape is not None:
             self.size = math.prod(shape) * self.dtype.itemsize
-
-    @classmethod
-    def named(cls, text: str) -> ArrayEncoding:
-        """What `ndarray:text` stands for."""
-        name, _, sizes = text.partition(":")
-        if name and name not in _BYTE_OF_DTYPE:
-            raise ValueError(f"no arrays of {name!r}; there are {', '.join(_BYTE_OF_DTYPE)}")
-        shape = tuple(map(int, sizes.split(","))) if sizes else None
-        if shape is not None and (min(shape) < 1 or len(shape) > _MOST_AXES or math.prod(shape) >= _MOST_BYTES):
-            raise ValueError(f"no arrays of shape {shape}")
-        return cls(name or None, shape)
 
     def as_bool(self) -> None:
         """Deliver bool: the format has none, and `MdsPacker` writes uint8."""
@@ -143,17 +126,14 @@ class ArrayEncoding(Encoding):
         at, dtype, shape = 0, self.dtype, self.shape
         try:
             if dtype is None:
-                dtype = np.dtype(ARRAY_DTYPES[data[0]]).newbyteorder("<")
-                at = 1
+                dtype, at = np.dtype(ARRAY_DTYPES[data[0]]).newbyteorder("<"), 1
             if shape is None:
-                axes, kind = data[at] >> 2, np.dtype(_SHAPE_DTYPES[data[at] & 3])
-                at += 1 + axes * kind.itemsize
-                shape = tuple(np.frombuffer(data[at - axes * kind.itemsize : at], kind, axes).tolist())
-                if not shape:
-                    raise ValueError
+                axes, kind, begin = data[at] >> 2, np.dtype(_SHAPE_DTYPES[data[at] & 3]), at + 1
+                at = begin + axes * kind.itemsize
+                shape = tuple(np.frombuffer(data[begin:at], kind, axes or 1).tolist())
         except (KeyError, IndexError, ValueError):
             raise ValueError(f"an array that begins with the bytes {bytes(data[:16]).hex()}") from None
-        if len(data) - at != math.prod(shape) * dtype.itemsize or len(shape) > _MOST_AXES:
+        if len(data) - at != math.prod(shape) * dtype.itemsize:
             raise ValueError(f"an array {dtype.name} {shape} in {len(data) - at} bytes")
         return dtype, shape, at
 
@@ -181,11 +161,11 @@ class ArrayEncoding(Encoding):
         if self.shape == ():
             return self._encode_number(value, array)
         name = "uint8" if array.dtype.kind == "b" and self.delivered == array.dtype else array.dtype.name
-        if name not in _BYTE_OF_DTYPE or (self.dtype is not None and name != self.dtype.name):
-            wanted = ", ".join(_BYTE_OF_DTYPE) if self.dtype is None else self.dtype.name
-            raise ValueError(f"an array of {array.dtype} where {wanted} is to be written")
-        if not array.ndim or not array.size or (self.shape is not None and array.shape != self.shape):
-            wanted = "one with at least one number" if self.shape is None else str(self.shape)
+        names = list(_BYTE_OF_DTYPE) if self.dtype is None else [self.dtype.name]
+        if name not in names:
+            raise ValueError(f"an array of {array.dtype} where {', '.join(names)} is to be written")
+        if not array.ndim or not array.size or self.shape not in (None, array.shape):
+            wanted = self.shape or "one with at least one number"
             raise ValueError(f"an array of shape {array.shape} where {wanted} is to be written")
         head = b"" if self.dtype is not None else bytes([_BYTE_OF_DTYPE[name]])
         if self.shape is None:
@@ -261,14 +241,12 @@ class PictureEncoding(Encoding):
         return image
 
     def encode(self, value: Any) -> bytes:
-        array, mode = np.asarray(value), getattr(value, "mode", None)  # of Pillow's
+        array = np.asarray(value)
+        if self._kind == "pil" and hasattr(value, "mode"):  # Pillow's own
+            return _raw_bytes(value.mode, value.width, value.height, value.tobytes())
         kind = (array.dtype.newbyteorder("<").str, array.shape[2] if array.ndim == 3 else 0)
-        if self._kind == "pil" and mode is not None:
-            return _raw_bytes(mode, value.width, value.height, value.tobytes())
         if array.ndim not in (2, 3) or kind not in _MODE_OF_ARRAY or not array.size:
-            raise ValueError(
-                f"a {array.dtype} {array.shape} where a picture is to be written: uint8 (H, W), (H, W, 3) or (H, W, 4)"
-            )
+            raise ValueError(f"a {array.dtype} {array.shape} where a picture (H, W), (H, W, 3 or 4) is to be written")
         if self._kind == "pil":
             return _raw_bytes(_MODE_OF_ARRAY[kind], array.shape[1], array.shape[0], array.astype(kind[0]).tobytes())
         cv2 = import_opencv("a picture of an MDS dataset")
@@ -299,7 +277,7 @@ def _raw(data: memoryview) -> Any:
 
 
 class _ListEncoding(Encoding):
-    """Several values of one encoding, behind their count and sizes; `head` bytes come before the count."""
+    """Several values of one encoding; `head` bytes come before their count."""
 
     is_sequence = True
 
@@ -335,9 +313,7 @@ class _ListEncoding(Encoding):
 def encoding_of(name: str, *, allow_pickle: bool = False, upright: bool = True) -> Encoding:
     """The encoding of a name: that which mosaicml-streaming 0.13 has of it."""
     if name == "pkl" and not allow_pickle:
-        raise ValueError(
-            "'pkl' is refused: unpickling runs whatever code the file holds; give allow_pickle=True if you trust it"
-        )
+        raise ValueError("'pkl' is refused: unpickling runs code of the file; give allow_pickle=True if you trust it")
     kind, _, rest = name.partition(":")
     picture = name.removeprefix("list[").removesuffix("]").removesuffix("_array").removesuffix("array")
     if name in _PLAIN:
@@ -345,13 +321,14 @@ def encoding_of(name: str, *, allow_pickle: bool = False, upright: bool = True) 
     if name == "int" or name in _BYTE_OF_DTYPE:
         return ArrayEncoding("int64" if name == "int" else name, (), int if name == "int" else None)
     if kind == "ndarray":
-        return ArrayEncoding.named(rest)
+        dtype, _, sizes = rest.partition(":")
+        shape = tuple(map(int, sizes.split(","))) if sizes else None
+        if (dtype and dtype not in _BYTE_OF_DTYPE) or (shape and min(shape) < 1):
+            raise ValueError(f"no arrays of {rest!r}; there are {', '.join(_BYTE_OF_DTYPE)}")
+        return ArrayEncoding(dtype or None, shape)
     if name in _PICTURES:
         return PictureEncoding(name, upright)
     if name in ("jpeg_array", "jpegarray") or (picture in _PICTURES and name == f"list[{picture}]"):
         return _ListEncoding(PictureEncoding(picture, upright), 4 * name.startswith("list"))
-    known = ["int", *_PLAIN, *_BYTE_OF_DTYPE, "ndarray[:dtype[:shape]]", *_PICTURES]
-    raise ValueError(
-        f"there is no encoding {shorten(name)}; there are {', '.join(known)}, "
-        "list[jpeg], list[png], list[pil] and jpeg_array"
-    )
+    known = ["int", *_PLAIN, *_BYTE_OF_DTYPE, "ndarray[:dtype[:shape]]", *_PICTURES, "jpeg_array"]
+    raise ValueError(f"no encoding {shorten(name)}; there are {', '.join(known)} and list[...] of pictures")

@@ -11,7 +11,7 @@ Source: `streaming/base/format/base/reader.py`, `mds/reader.py` and `base/stream
          "raw_data": {"basename": "shard.00000.mds", "bytes": 970, "hashes": {"sha1": "77..."}},
          "zip_data": ...}, ...]}
 
-What this package writes has one key more: a checksum of the whole index, and what packed stores need besides.
+What this package writes has one key more, with a checksum of all, and what packed stores need.
 
 Guarantee: an index that was read is consistent: no file outside of the dataset, no size that a shard cannot have.
 """
@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 
 from stream_dataloader.errors import StoreError, shorten
 from stream_dataloader.stores._base.codecs import check_compression
-from stream_dataloader.stores._base.files import inside, read_json
+from stream_dataloader.stores._base.files import damage_named, inside, read_json
 from stream_dataloader.streams.cache.file_cache import is_url
 
 __all__ = ["INDEX", "DatasetIndex", "ShardEntry", "ShardFile", "in_folder", "read_index", "write_index"]
@@ -38,7 +38,7 @@ _MOST_SHARD_BYTES = 1 << 32  # places in it are uint32
 
 
 class ShardFile(NamedTuple):
-    """A shard as a file: its name, its size, and hashes of its bytes by their names."""
+    """A shard as a file; hashes of its bytes have their names."""
 
     basename: str
     bytes: int
@@ -100,36 +100,30 @@ def write_index(folder: str, shards: Sequence[Mapping[str, Any]], note: Mapping[
     os.replace(unfinished, os.path.join(folder, INDEX))
 
 
-def read_index(path: str, name: str, folder: str) -> DatasetIndex:
-    """Read the index of a dataset in a folder, from a local file, which errors call `name`."""
+def read_index(path: str, name: str) -> DatasetIndex:
+    """Read an index from a local file, which errors call `name`."""
     content = read_json(path, dict)
-    note, found = content.get(_NOTE, {}), content.get("shards")
-    if content.get("version") != 2 or not isinstance(found, list):
-        raise StoreError(
-            f"{name} is of version {shorten(content.get('version'))}, and version 2 is read, with a list of shards"
-        )
-    digest = _digest(content) if isinstance(note, dict) else ""
-    renamed = any(isinstance(value, dict) and "check" in value for key, value in content.items() if key != _NOTE)
-    if not isinstance(note, dict) or renamed or note.get("check", digest if not note else None) != digest:
-        raise StoreError(f"{name} is damaged: its checksum is another; write the dataset anew")
-    shards: list[ShardEntry] = []
-    columns: list[list[Any]] = [[], [], []]
-    for number, entry in enumerate(found):
-        try:
-            here = [list(entry[f"column_{kind}"]) for kind in ("names", "encodings", "sizes")]
-            if number and here != columns:
-                raise ValueError(f"its columns are {shorten(here[:2])}, and those of shard 0 {shorten(columns[:2])}")
-            columns = here
-            names, encodings, sizes = here
-            texts = all(isinstance(text, str) for text in (*names, *encodings))
-            if not texts or not len(names) == len(encodings) == len(sizes) == len(set(names)) > 0:
-                raise ValueError(f"its columns are {shorten(here)}")
-            _check_counts(*(size or 0 for size in sizes))
-            shards.append(_shard(entry, folder))
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise StoreError(
-                f"{name}, shard {number}: {type(error).__name__}, {error}; write the dataset anew"
-            ) from error
+    with damage_named(name):
+        if content["version"] != 2 or not isinstance(content["shards"], list):
+            raise StoreError(f"{name} is of version {shorten(content['version'])}, and version 2 is read, with shards")
+        note, digest = content.get(_NOTE, {}), _digest(content)
+        renamed = any(isinstance(value, dict) and "check" in value for key, value in content.items() if key != _NOTE)
+        if renamed or note.get("check", None if note else digest) != digest:
+            raise StoreError(f"{name} is damaged: its checksum is another; write the dataset anew")
+        shards: list[ShardEntry] = []
+        columns: list[list[Any]] = [[], [], []]
+        for number, entry in enumerate(content["shards"]):
+            with damage_named(where := f"{name}, shard {number}"):
+                here = [list(entry[f"column_{kind}"]) for kind in ("names", "encodings", "sizes")]
+                if number and here != columns:
+                    raise ValueError(f"its columns are {shorten(here)}, and those before {shorten(columns)}")
+                columns = here
+                names, encodings, sizes = here
+                texts = all(isinstance(text, str) for text in (*names, *encodings))
+                if not texts or not len(names) == len(encodings) == len(sizes) == len(set(names)) > 0:
+                    raise ValueError(f"its columns are {shorten(here)}")
+                _check_counts(*(size or 0 for size in sizes))
+                shards.append(_shard(entry, where))
     return DatasetIndex(columns[0], columns[1], columns[2], shards, note, digest)
 
 
@@ -139,23 +133,19 @@ def _check_counts(*counts: Any) -> None:
             raise ValueError(f"{shorten(count)} where a number below {_MOST_SHARD_BYTES:,} should be")
 
 
-def _shard(found: Any, folder: str) -> ShardEntry:
-    samples, compression, zipped = found["samples"], found["compression"], found["zip_data"]
-    raw = _file(found["raw_data"], folder)
-    _check_counts(samples)
+def _shard(found: Any, where: str) -> ShardEntry:
+    samples, compression, zipped = found["samples"], found["compression"], None
     if (found["version"], found["format"]) != (2, "mds"):
         raise ValueError(f"it is of format {shorten(found['format'])}, version {shorten(found['version'])}")
-    if raw.bytes < 8 + 4 * samples:
-        raise ValueError(f"it has {samples:,} samples in {raw.bytes:,} bytes")
-    if (compression is None) != (zipped is None):
-        raise ValueError(f"it has the compression {shorten(compression)} and the file {shorten(zipped)}")
+    raw = _file(found["raw_data"], where)
+    _check_counts(samples, raw.bytes - 8 - 4 * samples)
     if compression is not None:
         check_compression(compression)
-    return ShardEntry(samples, raw, None if zipped is None else _file(zipped, folder), compression)
+        zipped = _file(found["zip_data"], where)
+    return ShardEntry(samples, raw, zipped, compression)
 
 
-def _file(found: Mapping[str, Any], folder: str) -> ShardFile:
-    inside(folder, found["basename"], "it")
+def _file(found: Mapping[str, Any], where: str) -> ShardFile:
+    inside("", found["basename"], where)
     _check_counts(found["bytes"])
-    hashes = {name: str(value) for name, value in (found["hashes"] or {}).items()}
-    return ShardFile(found["basename"], found["bytes"], hashes)
+    return ShardFile(found["basename"], found["bytes"], dict(found["hashes"] or {}))

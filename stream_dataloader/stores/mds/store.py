@@ -1,4 +1,4 @@
-"""Reads MDS datasets, of this package and of others, from a folder or from a server.
+"""Reads MDS datasets from a folder or from a server.
 
 Source: mosaicml-streaming 0.13, whose `MDSWriter` and `StreamingDataset` the tests compare with.
 
@@ -81,12 +81,16 @@ class MdsStore(Store):
     ) -> None:
         if stream is not None and not isinstance(stream, str):
             raise TypeError(f"stream is {stream!r}; give 'shard', 'sample' or the name of a column")
-        self._stream = stream
-        self._columns = given_columns(columns)
-        self._decoding = {"allow_pickle": allow_pickle, "upright": upright}
-        self._ahead = whole_number("predownload", predownload, "give a number of shards from 0 on", 0)
-        options: dict[str, Any] = {"stream": stream, "split": split, "columns": self._columns, "cache": cache}
-        super().__init__(path, **options, **self._decoding, predownload=self._ahead)
+        super().__init__(
+            path,
+            stream=stream,
+            split=split,
+            columns=given_columns(columns),
+            allow_pickle=allow_pickle,
+            upright=upright,
+            cache=cache,
+            predownload=whole_number("predownload", predownload, "give a number of shards from 0 on", 0),
+        )
         self._cache = FileCache() if cache is None else cache
         if split:
             inside(self.path, split, "split")
@@ -100,14 +104,12 @@ class MdsStore(Store):
     def _read_index(self) -> MdsIndex:
         path = in_folder(self._folder, INDEX)
         if not is_url(path) and not os.path.isdir(self._folder):
-            raise FileNotFoundError(f"there is no MDS dataset at {self._folder}; give the folder of its index.json")
+            raise FileNotFoundError(f"there is no MDS dataset at {self._folder}; give the folder of index.json")
         stamp = self._state()
         with self._cache.open(path) as local:
-            found = read_index(local.path, path, self._folder)
+            found = read_index(local.path, path)
             stamp = stamp or os.path.basename(local.path)
-        return MdsIndex(
-            self._folder, found, self._stream, self._columns, self._decoding, self._classes, self._cache, stamp
-        )
+        return MdsIndex(self._folder, found, stamp, self._options, self._classes, self._cache)
 
     def close(self) -> None:
         """See `Store`."""
@@ -116,7 +118,7 @@ class MdsStore(Store):
         super().close()
 
     def _open_steps(self, number: int) -> MdsSteps:
-        return MdsSteps(self.index, number, self._ahead, functools.partial(self.name_of, number))
+        return MdsSteps(self.index, number, self._options["predownload"], functools.partial(self.name_of, number))
 
     def key(self, number: int) -> str:
         return str(self.index.key(self._check_number(number)))
@@ -174,13 +176,12 @@ class MdsSteps:
         if index.kind != "sample" and index.lengths is not None:
             self._steps = int(index.lengths[number])
         try:
-            if index.kind == "sample":
+            if self._steps:
                 shard, sample = self._at(0)
+            if index.kind == "sample":
                 assert isinstance(shard, Shard)
                 self._rows, self._begin = Sample(shard, sample, index.columns), 0
                 self._end = self._steps = self._rows.samples
-            elif self._steps:
-                self._at(0)
         except StoreError as error:
             self.close()
             raise self._error(error) from error
@@ -216,8 +217,7 @@ class MdsSteps:
 
     def read(self, start: int, out: Any) -> None:
         _, leaves = flatten(out)
-        stop = start + len(leaves[0])
-        step = start
+        step, stop = start, start + len(leaves[0])
         while step < stop and self._direct:
             try:
                 rows, _ = self._at(step)
@@ -256,8 +256,6 @@ def _put(view: Any, column: Column, leaf: Any) -> None:
     assert isinstance(column.encoding, ArrayEncoding)
     dtype = column.encoding.delivered or view.dtype.newbyteorder("=")
     if dtype != leaf.dtype or view.shape[1:] != leaf.shape[1:]:
-        raise StoreError(
-            f"the column {column.name!r} is {dtype} {view.shape[1:]}, and in the steps before it {leaf.dtype} "
-            f"{leaf.shape[1:]}; store all alike"
-        )
+        before = f"{leaf.dtype} {leaf.shape[1:]}"
+        raise StoreError(f"the column {column.name!r} is {dtype} {view.shape[1:]}, and before it {before}")
     leaf[...] = view

@@ -18,8 +18,8 @@ Guarantee: a pass over a column is made once by all processes, and kept. What is
 from __future__ import annotations
 
 import hashlib
-import mmap
 import os
+import struct
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from stream_dataloader._items.structure import Node, flatten
 from stream_dataloader.errors import StoreError, shorten
-from stream_dataloader.stores._base.files import inside, stamp_of
+from stream_dataloader.stores._base.files import damage_named, inside, stamp_of
 from stream_dataloader.stores._base.structure import from_json
 from stream_dataloader.stores._base.tables import Texts, encoded, stops_of
 from stream_dataloader.stores.mds.encodings import ArrayEncoding, encoding_of
@@ -40,7 +40,7 @@ from stream_dataloader.streams.cache.file_cache import FileCache, is_url
 __all__ = ["MdsIndex", "write_table"]
 
 _MAGIC = b"SDMDST1\n"
-_HEAD_BYTES = len(_MAGIC) + 4 * 8
+_HEAD = struct.Struct("<8s4q")
 
 _MOST_ROWS = 1 << 56
 _COLUMN = "column:"
@@ -51,23 +51,19 @@ class _Table(Texts):
     """A table, mapped; its streams lie within `most` samples."""
 
     def __init__(self, path: str, most: int) -> None:
-        try:
-            with open(path, "rb") as file:
-                size = os.fstat(file.fileno()).st_size
-                mapped: Any = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size >= _HEAD_BYTES else bytes(40)
-        except FileNotFoundError:
-            raise StoreError(f"{path} is missing: the store is unfinished or damaged; write it anew") from None
-        count, keys, notes, self.check = np.frombuffer(mapped, "<i8", 4, len(_MAGIC)).tolist()
-        whole = min(count, keys, notes) >= 0 and size == _HEAD_BYTES + 32 * count + keys + notes
-        if not whole or mapped[: len(_MAGIC)] != _MAGIC or zlib.crc32(memoryview(mapped)[_HEAD_BYTES:]) != self.check:
-            raise StoreError(f"{path} is damaged: it is no table of streams, or its checksum is another")
-        rows = np.frombuffer(mapped, "<i8", 4 * count, _HEAD_BYTES).reshape(4, count)
-        self.starts, self.steps, *stops = rows
-        texts = memoryview(mapped)[_HEAD_BYTES + 32 * count :]
-        super().__init__(texts[:keys], stops[0], texts[keys:], stops[1])
-        outside = rows.min(initial=0) < 0 or (np.diff(stops) < 0).any()
-        if outside or (self.starts + self.steps).max(initial=0) > most:
-            raise StoreError(f"{path} is damaged: a stream lies outside of the dataset's {most} samples")
+        with damage_named(path):  # NumPy refuses a file that is too short
+            content = np.memmap(path, np.uint8, "r")
+            magic, count, keys, notes, self.check = _HEAD.unpack_from(content.data)
+            body = content[_HEAD.size :]
+            rows = body[: 32 * count].view("<i8").reshape(4, count)
+            self.starts, self.steps, *stops = rows
+            texts = body[32 * count :]
+            if magic != _MAGIC or len(texts) != keys + notes or zlib.crc32(body.data) != self.check:
+                raise ValueError("it is no table of streams, or its checksum is another")
+            super().__init__(texts[:keys], stops[0], texts[keys:], stops[1])
+            outside = rows.min(initial=0) < 0 or (np.diff(stops) < 0).any()
+            if outside or (self.starts + self.steps).max(initial=0) > most:
+                raise ValueError(f"a stream lies outside of the dataset's {most} samples")
 
 
 def write_table(
@@ -81,53 +77,43 @@ def write_table(
     texts, jsons = encoded(keys, notes)
     rows = np.array([starts, steps, stops_of(texts), stops_of(jsons)], "<i8")
     body = b"".join([rows.tobytes(), *texts, *jsons])
-    sizes = [len(texts), sum(map(len, texts)), sum(map(len, jsons)), zlib.crc32(body)]
+    check = zlib.crc32(body)
     with open(path, "wb") as file:
-        file.write(_MAGIC + np.array(sizes, "<i8").tobytes() + body)
+        file.write(_HEAD.pack(_MAGIC, len(texts), sum(map(len, texts)), sum(map(len, jsons)), check) + body)
         file.flush()
         os.fsync(file.fileno())
-    return sizes[3]
+    return check
 
 
 class MdsIndex:
     """What is in a dataset, and what its streams are; see `Store._read_index`.
 
     Attributes:
-        found: index.json.
         kind: What a stream is: "packed", "shard", "sample" or "column:" and a name.
-        structure: Of an item.
-        columns: Its leaves.
-        firsts: The first sample of each shard, and behind them the number of all samples.
-        shards: All of them.
+        columns: The leaves of an item.
+        firsts: The first sample of each shard, and behind them the number of all.
         starts: The first sample of each stream.
-        lengths: See `Store._read_index`.
-        fingerprint: See `Store._read_index`.
-        key: Returns a stream's key.
-        note: Returns a stream's metadata.
     """
 
     def __init__(
         self,
         folder: str,
         found: DatasetIndex,
-        stream: str | None,
-        columns: list[str] | None,
-        decoding: Mapping[str, bool],
+        stamp: str,
+        options: Mapping[str, Any],
         classes: dict[str, type],
         cache: FileCache,
-        stamp: str,
     ) -> None:
         self.found = found
-        self._folder, self._cache, self._decoding = folder, cache, decoding
+        self._folder, self._cache, self._options = folder, cache, options
         self._name = in_folder(folder, INDEX)
-        self._key = (stream or "").removeprefix(_COLUMN)
-        self.kind = stream or ("packed" if "table" in found.note else "shard")
+        self._key = (options["stream"] or "").removeprefix(_COLUMN)
+        self.kind = options["stream"] or ("packed" if "table" in found.note else "shard")
         if self.kind not in ("packed", "shard", "sample"):
             self.kind = _COLUMN + self._key
-        self.structure, self.columns = self._items(columns, classes)
+        self.structure, self.columns = self._items(options["columns"], classes)
         self.firsts: NDArray[np.int64] = np.cumsum([0, *(shard.samples for shard in found.shards)])
-        hashed = all(shard.raw.hashes for shard in found.shards)
-        replaceable = not hashed and is_url(folder)
+        replaceable = is_url(folder) and not all(shard.raw.hashes for shard in found.shards)
         self._version = hashlib.sha256(f"{found.digest} {stamp if replaceable else ''}".encode()).hexdigest()[:16]
         self.shards = Shards(folder, found, self._version, cache, stamp)
         self.key: Callable[[int], str] = str
@@ -151,15 +137,13 @@ class MdsIndex:
         if name not in self.found.names:
             raise StoreError(f"{self._name} has no column {shorten(name)}; it has {self.found.names}")
         place = self.found.names.index(name)
+        kind, size, options = self.found.encodings[place], self.found.sizes[place], self._options
         try:
-            encoding = encoding_of(self.found.encodings[place], **self._decoding)
+            encoding = encoding_of(kind, allow_pickle=options["allow_pickle"], upright=options["upright"])
         except ValueError as error:
             raise StoreError(f"{self._name}, column {name!r}: {error}; or leave it out, by columns=[...]") from None
-        if (encoding.size or None) != (self.found.sizes[place] or None):
-            raise StoreError(
-                f"{self._name}, column {name!r}: its values have {self.found.sizes[place]} bytes, and "
-                f"{self.found.encodings[place]!r} has {encoding.size}; write the dataset anew"
-            )
+        if (encoding.size or None) != (size or None):
+            raise StoreError(f"{self._name}, column {name!r}: {size} bytes a value, and {kind!r} has {encoding.size}")
         if name in self.found.note.get("bools", ()) and isinstance(encoding, ArrayEncoding):
             encoding.as_bool()
         return Column(name, place, encoding)
@@ -171,8 +155,7 @@ class MdsIndex:
             structure, names = from_json(packed["structure"], self._name, classes), list(packed["columns"])
         else:
             others = [name for name in self.found.names if name not in (note.get("key"), self._key)]
-            names = others or self.found.names if wanted is None else wanted
-            structure, names = flatten({name: name for name in names})
+            structure, names = flatten({name: name for name in wanted or others or self.found.names})
         return structure, [self._column(name) for name in names]
 
     def _rows_of_samples(self) -> NDArray[np.int64] | None:
@@ -187,12 +170,8 @@ class MdsIndex:
             return None
 
         def write_lengths(path: str) -> None:
-            steps = []
-            for sample, part in self.shards.parts(rows):
-                try:
-                    steps.append(len(rows.encoding.rows(part)))
-                except (TypeError, ValueError) as error:  # or a single number
-                    raise StoreError(f"sample {sample}: the column {rows.name!r} has {error}") from error
+            parts = self.shards.parts(rows)
+            steps = [len(rows.read(f"sample {sample}", rows.encoding.rows, part)) for sample, part in parts]
             write_table(path, [0] * len(steps), steps, [""] * len(steps), [{}] * len(steps))
 
         return self._made_table(write_lengths, _MOST_ROWS).steps
@@ -200,12 +179,12 @@ class MdsIndex:
     def _packed_table(self) -> _Table:
         said = self.found.note.get("table")
         if said is None:
-            raise StoreError(f"{self._name} does not say where its streams are; name what a stream is, by stream=")
+            raise StoreError(f"{self._name} has no table of streams; say what a stream is, by stream=")
         inside(self._folder, said["basename"], self._name)
         with self._cache.open(in_folder(self._folder, said["basename"])) as local:
             table = _Table(local.path, int(self.firsts[-1]))
         if table.check != said["check"]:
-            raise StoreError(f"{local.path} is damaged, or of another store: its checksum is another; pack it anew")
+            raise StoreError(f"{local.path} is damaged: its checksum is another; pack it anew")
         return table
 
     def _table_of_runs(self) -> _Table:
@@ -213,9 +192,7 @@ class MdsIndex:
         column, total = self._column(self._key), int(self.firsts[-1])
         kind = self.found.encodings[column.place]
         if kind not in _KEYS and not (kind.lstrip("u").startswith("int") and column.encoding.size):
-            raise StoreError(
-                f"{self._name}: the column {column.name!r} is {kind!r}, and streams are named by text or whole numbers"
-            )
+            raise StoreError(f"{self._name}: {column.name!r} is {kind!r}, and text or integers name streams")
 
         def write_runs(path: str) -> None:
             starts: dict[str, int] = {}
@@ -223,10 +200,7 @@ class MdsIndex:
             for sample, part in self.shards.parts(column):
                 if before == (before := bytes(part)):
                     continue
-                try:
-                    value = column.encoding.decode(part)
-                except ValueError as error:
-                    raise StoreError(f"sample {sample} has no key: {error}") from error
+                value = column.read(f"sample {sample}", column.encoding.decode, part)
                 key = value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else str(value)
                 starts[f"{key}@{sample}" if key in starts else key] = sample  # one that comes again is another stream
             steps = np.diff([*starts.values(), total][-1 - len(starts) :])
@@ -243,8 +217,5 @@ class MdsIndex:
         stamp = stamp_of(in_folder(folder, file.basename) for file in files)
         version = hashlib.sha256(f"{self._version} {stamp}".encode()).hexdigest()[:16]
         size = 64 + 64 * int(self.firsts[-1])
-        try:
-            with self._cache.made(f"{folder}#{self.kind}.streams", version, size, make) as at:
-                return _Table(at.path, most)
-        except ValueError as error:
-            raise StoreError(f"{self._folder}: {error}") from error
+        with damage_named(self._folder), self._cache.made(f"{folder}#{self.kind}.streams", version, size, make) as at:
+            return _Table(at.path, most)
