@@ -1,7 +1,7 @@
 """LMDB files, mapped; and their pages, which say where keys and values lie.
 
-LMDB trusts what is in a file: of 500 files that were cut off or had a few bytes changed, 77 to 152 end a process that
-reads them by py-lmdb 3.0.0. So the few pages that lead to values are looked at here.
+LMDB trusts what is in a file: of 500 that were cut off or changed in a few bytes, 77 to 152 end a process that reads
+them by py-lmdb 3.0.0. So the few pages that lead to values are looked at here.
 
 Source: `MDB_meta`, `MDB_page` and `MDB_node` of LMDB 0.9's mdb.c, data version 1.
 

@@ -219,7 +219,7 @@ class _PackedSteps:
         return self._databases.value(self._database, self._first + window, name, take)
 
     def verify(self) -> None:
-        """Read all values, also those that were checked already, and compare the whole stream's checksum."""
+        """Read all values, and compare the whole stream's checksum."""
         crc = 0
         for window in range(-(-self._steps // self._window)):
             crc = zlib.crc32(self._value(window, check_value).to_bytes(4, "little"), crc)
@@ -232,7 +232,7 @@ class _PackedSteps:
 
 
 class _PlainIndex:
-    """All keys of some databases that were not packed, and the streams that they make; see `Store._read_index`."""
+    """The streams of databases that were not packed; see `Store._read_index`."""
 
     version = ""
     structure = None

@@ -93,7 +93,7 @@ class Windows:
             self._cv2: Any = import_opencv('codec="jpeg"')
 
     def encode(self, columns: Sequence[Any], steps: int) -> tuple[bytes, int]:
-        """A value of some steps, and its checksum; `columns` has these of each leaf, and maybe more."""
+        """A value of some steps of each leaf's column, and its checksum."""
         parts: list[Any] = []
         for column, is_image in zip(columns, self.images, strict=True):
             if is_image:

@@ -1,4 +1,4 @@
-"""The shards of an MDS dataset: fetched and unpacked once by all processes together, mapped, and read.
+"""The shards of an MDS dataset: fetched and unpacked once by all processes, mapped, and read.
 
 Source: `streaming/base/format/mds/reader.py` and `writer.py` of mosaicml-streaming 0.13. ::
 
@@ -10,8 +10,8 @@ Source: `streaming/base/format/mds/reader.py` and `writer.py` of mosaicml-stream
 
 All numbers are little-endian. A local shard that is not compressed is mapped where it is, any other lies in the cache.
 
-Guarantee: a shard that does not hold what the index says is an error that names it, and is not kept. No place outside
-of the file is read. A file that is cut off or written to while it is read is an error.
+Guarantee: a shard that does not hold what the index says is an error that names it, and is not kept. A file that is cut
+off or written to while it is read is an error.
 """
 
 from __future__ import annotations
@@ -132,10 +132,7 @@ class Shard:
 
 
 class Sample:
-    """What one sample holds, read as a shard is: its arrays' rows and its lists' elements are time steps.
-
-    What is neither is the same in all of them.
-    """
+    """What one sample holds, read as a shard is: its arrays' rows and its lists' elements are time steps."""
 
     def __init__(self, shard: Shard, sample: int, columns: Sequence[Column]) -> None:
         self.known = shard.known
