@@ -17,7 +17,7 @@ def open_stream(length):
     return iter([np.full(1, 100 * source + i, np.float32) for i in range(length)])
 
 
-def loader(known=True, **options):
+def loader(known=True, open_stream=open_stream, **options):
     lengths = {"lengths": LENGTHS} if known else {}
     values = {"shuffle": True, "seed": 0} | options
     return StreamDataLoader(StreamDataset(LENGTHS, open_stream, 2, time_steps=2, **lengths, **values))
@@ -79,11 +79,9 @@ def first(batch):
 def key(batch):
     if isinstance(batch, dict):
         return {name: key(each) for name, each in batch.items()}
-    return (
-        batch
-        if batch is None or isinstance(batch, (list, torch.Tensor))
-        else (batch.epoch, batch.step, batch.source.tolist())
-    )
+    if batch is None or isinstance(batch, (list, torch.Tensor)):
+        return batch
+    return batch.epoch, batch.step, batch.source.tolist()
 
 
 def trainer_of(folder, callbacks=(), **options):

@@ -1,12 +1,10 @@
 """Trainers of other projects take the loader as it is: Lightning, Accelerate, transformers, Ray, torchdata."""
 
 import re
-import subprocess
-import sys
 
 import pytest
 import torch
-from helpers import PATIENCE, ROOT
+from helpers import ROOT, run_program
 
 from stream_dataloader import StreamDataLoader, StreamDataset
 from stream_dataloader.recurrent import RecurrentState
@@ -18,17 +16,13 @@ def loader(workers=0):
     return StreamDataLoader(StreamDataset([6, 4, 5], lambda n: map(float, range(n)), 2, time_steps=2), workers)
 
 
-def test_accelerate_refuses_to_take_the_loader_apart():
+def test_the_loader_is_not_taken_apart():
     accelerate = pytest.importorskip("accelerate")
-    with pytest.raises(AttributeError, match=r"no drop_last: .*load_state_dict"):
+    with pytest.raises(AttributeError, match="drop_last"):
         accelerate.skip_first_batches(loader(), 1)
-    with pytest.raises(AttributeError, match="no sampler: it reads streams"):
+    with pytest.raises(AttributeError, match="sampler"):
         accelerate.Accelerator(cpu=True).prepare_data_loader(loader())
-
-
-def test_transformers_finds_no_sampler():
-    utilities = pytest.importorskip("transformers.trainer_pt_utils")
-    assert utilities.get_dataloader_sampler(loader()) is None
+    assert pytest.importorskip("transformers.trainer_pt_utils").get_dataloader_sampler(loader()) is None
 
 
 def build():
@@ -68,14 +62,13 @@ def test_accelerate_saves_and_loads_a_carried_state(tmp_path):
 @pytest.mark.slow
 def test_ray_train_goes_on_after_a_failure():
     pytest.importorskip("ray.train")
-    command = [sys.executable, ROOT / "examples" / "ray_train.py"]
-    result = subprocess.run(command, capture_output=True, text=True, check=True, timeout=PATIENCE)
-    lines = re.findall(r"epoch (\d), rank (\d): (\d+) batches, (\d+) items", result.stdout)
+    output = run_program(ROOT / "examples" / "ray_train.py")
+    lines = re.findall(r"epoch (\d), rank (\d): (\d+) batches, (\d+) items", output)
     assert sorted((epoch, rank) for epoch, rank, _, _ in lines) == [("0", "0"), ("0", "1"), ("1", "0"), ("1", "1")]
     assert len({batches for _, _, batches, _ in lines}) == 1
     items = sum((7 * i) % 30 + 3 for i in range(40))
     assert [sum(int(n) for epoch, _, _, n in lines if epoch == e) for e in "01"] == [items] * 2
-    assert set(re.findall(r"rank (\d) goes on with epoch 1", result.stdout)) == {"0", "1"}
+    assert set(re.findall(r"rank (\d) goes on with epoch 1", output)) == {"0", "1"}
 
 
 def test_it_is_the_protocol_of_torchdatas_stateful_loader():

@@ -5,15 +5,14 @@ import math
 import warnings
 
 import pytest
-import torch
 
 lightning = pytest.importorskip("lightning.pytorch")
 
 from lightning.pytorch.utilities import CombinedLoader  # noqa: E402
-from lightning_runs import COUNTS, LENGTHS, Model, cycling, fit, key, loader, trainer_of  # noqa: E402
+from lightning_runs import COUNTS, Model, cycling, fit, key, loader, trainer_of  # noqa: E402
 from torch.utils.data import DataLoader  # noqa: E402
 
-from stream_dataloader import StreamDataLoader, StreamDataset, get_stream_info  # noqa: E402
+from stream_dataloader import StreamDataLoader  # noqa: E402
 from stream_dataloader.integrations.lightning import ExactResume, StreamEpochs  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # theirs
@@ -41,10 +40,9 @@ def test_every_epoch_is_read_to_its_end_and_validated_there(tmp_path, known):
 
 def test_half_epochs_are_halves_of_each_epoch(tmp_path):
     model = fit(loader(), tmp_path, [StreamEpochs()], validation=VALIDATION, val_check_interval=0.5)
-    halves = [
-        (model.events[i - 1][0], model.events[i - 1][1] + 1) for i, e in enumerate(model.events) if e == "validated"
-    ]
-    assert halves == [(e, n) for e, count in enumerate(COUNTS) for n in range(count // 2, count + 1, count // 2)]
+    before = [model.events[i - 1] for i, event in enumerate(model.events) if event == "validated"]
+    halves = [(e, n - 1) for e, count in enumerate(COUNTS) for n in range(count // 2, count + 1, count // 2)]
+    assert before == halves
 
 
 class Totals(lightning.callbacks.ProgressBar):
@@ -85,6 +83,7 @@ def test_fit_called_twice_goes_on_with_the_next_epoch(tmp_path, known):
     trainer.fit_loop.max_epochs = 3
     trainer.fit(model, train)
     assert model.trained == flat(epochs(known))
+    assert "_load_combined_loader_states" not in vars(trainer.fit_loop), "Lightning is left as it was"
 
 
 @pytest.mark.parametrize("known", [True, False])
@@ -100,25 +99,20 @@ def test_the_last_accumulated_step_of_each_epoch_is_done(tmp_path, known):
     assert [steps.count(e) for e in range(3)] == [math.ceil(count / 4) for count in COUNTS]
 
 
-@pytest.mark.parametrize("known", [True, False])
-def test_limits_hold_in_each_epoch(tmp_path, known):
-    model = fit(loader(known), tmp_path, [StreamEpochs()], validation=VALIDATION, limit_train_batches=4)
-    assert model.trained == flat(epoch[:4] for epoch in epochs(known))
-    assert model.events.count("validated") == 3
-    if known:
-        model = fit(loader(), tmp_path, [StreamEpochs()], limit_train_batches=0.5)
-        assert model.trained == flat(epoch[: len(epoch) // 2] for epoch in epochs())
-
-
-@pytest.mark.parametrize("known", [True, False])
-def test_max_steps_ends_within_an_epoch(tmp_path, known):
-    model = fit(loader(known), tmp_path, [StreamEpochs()], max_epochs=-1, max_steps=13)
-    assert model.trained == flat(epochs(known))[:13]
-
-
-def test_overfitting_trains_on_the_same_batches_each_epoch(tmp_path):
-    model = fit(loader(), tmp_path, [StreamEpochs()], overfit_batches=2)
-    assert model.trained == epochs()[0][:2] * 3
+@pytest.mark.parametrize(
+    ("options", "known", "expected"),
+    [
+        ({"limit_train_batches": 4}, True, lambda epochs: flat(epoch[:4] for epoch in epochs)),
+        ({"limit_train_batches": 4}, False, lambda epochs: flat(epoch[:4] for epoch in epochs)),
+        ({"limit_train_batches": 0.5}, True, lambda epochs: flat(epoch[: len(epoch) // 2] for epoch in epochs)),
+        ({"max_epochs": -1, "max_steps": 13}, True, lambda epochs: flat(epochs)[:13]),
+        ({"max_epochs": -1, "max_steps": 13}, False, lambda epochs: flat(epochs)[:13]),
+        ({"overfit_batches": 2}, True, lambda epochs: epochs[0][:2] * 3),
+    ],
+)
+def test_limits_hold(tmp_path, options, known, expected):
+    model = fit(loader(known), tmp_path, [StreamEpochs()], validation=VALIDATION, **options)
+    assert model.trained == expected(epochs(known))
 
 
 def test_without_the_callback_it_overfits_on_the_first_batches_and_seeds_workers(tmp_path, monkeypatch):
@@ -129,14 +123,17 @@ def test_without_the_callback_it_overfits_on_the_first_batches_and_seeds_workers
     assert train.worker_init_fn.func.__name__ == "pl_worker_init_function"
 
 
-@pytest.mark.parametrize("known", [True, False])
-def test_loaders_that_are_made_anew_have_lightnings_numbers(tmp_path, known):
+def fit_anew(make, folder):
     class Making(Model):
         def train_dataloader(self):
-            return loader(known)
+            return make()
 
-    model = fit(None, tmp_path, [StreamEpochs()], model=Making(), reload_dataloaders_every_n_epochs=1)
-    assert model.trained == flat(epochs(known))
+    return fit(None, folder, [StreamEpochs()], model=Making(), reload_dataloaders_every_n_epochs=1)
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_loaders_that_are_made_anew_have_lightnings_numbers(tmp_path, known):
+    assert fit_anew(lambda: loader(known), tmp_path).trained == flat(epochs(known))
 
 
 def test_epochs_of_n_batches_are_stretches_of_one_run(tmp_path):
@@ -146,13 +143,7 @@ def test_epochs_of_n_batches_are_stretches_of_one_run(tmp_path):
         plain = cycling()
         assert model.trained == flat([key(batch) for batch in plain] for _ in range(3))
         assert model.events.count("validated") == 6
-
-        class Making(Model):
-            def train_dataloader(self):
-                return cycling()
-
-        again = fit(None, tmp_path, [StreamEpochs()], model=Making(), reload_dataloaders_every_n_epochs=1)
-        assert again.trained == model.trained
+        assert fit_anew(cycling, tmp_path).trained == model.trained
         same = fit(cycling(), tmp_path, [StreamEpochs()], overfit_batches=2)
         assert same.trained == model.trained[:2] * 3
 
@@ -170,32 +161,16 @@ def test_it_may_be_one_of_several_loaders(tmp_path, mode, known, others):
         assert [batch["b"].item() for batch in model.trained] == flat([i % others for i in range(n)] for n in COUNTS)
 
 
-def noisy(length):
-    draw = get_stream_info().rng.random
-    return iter([torch.full((1,), draw()) for _ in range(length)])
-
-
-def noisy_loader():
-    return StreamDataLoader(StreamDataset(LENGTHS, noisy, 2, time_steps=2, shuffle=True, seed=0))
-
-
 @pytest.mark.parametrize("same", [True, False])
 def test_validation_reads_the_same_each_time_or_the_epoch_trained_on(tmp_path, same):
-    seen = []
-
     class Validating(Model):
         def validation_step(self, batch, index):
             if not self.trainer.sanity_checking:
-                seen.append((self.current_epoch, batch.epoch, batch.data.tolist()))
+                seen.append((self.current_epoch, key(batch)))
 
-    train = loader(known=False)
-    callbacks = [StreamEpochs(same_validation=same)]
-    model = fit(train, tmp_path, callbacks, model=Validating(), validation=noisy_loader(), num_sanity_val_steps=1)
-    assert model.trained == flat(epochs(known=False))
-    plain, expected = noisy_loader(), []
-    for epoch in range(3):
-        plain.set_epoch(0 if same else epoch)
-        expected += [(epoch, batch.epoch, batch.data.tolist()) for batch in plain]
+    seen, train, callbacks = [], loader(known=False), [StreamEpochs(same_validation=same)]
+    fit(train, tmp_path, callbacks, model=Validating(), validation=loader(known=False), num_sanity_val_steps=1)
+    expected = [(epoch, batch) for epoch in range(3) for batch in epochs(False)[0 if same else epoch]]
     assert seen == expected
 
 
@@ -208,7 +183,7 @@ def test_validate_and_test_read_the_same_each_time(tmp_path):
 
         test_step = predict_step = validation_step
 
-    trainer, model, data = trainer_of(tmp_path, [StreamEpochs()]), Testing(), noisy_loader()
+    trainer, model, data = trainer_of(tmp_path, [StreamEpochs()]), Testing(), loader(known=False)
     for evaluate in (trainer.validate, trainer.test, trainer.predict) * 2:
         evaluate(model, data)
     assert set(seen) == {0}
@@ -227,7 +202,7 @@ def test_a_mean_is_weighed_by_lanes_without_a_guess(tmp_path):
 
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message=".*infer the `batch_size`.*")
-        fit(loader(), tmp_path, [StreamEpochs()], model=Logging(), validation=noisy_loader(), max_epochs=1)
+        fit(loader(), tmp_path, [StreamEpochs()], model=Logging(), validation=loader(known=False), max_epochs=1)
 
 
 def test_the_former_name_is_the_same_and_two_are_as_good_as_one(tmp_path):
@@ -241,28 +216,18 @@ def test_a_lightning_it_does_not_know_is_an_error(tmp_path, monkeypatch):
     from lightning.pytorch.loops.fit_loop import _FitLoop
 
     monkeypatch.delattr(_FitLoop, "_load_combined_loader_states")
-    with pytest.raises(
-        RuntimeError, match=r"does not know Lightning \S+: it has no FitLoop._load_combined_loader_states"
-    ):
+    with pytest.raises(RuntimeError, match=r"FitLoop\._load_combined_loader_states"):
         fit(loader(), tmp_path, [StreamEpochs()])
 
 
-def test_lightning_is_left_as_it_was(tmp_path):
-    trainer = trainer_of(tmp_path, [StreamEpochs()], max_epochs=1)
-    trainer.fit(Model(), loader())
-    assert "_load_combined_loader_states" not in vars(trainer.fit_loop)
-
-
-WARNED = "Lightning keeps the length of the epoch that it asked for first, 6 batches, and epoch 1 has 5"
-
-
 def test_who_forgets_the_callback_is_told_once(tmp_path):
-    with pytest.warns(RuntimeWarning, match=WARNED) as told:
+    warned = "first, 6 batches, and epoch 1 has 5"
+    with pytest.warns(RuntimeWarning, match=warned) as told:
         model = fit(loader(), tmp_path, max_epochs=5, validation=VALIDATION)
     assert sum("StreamEpochs" in str(each.message) for each in told) == 1
     assert len(model.trained) < 5 * 6
     assert model.events.count("validated") < 5  # what it is told about
-    with pytest.warns(RuntimeWarning, match=WARNED):
+    with pytest.warns(RuntimeWarning, match=warned):
         fit(loader(), tmp_path, validation=loader())
 
 

@@ -1,13 +1,10 @@
 """The recipe of the guide on map-style datasets runs with mmengine, the real package, and goes on where it stopped."""
 
 import importlib.util
-import os
 import re
-import subprocess
-import sys
 
 import pytest
-from helpers import PATIENCE, ROOT
+from helpers import ROOT, run_program
 
 pytestmark = [
     pytest.mark.slow,
@@ -16,15 +13,8 @@ pytestmark = [
 
 
 def test_both_loops_go_on_at_the_next_batch(tmp_path):
-    done = subprocess.run(
-        [sys.executable, ROOT / "tests" / "trainers" / "mmengine_lanes.py", tmp_path],
-        check=False,
-        timeout=PATIENCE,
-        # mmengine's checkpoints hold classes of its own, which torch has not loaded since 2.6
-        env=os.environ | {"OMP_NUM_THREADS": "1", "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD": "1"},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert len(re.findall(" ok$", done.stdout, re.MULTILINE)) == 4
+    # mmengine's checkpoints hold classes of its own, which torch has not loaded since 2.6
+    environment = {"TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD": "1"}
+    script = ROOT / "tests" / "trainers" / "mmengine_lanes.py"
+    output = run_program(script, tmp_path, folder=tmp_path, **environment)
+    assert len(re.findall(" ok$", output, re.MULTILINE)) == 4

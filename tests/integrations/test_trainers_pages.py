@@ -1,13 +1,10 @@
 """The page on trainers runs and prints what it says; so do the examples."""
 
 import importlib.util
-import os
 import re
-import subprocess
-import sys
 
 import pytest
-from helpers import PATIENCE, ROOT
+from helpers import ROOT, run_program
 
 pytestmark = [
     pytest.mark.slow,
@@ -21,19 +18,8 @@ PAGE = (ROOT / "docs" / "guides" / "trainers.md").read_text()
 PROGRAMS = re.findall(r"^```py\n((?:(?!```).*\n)*)```\n\n```text\n((?:(?!```).*\n)*)```$", PAGE, re.MULTILINE)
 
 
-def run(program, folder, *arguments):
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUTF8": "1", "CUDA_VISIBLE_DEVICES": ""}
-    result = subprocess.run(
-        [sys.executable, program, *arguments],
-        check=False,
-        capture_output=True,
-        encoding="utf-8",
-        env=environment,
-        timeout=PATIENCE,
-        cwd=folder,
-    )
-    assert result.returncode == 0, result.stderr
-    return result.stdout
+def run(program, folder, *arguments, **options):
+    return run_program(program, *arguments, folder=folder, CUDA_VISIBLE_DEVICES="", **options)
 
 
 @pytest.mark.parametrize(("code", "output"), PROGRAMS, ids=["accelerate", "trainer"])
@@ -44,23 +30,22 @@ def test_a_block_prints_what_follows_it(code, output, tmp_path):
 
 SHORT = ["--epochs", "1", "--workers", "0"]
 ACCELERATE, LIGHTNING = (ROOT / "examples" / name for name in ("accelerate_loop.py", "lightning_module.py"))
-TWO = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 
 
 @pytest.mark.parametrize(
-    ("program", "ranks"),
+    ("program", "arguments", "ranks", "told"),
     [
-        ([ACCELERATE, *SHORT], 1),
-        ([LIGHTNING, *SHORT], 1),
-        ([ROOT / "examples" / "hf_trainer.py", "--stop-after", "9"], 1),
-        pytest.param([*TWO, ACCELERATE, *SHORT, "--stop-after", "4"], 2, marks=pytest.mark.slow),
-        pytest.param([LIGHTNING, *SHORT, "--ranks", "2"], 2, marks=pytest.mark.slow),
+        (ACCELERATE, SHORT, 1, 1),
+        (LIGHTNING, SHORT, 1, 1),
+        (ROOT / "examples" / "hf_trainer.py", ["--stop-after", "9"], 1, 1),
+        (ACCELERATE, [*SHORT, "--stop-after", "4"], 2, 2),
+        (LIGHTNING, [*SHORT, "--ranks", "2"], 1, 2),
     ],
     ids=["accelerate", "lightning", "trainer", "accelerate-2", "lightning-2"],
 )
-def test_an_example_goes_on_with_the_same_losses(program, ranks, tmp_path):
-    output = run(program[0], tmp_path, *program[1:])
-    assert output.count("the same losses: True\n") == ranks
+def test_an_example_goes_on_with_the_same_losses(program, arguments, ranks, told, tmp_path):
+    output = run(program, tmp_path, *arguments, ranks=ranks)
+    assert output.count("the same losses: True\n") == told
     for first, last in re.findall(r"loss ([\d.]+) to ([\d.]+)", output):
         assert float(last) < float(first)
 

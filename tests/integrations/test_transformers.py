@@ -2,7 +2,6 @@
 
 import importlib.util
 import itertools
-import shutil
 
 import numpy as np
 import pytest
@@ -106,25 +105,16 @@ def test_every_epoch_is_whole(trainer_of, given):
     assert len(seen) == planned == trainer.state.max_steps == trainer.state.global_step
     assert seen == list(itertools.chain(*epochs))[:planned]
     assert trainer.state.epoch == 3
-    again = trainer_of(given(), num_train_epochs=3, model=trainer.model)
-    trainer.model.seen = []
-    again.train()
-    assert again.model.seen == seen
-
-
-def test_a_second_run_is_the_first_again(trainer_of):
-    trainer = trainer_of(loader(), num_train_epochs=1)
-    trainer.train()
-    seen, trainer.model.seen = trainer.model.seen, []
-    trainer.train()
-    assert trainer.model.seen == seen
+    for again in (trainer, trainer_of(given(), num_train_epochs=3, model=trainer.model)):
+        again.model.seen = []
+        again.train()
+        assert again.model.seen == seen
 
 
 def test_without_lengths_max_steps_says_how_long(trainer_of):
     trainer = trainer_of(loader(known=False), max_steps=33)
     trainer.train()
-    whole = list(itertools.chain(*epochs_of(4)))
-    assert trainer.model.seen == whole[:33]
+    assert trainer.model.seen == list(itertools.chain(*epochs_of(4)))[:33]
     with pytest.raises(ValueError, match="max_steps"):
         trainer_of(loader(known=False), num_train_epochs=1).train()
 
@@ -182,20 +172,18 @@ def test_a_checkpoint_goes_on_at_the_next_batch_with_the_same_losses(trainer_of,
 def test_it_goes_on_with_other_workers_and_opens_each_stream_once(trainer_of, tmp_path):
     whole = trainer_of(loader(), num_train_epochs=2)
     whole.train()
-    counts = iter([2, 0])
+    counts, opened = iter([2, 0]), []
     first, second = interrupted(trainer_of, tmp_path, 5, lambda: loader(next(counts)), num_train_epochs=2)
     assert first.model.seen + second.model.seen == whole.model.seen
-    opened = []
 
     def watched(length):
         opened.append(length)
         return open_stream(length)
 
     def build():
-        watching = StreamDataset(LENGTHS, watched, 2, time_steps=3, seed=0, lengths=LENGTHS, lookahead=0)
-        return StreamDataLoader(watching)
+        return StreamDataLoader(StreamDataset(LENGTHS, watched, 2, time_steps=3, seed=0, lengths=LENGTHS, lookahead=0))
 
-    first, second = interrupted(trainer_of, tmp_path, 9, build, max_steps=10)
+    _, second = interrupted(trainer_of, tmp_path, 9, build, max_steps=10)
     assert len(second.model.seen) == 1
     assert len(opened) <= len(LENGTHS) + 3, "streams that were over are not opened again"
 
@@ -219,20 +207,12 @@ def test_batches_that_another_callback_left_unused_come_first(trainer_of, tmp_pa
 
 
 def test_it_evaluates_and_predicts(trainer_of):
-    evaluation = dataset(shuffle=False)
-    trainer = trainer_of(
-        loader(),
-        max_steps=10,
-        eval_strategy="steps",
-        eval_steps=4,
-        batch_eval_metrics=True,
-        extra={
-            "eval_dataset": {"a": evaluation, "b": loader(seed=3)},
-            "compute_metrics": lambda prediction, compute_result: (
-                {"shape": prediction.predictions.shape[-1]} if compute_result else {}
-            ),
-        },
-    )
+    def metrics(prediction, compute_result):
+        return {"shape": prediction.predictions.shape[-1]} if compute_result else {}
+
+    given = {"eval_dataset": {"a": dataset(shuffle=False), "b": loader(seed=3)}, "compute_metrics": metrics}
+    evaluating = {"eval_strategy": "steps", "eval_steps": 4, "batch_eval_metrics": True}
+    trainer = trainer_of(loader(), max_steps=10, extra=given, **evaluating)
     trainer.train()
     assert trainer.model.seen == list(itertools.chain(*epochs_of(3)))[:10]
     expected = epochs_of(1, shuffle=False)[0] + epochs_of(1, seed=3)[0]
@@ -241,15 +221,12 @@ def test_it_evaluates_and_predicts(trainer_of):
     assert [entry["step"] for entry in told] == [4, 8, 10]
     assert {"eval_a_loss", "eval_a_shape"} <= set(told[0])
     trainer.model.evaluated = []
-    metrics = trainer.evaluate(eval_dataset=loader(known=False))
+    assert trainer.evaluate(eval_dataset=loader(known=False))["eval_shape"] == 1
     assert trainer.model.evaluated == epochs_of(1)[0]
-    assert metrics["eval_shape"] == 1
-    output = trainer.predict(loader(collate_fn=collated))
-    assert output.predictions.shape[1:] == (3, 1)
-    with pytest.raises(ValueError, match="has none"):
-        trainer.evaluate(eval_dataset=dataset(padding_mode="cycle"))
-    with pytest.raises(ValueError, match="build another"):
-        trainer.evaluate(eval_dataset=trainer.train_dataset)
+    assert trainer.predict(loader(collate_fn=collated)).predictions.shape[1:] == (3, 1)
+    for wrong, text in ((dataset(padding_mode="cycle"), "has none"), (trainer.train_dataset, "build another")):
+        with pytest.raises(ValueError, match=text):
+            trainer.evaluate(eval_dataset=wrong)
 
 
 def collated(windows):
@@ -258,15 +235,15 @@ def collated(windows):
 
 
 def test_a_collate_fn_makes_the_arguments(trainer_of, tmp_path):
-    train = lambda: loader(collate_fn=collated)  # noqa: E731
+    def train():
+        return loader(collate_fn=collated)
+
     whole = trainer_of(train(), num_train_epochs=2)
     whole.train()
     assert [seen[:2] for seen in whole.model.seen[:5]] == [seen[:2] for seen in epochs_of(1)[0][:5]]
     for stop in (3, 13):
         first, second = interrupted(trainer_of, tmp_path, stop, train, num_train_epochs=2)
         assert first.model.seen + second.model.seen == whole.model.seen
-    with pytest.raises(TypeError, match="a batch is a Tensor"):
-        trainer_of(loader(collate_fn=lambda windows: windows[0]["x"]), max_steps=1).train()
 
 
 def test_other_datasets_are_left_to_the_trainer(trainer_of):
@@ -281,40 +258,33 @@ def test_other_datasets_are_left_to_the_trainer(trainer_of):
 def test_a_checkpoint_without_the_place_is_refused(trainer_of, tmp_path):
     from stream_dataloader.integrations.transformers import STATE_NAME
 
-    first = trainer_of(loader(), max_steps=4, save_strategy="steps", save_steps=2)
-    first.train()
+    trainer_of(loader(), max_steps=4, save_strategy="steps", save_steps=2).train()
     folder = tmp_path / "run" / "checkpoint-2"
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["checkpoint-2", "checkpoint-4"]
     assert list(folder.glob("*.part")) == []
-    other = trainer_of(loader(seed=0, time_steps=4), max_steps=4)
     with pytest.raises(StateError, match="time_steps"):
-        other.train(resume_from_checkpoint=str(folder))
+        trainer_of(loader(seed=0, time_steps=4), max_steps=4).train(resume_from_checkpoint=str(folder))
     (folder / STATE_NAME).unlink()
-    second = trainer_of(loader(), max_steps=4)
-    with pytest.raises(StateError, match=f"has no {STATE_NAME}"):
-        second.train(resume_from_checkpoint=folder)
-    shutil.rmtree(tmp_path / "run")
+    with pytest.raises(StateError, match=STATE_NAME):
+        trainer_of(loader(), max_steps=4).train(resume_from_checkpoint=folder)
 
 
 def test_what_cannot_be_trained_on_is_refused(trainer_of, monkeypatch):
-    with pytest.raises(ValueError, match="auto_find_batch_size"):
-        trainer_of(loader(), auto_find_batch_size=True).train()
-    trainer = trainer_of(loader())
-    monkeypatch.setattr(type(trainer.args), "n_gpu", 2)
-    with pytest.raises(ValueError, match="sees 2 GPUs"):
-        trainer.get_train_dataloader()
-    monkeypatch.undo()
-    with pytest.raises(TypeError, match="yield no dict but a Tensor"):
-        trainer_of(StreamDataset([range(9)], iter, 1, time_steps=2), max_steps=1).train()
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_trainer_without_the_mixin_says_what_to_use(trainer_of, workers):
     from transformers import Trainer
 
-    trainer = trainer_of(dataset(), kind=Trainer, max_steps=2, dataloader_num_workers=workers)
-    with pytest.raises(TypeError, match="use StreamTrainer of"):
-        trainer.train()
+    with pytest.raises(ValueError, match="auto_find_batch_size"):
+        trainer_of(loader(), auto_find_batch_size=True).train()
+    with pytest.raises(TypeError, match="Tensor"):
+        trainer_of(StreamDataset([range(9)], iter, 1, time_steps=2), max_steps=1).train()
+    with pytest.raises(TypeError, match="Tensor"):
+        trainer_of(loader(collate_fn=lambda windows: windows[0]["x"]), max_steps=1).train()
+    for workers in (0, 2):
+        with pytest.raises(TypeError, match="use StreamTrainer of"):
+            trainer_of(dataset(), kind=Trainer, max_steps=2, dataloader_num_workers=workers).train()
+    trainer = trainer_of(loader())
+    monkeypatch.setattr(type(trainer.args), "n_gpu", 2)
+    with pytest.raises(ValueError, match="2 GPUs"):
+        trainer.get_train_dataloader()
 
 
 def test_batches_come_on_the_trainers_device(trainer_of, monkeypatch):

@@ -1,8 +1,6 @@
 """torch's own `DataLoader` over a `StreamDataset`: parts tagged with their worker id."""
 
-import os
 import re
-import signal
 import traceback
 import warnings
 
@@ -13,6 +11,7 @@ from helpers import START_METHODS, random_cases
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
+from worker_streams import acting, kill_self, raising
 
 from stream_dataloader import ItemError, ReadError, StreamDataLoader, StreamDataset, sections
 
@@ -30,19 +29,17 @@ def check_raises(kind, match, parts):
     traceback.clear_frames(caught.tb)
 
 
-def check_parts(parts, batches, workers):
-    """Parts are what the batches hold, by worker, each worker's in order of step."""
-    read = torch.zeros(sum(int(batch.mask.sum()) for batch in batches))
+def check_parts(parts, batches):
+    """Parts are what the batches hold, each worker's in order of step."""
     seen, count = {}, 0
     for part in parts:
         worker = int(part.worker_id[0])
         assert part.step == seen.get(worker, -1) + 1
         seen[worker] = part.step
-        whole = batches[part.step]
         for name in ("data", "mask", "source", "position", "is_start"):
-            assert torch.equal(getattr(part, name), getattr(whole, name)[:, part.lane])
+            assert torch.equal(getattr(part, name), getattr(batches[part.step], name)[:, part.lane])
         count += int(part.mask.sum())
-    assert count == len(read)
+    assert count == sum(int(batch.mask.sum()) for batch in batches)
 
 
 @random_cases(60)
@@ -50,7 +47,7 @@ def check_parts(parts, batches, workers):
 def test_parts_are_those_of_the_batches(case, workers, prefetch_factor):
     batches = list(StreamDataLoader(case.dataset()))
     options = {"prefetch_factor": prefetch_factor} if workers else {}
-    check_parts(list(plain(case.dataset(), workers, **options)), batches, workers)
+    check_parts(plain(case.dataset(), workers, **options), batches)
 
 
 @pytest.mark.parametrize(("padding_mode", "persistent"), [("zeros", False), ("data", True), ("drop", True)])
@@ -65,7 +62,7 @@ def test_epochs_count_on_early_breaks_included(padding_mode, persistent, method)
             for part, _ in zip(parts, range(3), strict=False):
                 assert part.epoch == epoch
         else:
-            check_parts(list(parts), batches, 2)
+            check_parts(parts, batches)
 
 
 @pytest.mark.slow
@@ -78,16 +75,11 @@ def test_many_short_iterations_reuse_the_shared_memory():
 
 
 def test_several_loaders_over_one_dataset_at_once():
-    dataset = StreamDataset(range(5, 15), range, 3, time_steps=2)
-    torch.manual_seed(0)
-    first = iter(plain(dataset, 3))
-    torch.manual_seed(0)  # the same base seed for other workers
-    second = iter(plain(dataset, 2))
-    total = 0
-    for parts in (first, second):
-        for part in parts:
-            total += int(part.mask.sum())
-    assert total == 2 * sum(range(5, 15))
+    dataset, loaders = StreamDataset(range(5, 15), range, 3, time_steps=2), []
+    for workers in (3, 2):
+        torch.manual_seed(0)  # the same base seed for other workers
+        loaders.append(iter(plain(dataset, workers)))
+    assert sum(int(part.mask.sum()) for parts in loaders for part in parts) == 2 * sum(range(5, 15))
 
 
 def test_set_epoch_of_the_dataset_works_across_processes():
@@ -102,30 +94,21 @@ def test_set_epoch_of_the_dataset_works_across_processes():
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_broken_stream_is_an_error_that_names_it(workers):
-    def read(n):
-        yield n
-        raise OSError("disk gone")
-
-    check_raises(ReadError, r"source 0 .*item 1, lane 0", plain(StreamDataset([0, 1], read, 2, time_steps=2), workers))
+    broken = acting({(0, 1): raising(OSError)})
+    check_raises(ReadError, r"source 0 .*item 1", plain(StreamDataset([0, 1], broken, 2, time_steps=2), workers))
 
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_an_item_that_cannot_be_sent_is_an_error_and_not_a_hang(workers):
-    check_raises(
-        ItemError,
-        "cannot be pickled",
-        plain(StreamDataset([0, 1], lambda _: iter([(i for i in ())]), 2, time_steps=1), workers),
-    )
+    dataset = StreamDataset([0, 1], lambda _: iter([(i for i in ())]), 2, time_steps=1)
+    check_raises(ItemError, "pickled", plain(dataset, workers))
 
 
 def test_a_killed_worker_ends_the_epoch_with_an_error_and_without_a_long_wait():
-    def read(n):
-        for i in range(200):
-            if n == 1 and i == 3:
-                os.kill(os.getpid(), signal.SIGKILL)
-            yield i
-
-    check_raises(RuntimeError, "DataLoader worker", plain(StreamDataset(range(12), read, 2, "data", time_steps=1), 2))
+    killing = acting({(1, 3): kill_self}, 200)
+    check_raises(
+        RuntimeError, "DataLoader worker", plain(StreamDataset(range(12), killing, 2, "data", time_steps=1), 2)
+    )
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -137,13 +120,9 @@ def test_parts_are_not_collated_unless_by_a_function_of_the_users(workers):
 
 
 def test_a_source_that_is_skipped_again_and_again_warns_once():
-    def read(length):
-        raise OSError("gone")
-        yield length
-
-    dataset = StreamDataset(
-        [8, 8], read, 2, time_steps=2, on_error="skip", sections=sections([8, 8], 2, jitter=False), seed=0
-    )
+    gone = acting({(n, 0): raising(OSError) for n in range(2)})
+    options = {"time_steps": 2, "on_error": "skip", "sections": sections([8, 8], 2, jitter=False), "seed": 0}
+    dataset = StreamDataset(range(2), gone, 2, **options)
     for parts in (dataset, StreamDataLoader(dataset)):
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")

@@ -179,7 +179,7 @@ def test_a_thread_opens_early_what_is_declared_safe(factory, workers, option, ea
     assert bool(opened_early(factory(expected=early), workers, open_early=option)) == early
 
 
-def test_a_function_or_a_partial_of_a_declared_one_may_be_opened_early():
+def test_a_function_or_a_partial_of_a_declared_one_may_be_opened_early_with_a_lookahead():
     opening = Opening(expected=True)
 
     def open_stream(source, _more=None):
@@ -188,9 +188,6 @@ def test_a_function_or_a_partial_of_a_declared_one_may_be_opened_early():
     open_stream.open_early = True
     assert opened_early(open_stream, 1)
     assert opened_early(functools.partial(open_stream, _more=1), 1)
-
-
-def test_lookahead_0_opens_nothing_early():
     assert not opened_early(Declared(expected=False), 1, lookahead=0, open_early=True)
 
 
@@ -251,16 +248,12 @@ class DeclaredList(Listed):
 
 @WORKERS
 def test_each_dataset_of_several_has_its_own_say(workers, tmp_path):
-    noting = Noting(tmp_path)
+    noting, early = Noting(tmp_path), [set(), set(), set()]
     datasets = [
-        StreamDataset(range(SOURCES), open_stream, LANES, time_steps=2, **options)
-        for open_stream, options in [
-            (Declared(expected=workers > 0), {}),
-            (noting, {}),
-            (Opening(expected=False), {"open_early": False}),
-        ]
+        StreamDataset(range(SOURCES), Declared(expected=workers > 0), LANES, time_steps=2),
+        StreamDataset(range(SOURCES), noting, LANES, time_steps=2),
+        StreamDataset(range(SOURCES), Opening(expected=False), LANES, time_steps=2, open_early=False),
     ]
-    early = [set(), set(), set()]
     for batch in StreamDataLoader(interleave(datasets, seed=0), workers):
         for t, lane in batch.mask.nonzero().tolist():
             dataset, source = divmod(int(batch.source[t, lane]), SOURCES)
@@ -272,14 +265,7 @@ def test_each_dataset_of_several_has_its_own_say(workers, tmp_path):
 
 
 def test_the_librarys_own_factories_say_what_they_are():
-    for factory in (
-        ArrayStream(),
-        AudioStream(window=8),
-        AudioVisualStream(),
-        ImageFolderStream(),
-        TextStream(),
-        VideoStream(),
-    ):
-        assert factory.open_early is True, factory
+    kinds = ArrayStream(), AudioStream(window=8), AudioVisualStream(), ImageFolderStream(), TextStream(), VideoStream()
+    assert all(factory.open_early is True for factory in kinds)
     assert TextStream(tokenizer=list).open_early is False  # the user's code
     assert getattr(CameraStream(), "open_early", False) is False  # its frames would be old

@@ -76,15 +76,23 @@ def soon(happened):
     return happened()
 
 
+def run_program(program, *arguments, ranks=1, flags=(), folder=None, **environment):
+    """What a program prints, as one process or as so many ranks; it must end well."""
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", ranks] if ranks > 1 else []
+    done = subprocess.run(
+        list(map(str, [sys.executable, *flags, *launcher, program, *arguments])),
+        check=False,
+        capture_output=True,
+        encoding="utf-8",
+        timeout=PATIENCE,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUTF8": "1"} | environment,
+        cwd=folder,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 def run_trainer(script, folder, *arguments, ranks=2):
     """What each rank of a program of `tests/trainers` wrote down."""
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)] if ranks > 1 else []
-    subprocess.run(
-        [sys.executable, *launcher, ROOT / "tests" / "trainers" / script, folder / "seen", *map(str, arguments)],
-        check=True,
-        timeout=PATIENCE,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        cwd=folder,
-        capture_output=True,
-    )
+    run_program(ROOT / "tests" / "trainers" / script, folder / "seen", *arguments, ranks=ranks, folder=folder)
     return [json.loads((folder / f"seen.{rank}").read_text()) for rank in range(ranks)]

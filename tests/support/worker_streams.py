@@ -85,6 +85,34 @@ def odd(n):
         yield np.zeros(2 + (n == 2 and i == 5))
 
 
+class Writing:
+    """Counts up by dicts, or writes them, at most two time steps a call; raises once where it is broken."""
+
+    def __init__(self, length, dtype=torch.int32, broken=None, answer=None, may_be_iterated=False):
+        self.length, self.dtype, self.broken, self.answer = length, dtype, broken, answer
+        self.position, self.most = 0, length if may_be_iterated else 1
+
+    def __iter__(self):
+        for position in range(self.length):
+            assert position < self.most, "iterated"
+            self.position += 1
+            yield {"x": torch.full((3,), position).to(self.dtype), "y": position}
+
+    def read_into(self, out):
+        if self.position == self.broken:
+            self.broken = None
+            raise OSError("unplugged")
+        if self.answer is not None:
+            return self.answer
+        assert set(out) == {"x", "y"}
+        assert type(out["x"]) is (torch.Tensor if self.dtype == torch.bfloat16 else np.ndarray)
+        count = min(2, len(out["x"]), self.length - self.position)
+        for i in range(count):
+            out["x"][i] = out["y"][i] = self.position + i
+        self.position += count
+        return count
+
+
 def kill_one(number=signal.SIGKILL):
     """Send a signal to any of the workers there are."""
     if found := [child.pid for child in multiprocessing.active_children()]:
