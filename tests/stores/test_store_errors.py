@@ -1,6 +1,7 @@
 """What goes wrong when stores are opened, read and packed is told by one kind of error, and in words that are true."""
 
 import errno
+import io
 import json
 import os
 import pathlib
@@ -14,6 +15,7 @@ from tars import png, samples, write_tar
 
 from stream_dataloader import stores
 from stream_dataloader.errors import ItemError, StoreError
+from stream_dataloader.stores._base.handles import Handles
 from stream_dataloader.testing._items import items_of
 
 pytestmark = pytest.mark.usefixtures("own_cache")
@@ -81,6 +83,18 @@ def test_folders_of_arrays_may_have_an_equals_sign_in_their_names(tmp_path):
         (tmp_path / name).mkdir()
         np.save(tmp_path / name / "x.npy", np.arange(4))
     assert stores.inspect(tmp_path).format == "npy"
+
+
+def test_a_child_opens_files_of_its_own():
+    handles = Handles(lambda _: io.BytesIO())
+    lease = handles.lease("a")
+    if not (child := os.fork()):
+        os._exit(handles.lease("a").handle is lease.handle)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    handles.close()
+    assert not lease.handle.closed
+    lease.close()
+    assert lease.handle.closed
 
 
 def test_a_section_may_be_a_list_as_json_has_it(tmp_path):
