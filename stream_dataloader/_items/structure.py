@@ -61,12 +61,12 @@ def children_of(item: Any) -> Parts | None:
         return kind, tuple(kind._fields), list(item)
     if not hasattr(kind, "__dataclass_fields__"):  # in a compiled model, no call that torch cannot see through
         return None
-    names = _dataclass_fields(kind)
+    names = dataclass_fields(kind)
     return None if names is None else (kind, names, [getattr(item, name) for name in names])
 
 
 @lru_cache(maxsize=64)
-def _dataclass_fields(kind: Any) -> tuple[str, ...] | None:
+def dataclass_fields(kind: Any) -> tuple[str, ...] | None:
     """The fields of a dataclass that can be rebuilt of them; None for any other type."""
     names = tuple(field.name for field in dataclasses.fields(kind)) if dataclasses.is_dataclass(kind) else None
     try:

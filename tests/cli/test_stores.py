@@ -100,9 +100,8 @@ def test_what_is_broken_is_named_and_may_be_skipped(tmp_path, capsys, arrays):
     (arrays / "a9.npy").write_bytes(b"no array")
     status, told, errors = run(capsys, "pack", arrays, tmp_path / "out", "--workers", 0)
     assert (status, told) == (1, "")
-    assert re.fullmatch(
-        r"stream-dataloader: source 0 \('.*/a9.npy'\), item 0, .*: pack again and it goes on.*\n", errors
-    )
+    assert re.fullmatch(r"stream-dataloader: source 0 \('.*/a9.npy'\), item 0, .*nothing is kept\n", errors)
+    assert not (tmp_path / "out.partial").exists()
     status, told, errors = run(capsys, "pack", arrays, tmp_path / "out", "--workers", 0, "--on-error", "skip")
     assert (status, errors) == (1, "")
     assert "packed 2 streams" in told
@@ -195,6 +194,6 @@ def test_ctrl_c_ends_with_130_and_a_remedy(tmp_path):
         process.send_signal(signal.SIGINT)
         told, errors = process.communicate(timeout=PATIENCE)
     assert (process.returncode, told) == (130, "")
-    assert re.fullmatch(
-        r"stream-dataloader: packing was interrupted\. \d+ of 300 .*: pack again and it goes on.*\n", errors
-    )
+    kept = (tmp_path / "out.partial").exists()
+    remedy = r"\d+ of 300 .*: pack again and it goes on.*" if kept else "Nothing is packed, and nothing is kept"
+    assert re.fullmatch(rf"stream-dataloader: packing was interrupted\. {remedy}\n", errors)

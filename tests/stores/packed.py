@@ -1,5 +1,7 @@
 """Small streams to keep in stores, and stores of them."""
 
+import os
+
 import numpy as np
 
 from stream_dataloader.stores._base.packing import StreamRecord
@@ -28,4 +30,11 @@ def pack_here(packer, streams, workers=1):
     for number, items in enumerate(streams):
         steps, place = parts[number % workers].write(number, f"stream/{number}", iter(items))
         records.append(StreamRecord(number, f"stream/{number}", steps, place, {"n": number}))
-    packer.finish(records, [said for part in parts for said in (part.sync(), part.close())])
+    finish_here(packer, records, [said for part in parts for said in (part.sync(), part.close())])
+
+
+def finish_here(packer, records, synced=()):
+    """Make a store of what was written, as `pack` does."""
+    files = packer.finish(records, synced)
+    for name in {*os.listdir(packer._folder)} - {*files}:
+        os.unlink(os.path.join(packer._folder, name))

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from file_server import serving
 from helpers import FULL, PATIENCE
-from packed import images, pack_here
+from packed import finish_here, images, pack_here
 from store_tests import StoreTests
 from test_images import jpeg_turned
 
@@ -696,7 +696,7 @@ def test_streams_that_broke_off_are_not_in_the_store(tmp_path, size_limit):
             part.write(9, "broken", broken(STREAMS[3]))
         with pytest.raises(ValueError, match=r"step 1: item\['image'\] is uint8"):
             part.write(9, "odd", iter([STREAMS[0][0], STREAMS[0][0] | {"image": np.zeros(2, np.uint8)}]))
-    packer.finish(records, [part.close()])
+    finish_here(packer, records, [part.close()])
     check_store(folder)
 
 
@@ -730,7 +730,7 @@ def test_packing_goes_on_after_an_interrupt(tmp_path, size_limit):
     part = packer.part(1)
     places.append(part.write(3, "3", iter(STREAMS[3])))
     records = [StreamRecord(number, str(number), *place, {}) for number, place in enumerate(places)]
-    packer.finish(records, [synced, part.sync(), part.close()])
+    finish_here(packer, records, [synced, part.sync(), part.close()])
     check_store(folder)
 
 
@@ -750,37 +750,6 @@ def test_what_a_worker_has_synced_is_in_the_store_once_if_it_dies_then(tmp_path,
 def killed(items):
     yield from items
     os._exit(1)
-
-
-def test_finishing_may_be_interrupted_anywhere(tmp_path, monkeypatch):
-    folder = tmp_path / "a"
-    folder.mkdir()
-    packer = MdsPacker(str(folder), size_limit=900)
-    part = packer.part(0)
-    records = [
-        StreamRecord(number, str(number), *part.write(number, str(number), iter(items)), {})
-        for number, items in enumerate(STREAMS)
-    ]
-    with pytest.raises(RuntimeError, match="broke off"):
-        part.write(9, "broken", broken(STREAMS[3]))
-    synced = [part.sync()]  # and is killed
-    unlink, interruptions = os.unlink, []
-    for calls in range(8):
-        left = [calls]
-
-        def interrupted(path, left=left):
-            if not left[0]:
-                interruptions.append(path)
-                raise KeyboardInterrupt
-            left[0] -= 1
-            unlink(path)
-
-        with monkeypatch.context() as patch, contextlib.suppress(KeyboardInterrupt):
-            patch.setattr(os, "unlink", interrupted)
-            packer.finish(records, synced)
-    assert interruptions
-    packer.finish(records, synced)
-    check_store(folder)
 
 
 @pytest.mark.parametrize("compression", [None, "gz"])

@@ -6,6 +6,7 @@ import json
 import os
 import pathlib
 import shutil
+import types
 
 import fsspec
 import numpy as np
@@ -138,12 +139,13 @@ def test_a_full_disk_is_told_by_lmdb(tmp_path, monkeypatch):
     lmdb = pytest.importorskip("lmdb")
     from stream_dataloader.stores.lmdb import writer
 
-    def full(self):
+    def full(*args, **options):
         error = lmdb.Error("mdb_txn_commit: Input/output error")
         error.code = errno.EIO
         raise error
 
-    monkeypatch.setattr(writer._Writer, "_commit", full)
+    known = {"Error": lmdb.Error, "MapFullError": lmdb.MapFullError}
+    monkeypatch.setattr(writer, "_import_lmdb", lambda: types.SimpleNamespace(open=full, **known))
     monkeypatch.setattr(writer.shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(100, 100, 0))
     with pytest.raises(OSError, match=r"disk .* is full") as caught:
         stores.pack(([3], range), tmp_path / "a", format="lmdb")

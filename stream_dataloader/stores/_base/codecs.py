@@ -1,9 +1,8 @@
 """Compressions and hashes of files, by the names that the index of an MDS has for them.
 
-Source: `streaming/base/compression.py` and `hashing.py` of mosaicml-streaming 0.13. A compression is `"zstd"`, `"gz"`,
-`"bz2"`, `"br"` or `"snappy"`, with `":level"` behind all but the last. Hashes are those of hashlib and of xxhash.
+Source: `streaming/base/compression.py` and `hashing.py` of mosaicml-streaming 0.13.
 
-Guarantee: unpacking gives exactly as many bytes as it must, or is an error, and takes no more memory than that.
+Guarantee: unpacking gives exactly as many bytes as it must, or is an error.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from stream_dataloader.errors import StoreError, shorten
 
 __all__ = ["check_compression", "hash_of", "pack", "unpack", "wrong_hash"]
 
-#: The module of cramjam, its levels, and the one that is taken if none is named.
+#: The module of cramjam, its levels, and the usual one.
 _KINDS: dict[str, tuple[str, range, int]] = {
     "br": ("brotli", range(12), 11),
     "bz2": ("bzip2", range(1, 10), 9),
@@ -38,11 +37,7 @@ def _package(name: str, what: str) -> Any:
 
 
 def check_compression(name: Any) -> tuple[str, int]:
-    """Kind and level of a compression.
-
-    Raises:
-        ValueError: There is none of that name.
-    """
+    """Kind and level of a compression; a ValueError if there is none of that name."""
     kind, _, level = name.partition(":") if isinstance(name, str) else ("", "", "")
     _, levels, usual = _KINDS.get(kind, ("", range(0), 0))
     if kind not in _KINDS or (level and (not level.isdecimal() or int(level) not in levels)):
@@ -56,23 +51,14 @@ def _codec(kind: str) -> Any:
 
 
 def pack(name: str, data: bytes) -> bytes:
-    """Compress some bytes.
-
-    Raises:
-        ImportError: The package for it is not installed.
-    """
+    """Compress some bytes; an ImportError names the package that is missing."""
     kind, level = check_compression(name)
     codec = _codec(kind)
     return bytes(codec.compress_raw(data) if kind == "snappy" else codec.compress(data, level))
 
 
 def unpack(name: str, data: bytes, size: int, what: str) -> Any:
-    """What some bytes, those of the file `what`, were before they were compressed, as an array of `size` bytes.
-
-    Raises:
-        StoreError: They are damaged, or were another number of bytes.
-        ImportError: The package for it is not installed.
-    """
+    """What some bytes, those of the file `what`, were before: an array of `size` bytes."""
     kind, _ = check_compression(name)
     codec, out = _codec(kind), np.empty(size, np.uint8)
     try:
@@ -87,12 +73,7 @@ def unpack(name: str, data: bytes, size: int, what: str) -> Any:
 
 
 def hash_of(name: str, data: Any) -> str:
-    """A hash of some bytes, as hexadecimal digits.
-
-    Raises:
-        ValueError: There is none of that name.
-        ImportError: The package for it is not installed.
-    """
+    """A hash of some bytes, in hexadecimal; a ValueError if there is none of that name."""
     if name in _XXHASHES:
         return str(getattr(_package("xxhash", f"the hash {name!r}"), name)(data).hexdigest())
     if name not in hashlib.algorithms_available or name.startswith("shake_"):
@@ -101,7 +82,7 @@ def hash_of(name: str, data: Any) -> str:
 
 
 def wrong_hash(hashes: Mapping[str, str], data: Any) -> str:
-    """How some bytes differ from what hashes of them say; empty if they do not. Errors are those of `hash_of`."""
+    """How some bytes differ from what hashes of them say; empty if they do not."""
     for name, wanted in hashes.items():
         if (found := hash_of(name, data)) != wanted:
             return f"its {name} is {found}, and should be {wanted}"

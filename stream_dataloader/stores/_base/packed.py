@@ -1,6 +1,6 @@
 """Stores that `pack` writes in formats of our own: what is in one, and the factory that reads it.
 
-A store is a folder. It is whole as soon as it has its name: it is written under another one. ::
+A store is a folder. ::
 
     store.json     what there is, and the checksum of each table; its own is `check`
     streams.bin    tables, see `tables`; so are keys.bin and notes.bin
@@ -23,24 +23,19 @@ from numpy.typing import NDArray
 
 from stream_dataloader.errors import StoreError
 from stream_dataloader.stores._base.files import damage_named, read_json
-from stream_dataloader.stores._base.leaves import LAYOUT, check_names, items_json, read_layout, structure_of
-from stream_dataloader.stores._base.packing import StreamRecord
+from stream_dataloader.stores._base.leaves import check_names, structure_of
+from stream_dataloader.stores._base.packing import StreamRecord, said_in
 from stream_dataloader.stores._base.store import Store
 from stream_dataloader.stores._base.structure import classes_of
 from stream_dataloader.stores._base.tables import KEYS, NOTES, ROWS, STREAMS, Texts, load_table, write_tables
 
-__all__ = ["HEADER", "PackedIndex", "PackedStore", "check_sizes", "finish_store", "is_finished"]
+__all__ = ["HEADER", "PackedIndex", "PackedStore", "check_sizes", "finish_store"]
 
 HEADER = "store.json"
 
 _VERSION = 1
 _MOST_HEADER_BYTES = 1 << 26
 _MOST_STEPS = 1 << 56
-
-
-def is_finished(folder: str) -> bool:
-    """Whether `finish_store` was interrupted when all but the last was done."""
-    return not os.path.exists(os.path.join(folder, LAYOUT)) and os.path.exists(os.path.join(folder, HEADER))
 
 
 def finish_store(
@@ -51,36 +46,24 @@ def finish_store(
     own: NDArray[np.int64],
     files: Sequence[str],
     **content: Any,
-) -> None:
-    """Make a whole store of a folder: write the tables and then the header, and remove what is no part of it.
-
-    Args:
-        folder: The store.
-        kind: Of the store, see `PackedIndex`.
-        records: Of its streams.
-        starts: Where each begins.
-        own: The format's own rows of the table, `(rows, streams)`.
-        files: The names of the files with the steps.
-        content: What else the header says.
-    """
-    structure, specs = read_layout(folder) or (None, ())
+) -> list[str]:
+    """Write the tables, with rows of the format's own, and the header; returns all files' names."""
+    said = said_in(folder)
     checksums = write_tables(folder, records, starts, own)
     content = {
         "kind": f"stream_dataloader {kind}",
         "version": _VERSION,
         "streams": len(records),
         "checksums": checksums,
-        **items_json(structure, specs),
+        "structure": [said["structure"]] if said else None,
+        "leaves": said.get("leaves", []),
         **content,
     }
     with open(os.path.join(folder, HEADER), "w", encoding="utf-8") as file:
         json.dump(content | {"check": _digest(content)}, file, indent=1)
         file.flush()
         os.fsync(file.fileno())
-    for name in {*os.listdir(folder)} - {HEADER, LAYOUT, *checksums, *files}:
-        os.unlink(os.path.join(folder, name))
-    if os.path.exists(path := os.path.join(folder, LAYOUT)):
-        os.unlink(path)  # last, as that it is gone says that all is done
+    return [HEADER, *checksums, *files]
 
 
 def _digest(content: Mapping[str, Any]) -> str:
@@ -91,22 +74,12 @@ def _digest(content: Mapping[str, Any]) -> str:
 class PackedIndex(Texts):
     """The header and the tables of a store; inherited by fork, mapped anew otherwise.
 
-    Args:
-        folder: The store.
-        classes: See `structure.from_json`.
-        wanted: See `options.given_columns`.
-        check: Whether to compare the tables with their checksums.
-
     Attributes:
         kind: What the header calls the format.
         structure: Of an item; None if there is no item.
         leaves: An item's leaves, in the structure's order.
-        metadata: The user's, of the whole store.
         fingerprint: Of all that the store holds.
         table: What streams.bin holds, `(rows, streams)`.
-
-    Raises:
-        StoreError: The header or a table is missing or damaged, or of another kind or version.
     """
 
     kind: ClassVar[str]
@@ -119,8 +92,8 @@ class PackedIndex(Texts):
             raise StoreError(f"{path} is not of a {self.kind}: its kind is {content.get('kind')!r}")
         if content.get("version") != _VERSION:
             raise StoreError(
-                f"{path} is of version {content.get('version')!r}, and this release reads version {_VERSION}; pack it "
-                "anew, or use the release that wrote it"
+                f"{path} is of version {content.get('version')!r}, and this release reads version {_VERSION}; "
+                "pack it anew"
             )
         if content.get("check") != _digest({name: value for name, value in content.items() if name != "check"}):
             raise StoreError(f"{path} is damaged: its checksum is another; pack the store anew")
@@ -149,11 +122,7 @@ class PackedIndex(Texts):
 
     @abstractmethod
     def _read_own(self, folder: str, content: Mapping[str, Any]) -> int:
-        """Take what the format has in the header; returns how many rows of the table are its own.
-
-        Raises:
-            KeyError, TypeError, ValueError: It lacks something, or has something else in its place.
-        """
+        """Take what the format has in the header; returns how many rows it has."""
 
     @abstractmethod
     def _streams_lie_inside(self) -> bool:
@@ -170,11 +139,7 @@ class PackedIndex(Texts):
 
 
 def check_sizes(*sizes: Any) -> None:
-    """Refuse what is no number of things.
-
-    Raises:
-        ValueError: Some size is none, or one that no disk can hold.
-    """
+    """Refuse sizes that no disk can hold."""
     if not all(isinstance(size, int) and 0 <= size < _MOST_STEPS for size in sizes):
         raise ValueError(f"sizes {list(sizes)}")
 
@@ -190,7 +155,7 @@ class PackedStore(Store):
         self._classes = {} if structure is None else classes_of(structure)
 
     def __getstate__(self) -> dict[str, Any]:
-        return super().__getstate__() | {"_check_all": False}  # a worker need not compare all of the tables again
+        return super().__getstate__() | {"_check_all": False}
 
     def key(self, number: int) -> str:
         return str(self.index.key(self._check_number(number)))

@@ -1,27 +1,36 @@
 """What a format does so that streams can be packed into it, by several processes at once.
 
-`pack` makes a folder next to the place where the store will be, has each worker write its part of the store, and gives
-the folder its name when all is there. The records of streams are kept in a journal, so that packing goes on after an
-interrupt: a stream whose record is in the journal is not written again.
+Guarantee: all processes that pack into one folder write items of one structure, that of the first item
+which any of them had.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import os
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
-__all__ = ["Packer", "PartPacker", "StreamRecord"]
+from stream_dataloader._items.layout import DTYPES_OF_NUMPY, Layout, Leaves, Spec, as_tensor
+from stream_dataloader._items.structure import Misfit, Node
+from stream_dataloader.errors import shorten
+from stream_dataloader.stores._base.files import read_json, write_once
+from stream_dataloader.stores._base.leaves import Block, LeafSpec, leaf_spec, leaves_json
+from stream_dataloader.stores._base.structure import classes_of, from_json, to_json
+
+__all__ = ["Packer", "PartPacker", "Rows", "StreamRecord", "agreed", "leaves_of", "said_in"]
+
+#: Says what items look like.
+_LAYOUT = "layout.json"
 
 
 class StreamRecord(NamedTuple):
     """A stream that was packed.
 
     Attributes:
-        number: The number it was written with. Its number in the new store is its place among the records: streams
-            that could not be read leave a gap in these numbers.
-        key: Its name: that of the store it comes from, or its source as text.
+        number: Of its source. Its number in the new store is its place among the records.
+        key: Its name.
         steps: How many time steps it has.
-        place: Where it lies, as JSON can hold it; what the format's `PartPacker` returned.
+        place: Where it lies, as the format's `PartPacker` returned it.
         metadata: What is known of it besides, as JSON can hold it.
     """
 
@@ -33,33 +42,30 @@ class StreamRecord(NamedTuple):
 
 
 class PartPacker(Protocol):
-    """Writes streams in one worker, one after the other."""
+    """Writes streams in one worker, one after the other.
+
+    A part with an attribute `syncs_beside = True` is synced in another thread, while the next stream is written.
+    `sync_seconds` is how often at most, if that is not once a second.
+    """
 
     def write(self, number: int, key: str, items: Iterable[Any]) -> tuple[int, Any]:
-        """Write a stream.
+        """Write a stream; returns how many steps there were, and where they lie, as JSON can hold it.
 
         Args:
-            number: Its number. After an interrupt it may be written again; the place in its record tells what counts.
+            number: Its number. After an interrupt it may be written again; the place in its record counts.
             key: Its name.
-            items: Its time steps. If they raise, what was written of them must not be in the store. Once the first was
-                taken, `items.reads_into` tells whether `items.read_into(out, n)` writes up to n to arrays `(n, ...)`.
-
-        Returns:
-            How many steps there were, and where they lie, as JSON can hold it.
+            items: Its time steps. If they raise, nothing of them must be in the store. Behind the first,
+                `items.reads_into` tells whether `items.read_into(out, n)` writes up to n to arrays `(n, ...)`.
 
         Raises:
-            ValueError, TypeError: The steps do not fit each other, those of other streams, or the format.
-            OSError: Of the disk. Packing stops, whatever `on_error` says.
+            ValueError, TypeError: The steps do not fit each other, or the format.
         """
         ...
 
     def sync(self) -> Any:
-        """Have the disk hold all streams that were written. They are entered in the journal after that.
+        """Have the disk hold what was written, before it is entered in a journal.
 
-        What it returns, as JSON can hold it, is entered with them, and `Packer.finish` is given it.
-
-        A part with an attribute `syncs_beside = True` is synced in another thread, while the next stream is written.
-        `sync_seconds` is how often at most, if that is not once a second.
+        What it returns, as JSON can hold it, is entered too, and given to `Packer.finish`.
         """
         ...
 
@@ -69,21 +75,108 @@ class PartPacker(Protocol):
 
 
 class Packer(Protocol):
-    """How a format is packed. It is sent to workers.
+    """How a format is packed; sent to workers.
 
-    It is made of the folder to write to, which exists and may hold what an interrupted run has written, and of the
-    format's options, by keyword.
+    It is made of the folder, which may hold what an interrupted run has written, and of options by keyword.
     """
 
     def part(self, worker: int) -> PartPacker:
-        """A part of the store, in a worker; no two workers have the same number, nor has one of an earlier run."""
+        """A part of the store, in a worker; no other worker, nor one of an earlier run, has its number."""
         ...
 
-    def finish(self, records: Sequence[StreamRecord], synced: Sequence[Any]) -> None:
+    def finish(self, records: Sequence[StreamRecord], synced: Sequence[Any]) -> Collection[str]:
         """Make the folder a whole store of these streams, in this order, when all parts are closed.
 
-        `synced` is what all parts have returned of `sync` and `close`, of each in order.
+        It is called again if that was interrupted. `synced` is what parts returned of `sync` and `close`.
 
-        If that was interrupted, it is called again, with the same records: what it needs is removed last.
+        Returns:
+            The names of the store's files; others are deleted.
         """
         ...
+
+
+def agreed(folder: str, layout: Layout, **said: Any) -> tuple[Node, dict[str, Any]]:
+    """Say what items look like, unless another process has; returns what was said."""
+    path = os.path.join(folder, _LAYOUT)
+    write_once(path, {"structure": to_json(layout.structure), **said})
+    found: dict[str, Any] = read_json(path, dict)
+    return from_json(found["structure"], path, classes_of(layout.structure)), found
+
+
+def said_in(folder: str) -> dict[str, Any]:
+    """What was said of items; empty if there was none."""
+    path = os.path.join(folder, _LAYOUT)
+    return read_json(path, dict) if os.path.exists(path) else {}
+
+
+def first_layout(item: Any) -> Layout:
+    """The layout of a first item, which must have leaves."""
+    layout, _ = Layout.of(item, windowed=False)
+    if not layout.specs:
+        raise TypeError(f"an item is {shorten(item)}, in which there is nothing to keep")
+    return layout
+
+
+def leaves_of(layout: Layout, item: Any, step: int) -> Leaves:
+    """An item's leaves, as arrays; a ValueError names a step that differs."""
+    try:
+        return layout.read(item)
+    except Misfit as error:
+        raise ValueError(f"step {step}: {error}, as all steps of a store must be alike") from error
+
+
+class Rows:
+    """Makes blocks of the items that a part writes, which are numbers."""
+
+    layout: Layout
+
+    def __init__(self, folder: str, kind: str) -> None:
+        self._folder, self._kind = folder, kind
+        self.leaves: Sequence[LeafSpec] = ()
+
+    def blocks(self, items: Iterable[Any], room: Callable[[], Block]) -> Iterator[tuple[Block, int]]:
+        """A stream's steps in blocks, of which all but the last are full, and how many steps each has.
+
+        `room` returns a block to write to, the same one until it was yielded.
+        """
+        count = 0
+        reader: Any = items
+        for step, item in enumerate(items):
+            if not self.leaves:
+                self._adopt(item)
+            block = room()
+            for rows, leaf in zip(block, leaves_of(self.layout, item, step), strict=True):
+                rows[count] = leaf
+            count += 1
+            if count == len(block[0]):
+                yield block, count
+                count = 0
+            if not step and getattr(items, "reads_into", False):
+                while more := reader.read_into(self._tree(left := [rows[count:] for rows in room()]), len(left[0])):
+                    count += more
+                    if more == len(left[0]):
+                        yield room(), count
+                        count = 0
+                break
+        if count:
+            yield room(), count
+
+    def _adopt(self, item: Any) -> None:
+        layout = first_layout(item)
+        objects = [path for path, spec in zip(layout.paths, layout.specs, strict=True) if spec.dtype is None]
+        if objects:
+            raise TypeError(
+                f"{', '.join(objects)}: {self._kind} holds numbers, and this is an object such as a string; "
+                "leave it out, with transform="
+            )
+        structure, said = agreed(self._folder, layout, leaves=leaves_json(layout.specs))
+        leaves = tuple(map(leaf_spec, said["leaves"]))
+        self.layout = Layout(structure, tuple(Spec(leaf.dtype, leaf.shape) for leaf in leaves), windowed=False)
+        self.leaves = leaves
+
+    def _tree(self, rows: Block) -> Any:
+        """Items over arrays `(n, ...)`."""
+        return self.layout.build(
+            leaf if spec.dtype in DTYPES_OF_NUMPY else as_tensor(leaf, spec.dtype)
+            for leaf, spec in zip(rows, self.leaves, strict=True)
+        )

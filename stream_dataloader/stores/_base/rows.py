@@ -1,7 +1,7 @@
-"""Stores of arrays with a row a time step: which of them an item has, and the steps of a stream.
+"""Stores of arrays with a row a time step.
 
-Guarantee: a window is read by one call a leaf. Small tables are read at once, whole, when the first row of them is
-wanted. What a damaged header claims is refused before anything is allocated for it.
+Guarantee: a window is read by one call a leaf. Small tables are read whole, when their first row is wanted.
+What a damaged header claims is refused before anything is allocated for it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from stream_dataloader.streams.array.tables import Table
 
 __all__ = ["RowSteps", "RowTable", "Selection", "loaded_if_small", "read_rows", "row_of", "selected"]
 
-#: What a step's leaf may take. No batch holds more; a damaged header may say so.
+#: What a step's leaf may take; a damaged header may say more.
 LARGEST_ROW_BYTES = 1 << 30
 
 #: So many steps may have leaves without any number in them.
@@ -53,7 +53,6 @@ class Selection(NamedTuple):
 
     @classmethod
     def of(cls, names: Sequence[str]) -> Selection:
-        """Items that are dicts; raises a `StoreError` if a name is both a leaf and a level."""
         item: dict[str, Any] = {}
         for name in names:
             *levels, last = name.split("/")
@@ -67,23 +66,16 @@ class Selection(NamedTuple):
 
 
 def selected(columns: str | Sequence[str] | None, there: Sequence[str], name: str) -> Selection:
-    """Find the leaves that a user wants among those there are.
-
-    Args:
-        columns: One, which is an item by itself, several, or None for all. A level's name stands for all leaves below.
-        there: The names of all.
-        name: Of the store, for errors.
-
-    Raises:
-        StoreError: There is no such leaf.
-    """
+    """The leaves that a user wants: one by itself, several, or None for all."""
     if not there:
         raise StoreError(f"{name} holds no arrays")
     if isinstance(columns, str) and columns.strip("/") in there:
         return Selection(columns.strip("/"), [columns.strip("/")])
     found: dict[str, None] = {}
-    for want in there if columns is None else [columns] if isinstance(columns, str) else columns:
-        below = [one for one in there if one == want.strip("/") or one.startswith(want.strip("/") + "/")]
+    wanted = [columns] if isinstance(columns, str) else columns
+    for want in there if wanted is None else wanted:
+        level = want.strip("/")
+        below = [one for one in there if one == level or one.startswith(level + "/")]
         if not below:
             raise StoreError(f"{name} has no leaf {want!r}; it has {shorten(list(there), 300)}")
         found.update(dict.fromkeys(below))
@@ -91,23 +83,22 @@ def selected(columns: str | Sequence[str] | None, there: Sequence[str], name: st
 
 
 def check_row(name: str, row_shape: Sequence[int], dtype: np.dtype[Any]) -> None:
-    """Refuse a time step that is absurdly large; `name` is the leaf's."""
     size = math.prod(row_shape) * dtype.itemsize
     if size > LARGEST_ROW_BYTES:
         raise StoreError(
-            f"{name} is {dtype} {tuple(row_shape)} a step, {size:,} bytes, more than the {LARGEST_ROW_BYTES:,} that "
-            "one may have: the store is damaged, or its first axis is not time; leave it out, by columns="
+            f"{name} is {dtype} {tuple(row_shape)} a step, {size:,} bytes, more than the {LARGEST_ROW_BYTES:,} "
+            "that one may have: the "
+            "store is damaged, or its first axis is not time; leave it out, by columns="
         )
 
 
 def check_untold(name: str, steps: int, row_bytes: Iterable[int]) -> None:
-    """Refuse many time steps of no bytes: there is nothing on the disk that they could be compared with."""
+    """Refuse many time steps of no bytes, which no file's size bears out."""
     if steps > _MOST_UNTOLD and not any(row_bytes):
         raise StoreError(f"{name} says that it has {steps:,} steps, of no bytes; it is damaged, write it anew")
 
 
 def check_lengths(name: str, lengths: Mapping[str, int]) -> int:
-    """How many time steps all leaves have; if they differ, the error says which could be read together."""
     by_length: dict[int, list[str]] = {}
     for leaf, length in lengths.items():
         by_length.setdefault(length, []).append(leaf)
@@ -115,20 +106,16 @@ def check_lengths(name: str, lengths: Mapping[str, int]) -> int:
         found = "; ".join(f"{length} steps of {shorten(leaves, 200)}" for length, leaves in by_length.items())
         most = max(by_length.values(), key=len)
         raise StoreError(
-            f"{name}: leaves that are read side by side need as many steps each, and there are {found}; choose some "
-            f"that have, such as columns={shorten(most, 200)}, or cut the others"
+            f"{name}: leaves that are read side by side need as many steps each, and there are {found}; choose "
+            f"some that have, such as columns={shorten(most, 200)}, or cut the others"
         )
     return next(iter(by_length), 0)
 
 
 class RowSteps:
-    """One stream's steps; see `stream.Steps`.
+    """One stream's steps, see `stream.Steps`: a table a leaf.
 
-    Args:
-        selection: Which leaves an item has.
-        tables: One for each of its names; to be checked, they have to be `RowTable`s.
-        close: Called once, when they are closed.
-        known: Held while rows are read: raises if they are others than they were.
+    `close` is called once. `known` is held while rows are read, and raises if they were replaced.
     """
 
     def __init__(
@@ -158,12 +145,9 @@ class RowSteps:
             read_rows(self._tree, start, out)
 
     def check(self) -> None:
-        """Read all, and throw it away."""
         for table in self._tables:
-            at_once = max(
-                1,
-                _CHECKED_AT_ONCE_BYTES // max(1, math.prod(table.row_shape) * table.dtype.itemsize),
-            )
+            row_bytes = math.prod(table.row_shape) * table.dtype.itemsize
+            at_once = max(1, _CHECKED_AT_ONCE_BYTES // max(1, row_bytes))
             room = np.empty((min(at_once, len(table)), *table.row_shape), table.dtype)
             for start in range(0, len(table), at_once):
                 table.read(start, room[: len(table) - start])
@@ -178,19 +162,17 @@ class RowSteps:
 
 
 def _over(item: Any, tables: Mapping[str, Table]) -> Any:
-    """An item, with a table in each leaf's place."""
     return {key: _over(below, tables) for key, below in item.items()} if isinstance(item, dict) else tables[item]
 
 
 def row_of(tree: Any, index: int) -> Any:
-    """One row of each table of a tree: a table, or a nested dict of them."""
+    """One row of each table of a tree, a nested dict of them."""
     if type(tree) is dict:
         return {key: row_of(below, index) for key, below in tree.items()}
     return tree.row(index)
 
 
 def read_rows(tree: Any, start: int, out: Any) -> None:
-    """Write rows of each table of a tree to `out`; a KeyError if that has other keys."""
     if type(tree) is dict:
         if len(tree) != len(out):
             raise KeyError(*out)
@@ -201,7 +183,6 @@ def read_rows(tree: Any, start: int, out: Any) -> None:
 
 
 def loaded_if_small(table: RowTable) -> RowTable:
-    """The table, or one that reads all of it at once."""
     size = len(table) * math.prod(table.row_shape) * table.dtype.itemsize
     return _LoadedTable(table) if size <= _SMALL_BYTES else table
 

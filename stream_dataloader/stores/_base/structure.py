@@ -1,15 +1,14 @@
-"""An item's structure as JSON: nested dicts, tuples, named tuples and dataclasses, with leaves counted from 0.
+"""An item's structure as JSON: nested dicts, tuples, named tuples and dataclasses.
 
-Guarantee: what is read back equals what was written, or is an error; no module is imported because a file says so.
+Guarantee: what is read back equals what was written; no module is imported because a file says so.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from typing import Any
 
-from stream_dataloader._items.structure import LEAF, Node, children_of
+from stream_dataloader._items.structure import LEAF, Node, dataclass_fields
 from stream_dataloader.errors import StoreError
 
 __all__ = ["classes_of", "from_json", "to_json"]
@@ -18,11 +17,7 @@ _KEYS = (str, int, bool, float, type(None))
 
 
 def to_json(node: Node) -> Any:
-    """The structure: null is a leaf.
-
-    Raises:
-        TypeError: A key that JSON cannot hold.
-    """
+    """The structure: null is a leaf. A TypeError names a key that JSON cannot hold."""
     if node.type is None:
         return None
     children = [to_json(child) for child in node.children]
@@ -30,7 +25,7 @@ def to_json(node: Node) -> Any:
         return {"tuple": children}
     wrong = next((key for key in node.keys if type(key) not in _KEYS), None)
     if wrong is not None:
-        raise TypeError(f"an item's dict has the key {wrong!r}; a store keeps strings and numbers, so rename it")
+        raise TypeError(f"an item's dict has the key {wrong!r}; a store keeps strings and numbers")
     named = {"keys": list(node.keys), "children": children}
     if node.type is dict:
         return {"dict": named | {"order": node.order}}
@@ -48,16 +43,7 @@ def classes_of(node: Node) -> dict[str, type]:
 
 
 def from_json(found: Any, name: str, classes: dict[str, type]) -> Node:
-    """The structure that `to_json` wrote.
-
-    Args:
-        found: What it wrote.
-        name: The file, for errors.
-        classes: Classes that are known already; others have to be in modules that are imported.
-
-    Raises:
-        StoreError: It is no structure, or a class is missing.
-    """
+    """The structure that `to_json` wrote; other classes than `classes` have to be imported."""
     try:
         return _node(found, name, classes)
     except (KeyError, TypeError, AttributeError, RecursionError, IndexError) as error:
@@ -83,8 +69,9 @@ def _node(found: Any, name: str, classes: dict[str, type]) -> Node:
     found_class = classes.get(full) or _imported(inside["module"], inside["name"])
     if found_class is None:
         raise StoreError(f"{name}: items are made of {full}, which is not imported; import it before opening the store")
-    if tuple(_fields(found_class)) != keys:
-        raise StoreError(f"{name}: items are made of {full} with {list(keys)}, and it has {list(_fields(found_class))}")
+    fields: Any = getattr(found_class, "_fields", None) or dataclass_fields(found_class) or ()
+    if fields != keys:
+        raise StoreError(f"{name}: items are made of {full} with {list(keys)}, and it has {list(fields)}")
     return Node(full, keys, children, found_class)
 
 
@@ -93,14 +80,3 @@ def _imported(module: str, name: str) -> type | None:
     for part in name.split("."):
         found = getattr(found, part, None)
     return found if isinstance(found, type) else None
-
-
-def _fields(kind: Any) -> Iterator[str]:
-    """The names of what a named tuple or dataclass is made of; none of any other class."""
-    if issubclass(kind, tuple):
-        yield from getattr(kind, "_fields", ())
-        return
-    bare = object.__new__(kind)
-    for name in getattr(kind, "__dataclass_fields__", ()):
-        object.__setattr__(bare, name, None)
-    yield from (children_of(bare) or (kind, (), []))[1]

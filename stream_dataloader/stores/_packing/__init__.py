@@ -1,4 +1,4 @@
-"""Packing: a loader whose workers each write a part of a store, whole or not at all.
+"""Packing: a loader whose workers each write a part of a store.
 
-It stands above the loader, which it imports. Open `driver` first.
+It imports the loader. Open `driver` first.
 """

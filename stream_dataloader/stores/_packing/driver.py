@@ -8,33 +8,28 @@ from __future__ import annotations
 import errno
 import hashlib
 import inspect
-import itertools
-import json
-import multiprocessing
 import os
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
 from multiprocessing.context import BaseContext
 from typing import Any, Literal
 
 from stream_dataloader._items.content import hash_content
 from stream_dataloader.dataloader import StreamDataLoader
 from stream_dataloader.dataset import StreamDataset
-from stream_dataloader.errors import ErrorReport, StoreError, StreamError, WorkerDeathError, shorten
+from stream_dataloader.errors import ErrorReport, StoreError, StreamError, WorkerDeathError
 from stream_dataloader.stores._base.formats import FORMATS
 from stream_dataloader.stores._base.options import check_options
 from stream_dataloader.stores._base.packing import Packer, StreamRecord
-from stream_dataloader.stores._packing.folder import PartialFolder
-from stream_dataloader.stores._packing.given import Given, given_of
-from stream_dataloader.stores._packing.journal import Journal
+from stream_dataloader.stores._packing.given import Given, given_of, metadata_of
+from stream_dataloader.stores._packing.part import StreamPacker
+from stream_dataloader.stores._packing.partial import Partial, packed_in
 from stream_dataloader.stores._packing.report import PackReport, Progress, disk_bytes
-from stream_dataloader.stores._packing.writer import StreamPacker, close_part
 
 __all__ = ["pack"]
-
-_ANEW = "Give what it was begun with, or delete that folder to begin anew"
 
 #: Errors that mean a full disk: no space, the quota, the largest file that is allowed.
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -65,32 +60,31 @@ def pack(
 ) -> PackReport:
     """Read streams once and keep their time steps in a store, which `stores.open` opens.
 
-    The store is written to `<path>.partial`, and gets its name when it is whole. After an interrupt, an error, a full
-    disk or a power failure, call it again with the same arguments: streams that are packed are not packed again. What a
-    transform does is not compared: delete the folder to pack with another one.
+    The store is written to `<path>.partial`, and gets its name when it is whole. After an interrupt, an error
+    or a full disk, call it again with the same arguments: it goes on. What a transform does is not compared:
+    delete the folder to pack with another one.
 
     Args:
-        streams: A `StreamDataset`, or a pair `(sources, open_stream)`. A pair's items are time steps. A dataset without
-            `time_steps` yields windows, which are taken apart: the store holds time steps, and a leaf of a window
-            without a time axis is in each of them. Sources are packed whole, in the order of the list. What
-            `stores.open` returns is converted: streams keep their keys and metadata.
+        streams: A `StreamDataset`, or a pair `(sources, open_stream)` of streams of time steps. Windows of a
+            dataset without `time_steps` are taken apart; a leaf without a time axis is in each time step.
+            Sources are packed whole, in the order of the list. What `stores.open` returns keeps its keys and
+            metadata.
         path: Where the store will be. There must be nothing.
         format: `"memmap"`, `"mds"` or `"lmdb"`.
         transform: Applied to each time step, in the worker.
         num_workers: Processes that read and write; 0: this one does.
-        on_error: What to do about a stream that cannot be opened or read, does not fit the others, or kills its
-            workers: `"raise"`; `"skip"`: the store goes without it; or a callable that is given the `StreamError`, in
-            this process, and returns one of the two. Called again after an interrupt, `pack` tries skipped streams
-            again.
-        progress: True shows a bar, None does on a terminal, False does not. Or a function that is called with how many
-            streams are done, and how many there are.
-        verify: Read the whole store and compare checksums, before it gets its name.
+        on_error: What to do about a stream that cannot be read, does not fit the others, or kills its workers:
+            `"raise"`; `"skip"`: the store goes without it; or a callable that is given the `StreamError`, in
+            this process, and returns one of the two. After an interrupt skipped streams are tried again.
+        progress: True shows a bar, None does on a terminal. Or a function that is called with how many streams
+            are done, and how many there are.
+        verify: Compare the whole store with its checksums.
         metadata: Of the whole store, as JSON can hold it, if the format keeps any.
-        keys: The streams' names, or a function of a source; None: their keys in the store that they come from, or their
-            sources as text.
-        stream_metadata: What is known of each stream, as JSON can hold it, or a function of a source.
-        seed: Seeds the generators of `get_stream_info()`, whose epoch is 0; None: as the dataset's, or 0. Packing that
-            goes on keeps the seed that it began with.
+        keys: The streams' names, or a function of a source; None: their keys in their store, or their sources
+            as text.
+        stream_metadata: What is known of each stream, for JSON, or a function of a source.
+        seed: Seeds the generators of `get_stream_info()`, whose epoch is 0; None: the dataset's, or 0, or that
+            with which packing began.
         multiprocessing_context: How workers are started, as for `StreamDataLoader`.
         options: Of the format.
 
@@ -100,7 +94,7 @@ def pack(
     Raises:
         FileExistsError: There is something at the path.
         StreamError: A stream could not be packed; names the source and the step.
-        StoreError: Another process packs to the path, or the interrupted packing was of other streams or options.
+        StoreError: Another process packs to the path, or it was begun with something else.
         OSError: The disk is full, or another error of it.
         KeyboardInterrupt: On Ctrl-C; says how far it came.
 
@@ -117,125 +111,85 @@ def pack(
         [[[104, 101, 108, 108, 111], [104, 105, 0, 0, 0]]]
     """
     began = time.perf_counter()
-    given = given_of(streams, keys, stream_metadata)
+    given = given_of(streams, keys)
+    notes = metadata_of(given, stream_metadata)
     packer_class = _packer(format)
     check_options(packer_class, options, f"format is {format!r}")
-    if not callable(on_error) and on_error not in ("raise", "skip"):
-        raise ValueError(f"on_error is {on_error!r}; use 'raise', 'skip' or a function of the error")
-    if not isinstance(num_workers, int) or num_workers < 0:
-        raise ValueError(f"num_workers is {num_workers!r}; give 0 or more")
-    if isinstance(multiprocessing_context, str):
-        multiprocessing.get_context(multiprocessing_context)  # says so if there is none of that name
     if metadata is None and given.store is not None and "metadata" in inspect.signature(packer_class).parameters:
         metadata = given.store.info().metadata
     if metadata is not None:
         options["metadata"] = dict(metadata)
-    with PartialFolder(path) as folder:
-        journal = Journal(folder.journal, _header(given, format, options, seed), _ANEW)
-        if journal.is_new or not os.path.isdir(folder.store):
-            if journal.entries:
-                raise StoreError(f"{folder.partial} tells of streams that are gone; delete it and pack anew")
-            folder.begin_anew()
-        try:
-            packer = packer_class(folder.store, **options)
-        except BaseException:
-            if journal.is_new:
-                os.unlink(folder.journal)  # nothing was packed with these options
-            raise
-        before, total = len(journal.entries), len(given.keys)
-        skipped: list[StreamError] = []
-        with _telling_how_to_go_on(total, folder, journal):
-            if journal.finishing is None:
-                run = _Run(given, folder, journal, packer, on_error, skipped)
-                run.pack(transform, num_workers, multiprocessing_context, progress)
-            if skipped and not journal.entries:
-                raise StoreError(f"none of {total} streams could be packed; {skipped[0]}") from skipped[0]
-            journal.begin_finish(error.source_index for error in skipped)
+    with Partial(path) as partial:
+        packer = packer_class(partial.store, **options)
+        header = partial.begin(_header(given, format, options, seed))
+        before, total = packed_in(partial.journal)[0], len(notes)
+        run = _Run(given, partial, packer, on_error, int(header["_seed"]))
+        with _telling_how_to_go_on(partial, total):
+            if not partial.is_whole:
+                with closing(Progress(progress, partial, before, total)) as run.progress:
+                    run.pack(transform, num_workers, multiprocessing_context)
+            packed, synced = packed_in(partial.journal)
+            if run.skipped and not packed:
+                error = next(iter(run.skipped.values()))
+                raise StoreError(f"none of {total} streams could be packed; {error}") from error
             records = [
-                StreamRecord(number, given.keys[number], entry.steps, entry.place, given.metadata(number))
-                for number, entry in sorted(journal.entries.items())
+                StreamRecord(number, given.keys[number], entry.steps, entry.place, notes[number])
+                for number, entry in sorted(packed.items())
             ]
-            packer.finish(records, journal.synced)
+            if not partial.is_whole:
+                partial.finish(packer.finish(records, synced))
             if verify:
-                _verify(folder, format)
-            size = disk_bytes(folder.store)
-            folder.publish()
+                _verify(partial, format)
+            partial.publish()
     return PackReport(
-        path=folder.path,
+        path=partial.path,
         format=format,
         streams=len(records),
         steps=sum(record.steps for record in records),
-        bytes=size,
+        bytes=disk_bytes(partial.path),
         seconds=time.perf_counter() - began,
-        packed_before=before,
-        skipped=tuple(sorted(skipped, key=lambda error: error.source_index)),
+        packed_before=len(before),
+        skipped=tuple(run.skipped[number] for number in sorted(run.skipped)),
     )
 
 
+@dataclass
 class _Run:
-    """One run of packing: a loader reads what is not packed, and its workers write it.
+    """A loader opens what is not packed, and its workers write it."""
 
-    Args:
-        skipped: Why streams were skipped; filled here.
-    """
+    given: Given
+    partial: Partial
+    packer: Packer
+    on_error: ErrorChoice | Callable[[StreamError], ErrorChoice]
+    seed: int
+    progress: Progress = field(init=False)
+    skipped: dict[int, StreamError] = field(default_factory=dict)
 
-    def __init__(
-        self,
-        given: Given,
-        folder: PartialFolder,
-        journal: Journal,
-        packer: Packer,
-        on_error: ErrorChoice | Callable[[StreamError], ErrorChoice],
-        skipped: list[StreamError],
-    ) -> None:
-        self._given = given
-        self._folder = folder
-        self._journal = journal
-        self._packer = packer
-        self._on_error = on_error
-        self._skipped = skipped
-        self._reported: set[int] = set()
-
-    def pack(
-        self,
-        transform: Callable[[Any], Any] | None,
-        num_workers: int,
-        context: BaseContext | str | None,
-        shown: bool | Callable[[int, int], Any] | None,
-    ) -> None:
+    def pack(self, transform: Callable[[Any], Any] | None, num_workers: int, context: BaseContext | str | None) -> None:
         """Pack all streams that are not packed."""
-        journal, lengths = self._journal, self._given.lists.lengths
-        total = len(self._given.keys)
-        to_do = [number for number in range(total) if number not in journal.entries]
-        for number in to_do:
-            _check_metadata(self._given, number)
-        steps = None
-        if lengths is not None and not self._given.windowed and min(lengths[to_do], default=0) >= 0:
-            steps = int(lengths[to_do].sum())
-        with closing(Progress(shown, self._folder, len(journal.entries), total, steps)) as self._progress:
-            while left := total - len(journal.entries) - len(self._skipped):
-                # a second time if a worker died after it had packed, before the disk held that
-                ended = {*journal.entries, *(error.source_index for error in self._skipped)}
-                factory = StreamPacker(self._given, self._packer, transform, self._folder.journal, ended)
-                loader = self._loader(factory, min(num_workers, left), context)
-                try:
-                    self._read(loader)
-                finally:
-                    loader._dismiss_workers()
-                    close_part(self._folder.journal)
-                    journal.look()
-                if left == total - len(journal.entries) - len(self._skipped):
-                    raise StoreError(f"workers packed streams, and died before the disk held one of {left:,}")
+        journal, before = self.partial.journal, -1
+        while left := len(self.given.keys) - len(packed_in(journal)[0]) - len(self.skipped):
+            if left == before:
+                raise StoreError(f"workers died before the disk held one of {left:,} streams")
+            # a second time if a worker died before the disk held what it had packed
+            before = left
+            factory = StreamPacker(self.given, self.packer, transform, journal, frozenset(self.skipped))
+            loader = self._loader(factory, min(num_workers, left), context)
+            try:
+                self._read(loader)
+            finally:
+                loader._dismiss_workers()
+                factory.close()
 
     def _loader(self, factory: StreamPacker, workers: int, context: BaseContext | str | None) -> StreamDataLoader[Any]:
-        lists = self._given.lists
+        lists = self.given.lists
         dataset = StreamDataset(
             list(lists) if lists.mix else lists.sources,
             factory,
             max(1, workers),
-            seed=int(self._journal.header["_seed"]),
+            seed=self.seed,
             deterministic=False,
-            on_error="skip" if self._on_error != "raise" else "raise",
+            on_error="skip" if callable(self.on_error) else self.on_error,
             fingerprint="packed",
         )
         options: dict[str, Any] = {}
@@ -251,52 +205,39 @@ class _Run:
 
     def _read(self, loader: StreamDataLoader[Any]) -> None:
         """Have a loader pack streams."""
+        decided = 0
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "skipped the rest of a stream", RuntimeWarning)  # the report tells it
-            decided = 0
-            for reports in itertools.chain(loader, [[]]):  # the last streams may be skipped behind the last reports
+            warnings.filterwarnings("ignore", "skipped the rest of a stream", RuntimeWarning)
+            for reports in _reports_of(loader):
                 for failure in loader.failures[decided:]:
                     self._decide(failure)
                 decided = len(loader.failures)
-                self._take(reports)
-            # the second epoch finishes the parts: each worker has a lane, and begins a stream in it
-            self._take(next(iter(loader)))
-
-    def _take(self, reports: list[Any]) -> None:
-        """Take in what a step's lanes have reported."""
-        for report in reports:
-            if isinstance(report, ErrorReport):
-                raise report.unpack()
-            for packed in report or ():
-                if packed.number not in self._reported:  # else a worker died after it had packed it
-                    self._reported.add(packed.number)
-                    self._progress.packed(packed.steps, packed.bytes)
-        self._progress.look()
+                for report in reports:
+                    if isinstance(report, ErrorReport):
+                        raise report.unpack()
+                    for number, steps in report or ():
+                        self.progress.done(number, steps)
+                self.progress.look()
 
     def _decide(self, error: StreamError) -> None:
-        choice = self._on_error(error) if callable(self._on_error) else self._on_error
+        choice = self.on_error(error) if callable(self.on_error) else self.on_error
         if choice == "raise":
             raise error
         if choice != "skip":
             raise ValueError(f"on_error returned {choice!r} for {error}; return 'raise' or 'skip'")
-        self._skipped.append(error)
-        self._progress.finished()
+        self.skipped[error.source_index] = error
+        self.progress.done(error.source_index)
 
 
-def _check_metadata(given: Given, number: int) -> None:
-    try:
-        json.dumps(dict(given.metadata(number)))
-    except (TypeError, ValueError) as error:
-        source = shorten(given.lists.sources[number])
-        raise TypeError(f"the metadata of source {number} ({source}) cannot be kept as JSON: {error}") from None
+def _reports_of(loader: StreamDataLoader[Any]) -> Iterator[list[Any]]:
+    """What the loader's lanes report, step after step."""
+    yield from loader
+    # the second epoch finishes the parts, as each worker begins a stream
+    yield next(iter(loader))
 
 
 def _packer(format: str) -> Callable[..., Packer]:
-    """What packs into a format.
-
-    Raises:
-        ValueError: It is unknown, or only read.
-    """
+    """What packs into a format; a ValueError if it is unknown, or only read."""
     known = {name: one.packer for name, one in FORMATS.items() if one.packer is not None}
     if format not in known:
         why = "is only read" if format in FORMATS else "is unknown"
@@ -306,7 +247,7 @@ def _packer(format: str) -> Callable[..., Packer]:
 
 
 def _header(given: Given, format: str, options: Mapping[str, Any], seed: int | None) -> dict[str, Any]:
-    """What must stay the same over an interrupt; what begins with an underscore need not."""
+    """What must stay the same; what begins with an underscore need not."""
     digest = hashlib.blake2b(digest_size=8)
     hash_content(dict(options), digest.update)
     return {
@@ -320,43 +261,38 @@ def _header(given: Given, format: str, options: Mapping[str, Any], seed: int | N
 
 
 @contextmanager
-def _telling_how_to_go_on(total: int, folder: PartialFolder, journal: Journal) -> Iterator[None]:
+def _telling_how_to_go_on(partial: Partial, total: int) -> Iterator[None]:
     """Have errors say what is kept, and what to do."""
 
-    def kept() -> str:
-        journal.look()
-        return (
-            f"{len(journal.entries):,} of {total:,} streams are packed, in {folder.partial}: pack again and it "
-            "goes on there, or delete that folder"
-        )
+    def with_kept(text: object) -> str:
+        count = len(packed_in(partial.journal)[0])
+        if not count:
+            return f"{text}. Nothing is packed, and nothing is kept"
+        packed = f"{count:,} of {total:,} streams are packed"
+        return f"{text}. {packed}, in {partial.folder}: pack again and it goes on there, or delete that"
 
     try:
         yield
     except KeyboardInterrupt:
-        raise KeyboardInterrupt(f"packing was interrupted. {kept()}") from None
-    except StreamError as error:
-        again = type(error)(f"{error}. {kept()}", **error.place)
-        again.__cause__ = error.__cause__
-        raise again from error.__cause__
+        raise KeyboardInterrupt(with_kept("packing was interrupted")) from None
+    except (StreamError, WorkerDeathError) as error:
+        error.args = (with_kept(error),)
+        raise
     except OSError as error:
         if error.errno in _FULL:
-            raise OSError(
-                error.errno,
-                f"the disk of {folder.partial} is full ({error.strerror}). Free some of it, then go on. {kept()}",
-            ) from error
+            full = f"the disk of {partial.folder} is full ({error.strerror}). Free some of it"
+            raise OSError(error.errno, with_kept(full)) from error
         if error.errno is not None:
-            raise OSError(error.errno, f"{error.strerror}. {kept()}", error.filename) from error
+            error.strerror = with_kept(error.strerror)
         raise
-    except WorkerDeathError as error:
-        raise WorkerDeathError(f"{error}. {kept()}") from error.__cause__
 
 
-def _verify(folder: PartialFolder, format: str) -> None:
+def _verify(partial: Partial, format: str) -> None:
     from stream_dataloader import stores
 
-    problems = stores.verify(folder.store, format=format)
+    problems = stores.verify(partial.store, format=format)
     if problems:
         raise StoreError(
-            f"what was packed differs from what the disk holds: {problems[0]}, and {len(problems) - 1} more; check the "
-            f"disk, delete {folder.partial} and pack anew"
+            f"what was packed differs from what the disk holds: {problems[0]}, and {len(problems) - 1} more; "
+            f"delete {partial.folder} and pack anew"
         )

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
-from collections.abc import Callable, Mapping, Sequence, Sized
+from collections.abc import Callable, Sequence, Sized
 from typing import Any, NamedTuple
 
 from stream_dataloader._reading.lists import SourceList, SourceLists
@@ -13,7 +14,7 @@ from stream_dataloader.dataset import StreamDataset
 from stream_dataloader.errors import shorten
 from stream_dataloader.stores._base.store import Store
 
-__all__ = ["Given", "given_of"]
+__all__ = ["Given", "given_of", "metadata_of"]
 
 
 class Given(NamedTuple):
@@ -21,21 +22,19 @@ class Given(NamedTuple):
 
     Attributes:
         lists: Their sources, and what opens them.
-        windowed: Items are windows of several time steps, which are to be taken apart.
+        keys: Their names, each another.
+        store: Where they come from, if that is a store.
+        windowed: Items are windows, which are to be taken apart.
         seed: Of their random generators.
         retries: When one that breaks is opened again.
-        keys: Their names, each another.
-        metadata: What is known of each.
-        store: Where they come from, if that is a store.
     """
 
     lists: SourceLists
-    windowed: bool
-    seed: int
-    retries: Retries
     keys: Sequence[str]
-    metadata: Callable[[int], Mapping[str, Any]]
     store: Store | None
+    windowed: bool = False
+    seed: int = 0
+    retries: Retries = Retries(0, (), {})
 
     def fingerprint(self) -> str:
         """Tells one list of sources, with other names, from another."""
@@ -43,50 +42,35 @@ class Given(NamedTuple):
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
-def given_of(
-    streams: Any,
-    keys: Sequence[str] | Callable[[Any], str] | None,
-    metadata: Sequence[Mapping[str, Any]] | Callable[[Any], Mapping[str, Any]] | None,
-) -> Given:
-    """What `pack` was given.
-
-    Raises:
-        TypeError: It is neither a dataset nor a pair, or the factory cannot be called.
-        ValueError: Names or metadata are not as many as streams, or two streams have one name.
-    """
-    windowed, seed, retries = False, 0, Retries(0, (), {})
+def given_of(streams: Any, keys: Sequence[str] | Callable[[Any], str] | None) -> Given:
+    """What `pack` was given."""
+    how: tuple[Any, ...] = ()
     if isinstance(streams, StreamDataset):
         lists, rules = streams.source_lists, streams.rules
-        windowed, seed = rules.time_steps is None, rules.seed
-        retries = Retries(streams.retries, streams.retry_on, {})
+        how = rules.time_steps is None, rules.seed, Retries(streams.retries, streams.retry_on, {})
     else:
         try:
             sources, opens = streams
         except (TypeError, ValueError):
             raise TypeError(
-                f"streams is {shorten(streams, 80)}; give a StreamDataset, or a pair (sources, open_stream) such as "
-                "stores.open returns"
+                f"streams is {shorten(streams, 80)}; give a StreamDataset, or a pair (sources, open_stream)"
             ) from None
-        lengths: Any = None
-        if isinstance(opens, Store) and opens.lengths is not None:
-            sources = list(sources)
-            lengths = [opens.length(source) for source in sources]
         empty = isinstance(sources, Sized) and not isinstance(sources, str) and not sources
-        one = SourceList((), opens) if empty else SourceList.checked(sources, opens, None, lengths, None, None)
+        one = SourceList((), opens) if empty else SourceList.checked(sources, opens, None, None, None, None)
         lists = SourceLists([one])
     store = lists.open_stream if isinstance(lists.open_stream, Store) else None
-    names, notes = _keys(lists.sources, keys, store), _metadata(lists.sources, metadata, store)
-    return Given(lists, windowed, seed, retries, names, notes, store)
+    return Given(lists, _keys(lists.sources, keys, store), store, *how)
 
 
 def _keys(sources: Sequence[Any], given: Any, store: Store | None) -> Sequence[str]:
-    if given is not None and not callable(given):
+    if callable(given):
+        found = [str(given(source)) for source in sources]
+    elif given is not None:
         found = [str(key) for key in given]
-        if len(found) != len(sources):
-            raise ValueError(f"keys has {len(found)} names, and there are {len(sources)} sources; give one for each")
     else:
-        name = given or (_key_of if store is None else lambda source: _key_in(store, source))
-        found = [str(name(source)) for source in sources]
+        found = [_key_of(source) if store is None else _key_in(store, source) for source in sources]
+    if len(found) != len(sources):
+        raise ValueError(f"keys has {len(found)} names, and there are {len(sources)} sources")
     taken, seen = set(found), set[str]()
     for number, key in enumerate(found):
         own = key
@@ -100,9 +84,7 @@ def _keys(sources: Sequence[Any], given: Any, store: Store | None) -> Sequence[s
 
 
 def _key_of(source: Any) -> str:
-    if isinstance(source, (str, os.PathLike)):
-        return os.fsdecode(source)
-    return shorten(source)
+    return os.fsdecode(source) if isinstance(source, (str, os.PathLike)) else shorten(source)
 
 
 def _key_in(store: Store, source: Any) -> str:
@@ -111,19 +93,23 @@ def _key_in(store: Store, source: Any) -> str:
     return store.key(source)
 
 
-def _metadata(sources: Sequence[Any], given: Any, store: Store | None) -> Callable[[int], Mapping[str, Any]]:
-    if callable(given):
-        return lambda number: dict(given(sources[number]))
-    if given is not None:
-        if len(given) != len(sources):
-            raise ValueError(f"stream_metadata has {len(given)} dicts, and there are {len(sources)} sources")
-        return lambda number: dict(given[number])
-    if store is None:
-        return lambda _: {}
-    known = store
-
-    def of_store(number: int) -> Mapping[str, Any]:
-        source = sources[number]
-        return known.metadata(source[0] if isinstance(source, (tuple, list)) else source)
-
-    return of_store
+def metadata_of(given: Given, metadata: Any) -> list[dict[str, Any]]:
+    """What is known of each stream: what was given, or what their store has."""
+    sources, store = given.lists.sources, given.store
+    if metadata is None and store is not None:
+        numbers = (source[0] if isinstance(source, (tuple, list)) else source for source in sources)
+        metadata = map(store.metadata, numbers)
+    elif metadata is None:
+        metadata = ({} for _ in sources)
+    elif callable(metadata):
+        metadata = map(metadata, sources)
+    found = [dict(one) for one in metadata]
+    if len(found) != len(sources):
+        raise ValueError(f"stream_metadata has {len(found)} dicts, and there are {len(sources)} sources")
+    for number, one in enumerate(found):
+        try:
+            json.dumps(one)
+        except (TypeError, ValueError) as error:
+            source = shorten(sources[number])
+            raise TypeError(f"the metadata of source {number} ({source}) cannot be kept as JSON: {error}") from None
+    return found

@@ -19,10 +19,10 @@ import numpy as np
 import torch
 
 from stream_dataloader.errors import StoreError
-from stream_dataloader.stores._base.leaves import Block, ItemSpecs, LeafSpec, blocks_of, read_layout
+from stream_dataloader.stores._base.leaves import Block, LeafSpec, leaf_names, leaf_spec
 from stream_dataloader.stores._base.mapped import LeafFile
-from stream_dataloader.stores._base.packed import finish_store, is_finished
-from stream_dataloader.stores._base.packing import StreamRecord
+from stream_dataloader.stores._base.packed import finish_store
+from stream_dataloader.stores._base.packing import Rows, StreamRecord, said_in
 from stream_dataloader.stores.lmdb.pages import read_tree
 from stream_dataloader.stores.lmdb.store import KIND
 from stream_dataloader.stores.lmdb.windows import CODECS, Windows, steps_of_window
@@ -31,7 +31,7 @@ __all__ = ["LmdbPacker"]
 
 _SUFFIX = ".lmdb"
 
-#: The map's size at first. It costs address space only, and is doubled when it is full.
+#: The map's size at first, which is doubled when it is full.
 _FIRST_MAP_BYTES = 1 << 30
 #: What is written in one transaction, and is held in memory until then.
 _MOST_PENDING_BYTES = 32 << 20
@@ -42,13 +42,11 @@ class LmdbPacker:
 
     Args:
         folder: Where to write.
-        window: Steps of a value; None: as many as make about 1 MB. Windows of any length are read from them.
-        codec: `"none"`: raw bytes, read at the speed of a copy. `"zstd"`: without loss, and smaller where data repeat.
-            `"jpeg"`: leaves that are images, uint8 with 1 or 3 channels first or last, lose some quality and are much
-            smaller; other leaves are raw.
+        window: Steps of a value; None: as many as make about 1 MB.
+        codec: `"none"`: raw bytes, read at the speed of a copy. `"zstd"`: smaller where data repeat. `"jpeg"`:
+            images, uint8 with 1 or 3 channels first or last, lose some quality; other leaves are raw.
         quality: Of JPEG, 1 to 100.
-        databases: How many each worker writes; streams are dealt to them by their numbers. With one worker, the store
-            has this many, with more workers as many times more.
+        databases: How many each worker writes; streams are dealt to them by their numbers.
         metadata: Of the whole store, as JSON can hold it.
 
     Raises:
@@ -80,7 +78,7 @@ class LmdbPacker:
         self._folder = folder
         self._options: dict[str, Any] = {"window": window, "codec": codec, "quality": quality}
         self._databases = databases
-        self._metadata = {} if metadata is None else dict(metadata)
+        self._metadata = dict(metadata or {})
         json.dumps(self._metadata)
 
     def part(self, worker: int) -> _Part:
@@ -88,12 +86,9 @@ class LmdbPacker:
         first = worker * self._databases
         return _Part(self._folder, range(first, first + self._databases), **self._options)
 
-    def finish(self, records: Sequence[StreamRecord], synced: Sequence[Any] = ()) -> None:
+    def finish(self, records: Sequence[StreamRecord], synced: Sequence[Any] = ()) -> list[str]:
         """See `Packer`."""
         del synced
-        if is_finished(self._folder):
-            return
-        _, specs = read_layout(self._folder) or (None, ())
         places = [record.place or {"database": 0, "first": 0, "crc": 0} for record in records]
         numbers = sorted({place["database"] for place, record in zip(places, records, strict=True) if record.steps})
         files = [f"{number}{_SUFFIX}" for number in numbers]
@@ -105,7 +100,8 @@ class LmdbPacker:
             databases.append({"file": name, "size": size, "entries": len(tree.values), "crc": tree.crc})
         rank = {number: i for i, number in enumerate(numbers)}
         own = [[rank.get(place["database"], 0) for place in places], [place["crc"] for place in places]]
-        finish_store(
+        specs = [leaf_spec(leaf) for leaf in said_in(self._folder).get("leaves", ())]
+        return finish_store(
             self._folder,
             KIND,
             records,
@@ -124,99 +120,81 @@ class _Part:
     """See `packing.PartPacker`."""
 
     def __init__(self, folder: str, databases: range, window: int | None, codec: str, quality: int) -> None:
-        self._folder = folder
-        self._databases = databases
         self._codec, self._quality = codec, quality
         self._window = window
-        self._items: ItemSpecs | None = None
-        self._columns: Block = []
-        self._writers: dict[int, _Writer] = {}
+        self._rows = Rows(folder, "an LMDB store")
+        self._block: Block = []
+        self._databases = databases
+        self._writers = [_Writer(os.path.join(folder, f"{number}{_SUFFIX}")) for number in databases]
 
     def write(self, number: int, key: str, items: Iterable[Any]) -> tuple[int, Any]:
         """See `PartPacker`."""
         del key
-        database = self._databases[number % len(self._databases)]
-        writer: _Writer | None = None
-        first = steps = crc = 0
+        turn = number % len(self._writers)
+        writer = self._writers[turn]
+        first, steps, crc = writer.count, 0, 0
         try:
-            for columns, count in blocks_of(items, self._adopt, lambda _: self._columns):
-                if writer is None:
-                    writer = self._writer(database)
-                    first = writer.count
-                crc = writer.put(*self._windows.encode(columns, count), crc)
+            for block, count in self._rows.blocks(items, self._room):
+                value, checksum = self._windows.encode(block, count)
+                writer.put(value)
+                crc = zlib.crc32(checksum.to_bytes(4, "little"), crc)
                 steps += count
         except BaseException:
-            if writer is not None:
-                writer.rewind(first)
+            writer.rewind(first)
             raise
-        return steps, {"database": database, "first": first, "crc": crc} if steps else None
+        return steps, {"database": self._databases[turn], "first": first, "crc": crc} if steps else None
 
-    def _adopt(self, item: Any) -> ItemSpecs:
-        """Have the layout of the store's first item, whichever process has it."""
-        if self._items is None:
-            items = ItemSpecs(self._folder, item, "an LMDB store")
-            self._windows = Windows(items.leaves, self._codec, self._quality)
+    def _room(self) -> Block:
+        """Where the steps of a window are to be written."""
+        if not self._block:
+            leaves = self._rows.leaves
+            self._windows = Windows(leaves, self._codec, self._quality)
             if self._codec == "jpeg" and not any(self._windows.images):
-                has = ", ".join(f"{name} is {leaf}" for name, leaf in zip(items.names, items.leaves, strict=True))
+                names = leaf_names(self._rows.layout.structure)
+                has = ", ".join(f"{name} is {leaf}" for name, leaf in zip(names, leaves, strict=True))
                 raise ValueError(
                     f'codec="jpeg" is for images, uint8 (H, W), (H, W, 3), (3, H, W) or with one channel, and {has}; '
                     'use "zstd" or "none"'
                 )
-            window = self._window or steps_of_window(items.leaves)
-            self._columns = [np.empty((window, *spec.shape), spec.stored) for spec in items.leaves]
-            self._items = items
-        return self._items
-
-    def _writer(self, database: int) -> _Writer:
-        if database not in self._writers:
-            self._writers[database] = _Writer(os.path.join(self._folder, f"{database}{_SUFFIX}"))
-        return self._writers[database]
+            window = self._window or steps_of_window(leaves)
+            self._block = [np.empty((window, *leaf.shape), leaf.stored) for leaf in leaves]
+        return self._block
 
     def sync(self) -> None:
         """See `PartPacker`."""
-        for writer in self._writers.values():
+        for writer in self._writers:
             writer.flush()
 
     def close(self) -> None:
         """See `PartPacker`."""
-        writers, self._writers = self._writers, {}
         try:
-            for writer in writers.values():
-                writer.flush()
+            self.sync()
         finally:
-            for writer in writers.values():
+            for writer in self._writers:
                 writer.close()
 
 
 class _Writer:
-    """Writes one database; its keys are numbers from 0, in order.
+    """Writes one database, made with the first value; its keys are numbers from 0.
 
-    A commit waits for the disk, so that what was committed stays, whatever happens later.
+    A commit waits for the disk, so what was committed stays.
     """
 
     def __init__(self, path: str) -> None:
-        lmdb = _import_lmdb()
         self._path = path
-        self._error, self._full = lmdb.Error, lmdb.MapFullError
-        if os.path.exists(path):
-            raise FileExistsError(f"{path} is there already; each worker needs a number that no other has had")
+        self._opened: Any = None
         self.count = 0
-        self._written = 0  # some of these may be those of a stream that broke off, and are written again
+        self._written = 0  # with those of a stream that broke off
         self._pending: list[bytes] = []  # the values before `count`
         self._pending_bytes = 0
-        try:
-            self._opened = lmdb.open(path, subdir=False, lock=False, map_size=_FIRST_MAP_BYTES)
-        except lmdb.Error as error:
-            raise self._failed(error) from error
 
-    def put(self, value: bytes, checksum: int, before: int) -> int:
-        """Add a value; returns the CRC-32 of this and earlier checksums."""
+    def put(self, value: bytes) -> None:
+        """Add a value."""
         self._pending.append(value)
         self._pending_bytes += len(value)
         self.count += 1
         if self._pending_bytes >= _MOST_PENDING_BYTES:
             self.flush()
-        return zlib.crc32(checksum.to_bytes(4, "little"), before)
 
     def rewind(self, count: int) -> None:
         """Take back the values from number `count` on."""
@@ -226,36 +204,33 @@ class _Writer:
 
     def flush(self) -> None:
         """Commit all values."""
-        try:
-            while self._pending and not self._commit():
+        lmdb = _import_lmdb()
+        while self._pending:
+            try:
+                if self._opened is None:
+                    self._opened = lmdb.open(self._path, subdir=False, lock=False, map_size=_FIRST_MAP_BYTES)
+                with self._opened.begin(write=True) as transaction:
+                    for number, value in enumerate(self._pending, self.count - len(self._pending)):
+                        transaction.put(number.to_bytes(8, "big"), value, append=number >= self._written)
+            except lmdb.MapFullError:
                 self._opened.set_mapsize(2 * self._opened.info()["map_size"])
-        except self._error as error:
-            raise self._failed(error) from error
-        self._written = max(self._written, self.count)
-        self._pending, self._pending_bytes = [], 0
-
-    def _commit(self) -> bool:
-        """Whether there was room in the map."""
-        first = self.count - len(self._pending)
-        try:
-            with self._opened.begin(write=True) as transaction:
-                for number, value in enumerate(self._pending, first):
-                    transaction.put(number.to_bytes(8, "big"), value, append=number >= self._written)
-        except self._full:
-            return False
-        return True
+            except lmdb.Error as error:
+                raise self._failed(error) from error
+            else:
+                self._written = max(self._written, self.count)
+                self._pending, self._pending_bytes = [], 0
 
     def _failed(self, error: Any) -> Exception:
         """As the system's error, if it was one: a full disk, say."""
         if (code := error.code) <= 0:
             return StoreError(f"{self._path} cannot be written: {error}")
         if shutil.disk_usage(os.path.dirname(self._path)).free < self._pending_bytes:
-            code = errno.ENOSPC  # LMDB says "Input/output error" of a disk without room for all of a transaction
-        told = f"{os.strerror(code)} ({error}); if the disk is full, make room, and pack again to go on"
-        return OSError(code, told, self._path)
+            code = errno.ENOSPC  # of which LMDB says "Input/output error"
+        return OSError(code, f"{os.strerror(code)} ({error}); if the disk is full, make room", self._path)
 
     def close(self) -> None:
-        self._opened.close()
+        if self._opened is not None:
+            self._opened.close()
 
 
 def _import_lmdb() -> Any:

@@ -29,19 +29,10 @@ _MOST_SHARD_BYTES = (1 << 32) - 1  # places in it are uint32
 
 
 class ShardWriter:
-    """Turns samples into bytes, collects them, and writes a shard when there are enough.
+    """Turns samples into bytes, collects them, and writes a shard when there are enough; see `MdsWriter`.
 
-    Args:
-        folder: Where.
-        columns: The encoding of each column.
-        compression: How to compress, or None.
-        hashes: Which to make of each file.
-        size_limit: How many bytes a shard has at most, unless one sample has more; None: one shard.
-        name: Of all shards' files, before their numbers.
-        bools: Columns of uint8 that are given bool.
-
-    Attributes:
-        entries: Of the shards that were written, for the index.
+    Files are called `name` and a number. `bools` are columns of uint8 that are given bool. `entries` are for the
+    index.
     """
 
     def __init__(
@@ -83,12 +74,12 @@ class ShardWriter:
         }
         self._config_bytes = json.dumps(self._config, sort_keys=True).encode()
         self._samples: list[bytes] = []
-        self._begun = self._whole = 0  # of the stream that is written: samples and shards that came before it
+        self._begun = self._whole = 0  # samples and shards before this stream
         self._size = 0
         self.entries: list[dict[str, Any]] = []
 
     def encode(self, sample: Mapping[str, Any]) -> bytes:
-        """A sample's bytes. Bytes are taken as they are, whatever the column's encoding."""
+        """A sample's bytes; values that are bytes are taken as they are."""
         sizes, parts = [], []
         for name, kind, encoding in self._encodings:
             if name not in sample:
@@ -118,7 +109,7 @@ class ShardWriter:
         self._size = sum(map(len, self._samples))
 
     def add(self, sample: bytes) -> None:
-        """Collect a sample; what was collected is written first, if both have no room in a shard."""
+        """Collect a sample; earlier ones are written first, if a shard has no room."""
         if not self._has_room(sample) and self._begun:
             self.flush(self._begun)
             self.begin()
@@ -133,7 +124,7 @@ class ShardWriter:
         return size <= (self._limit or _MOST_SHARD_BYTES)
 
     def flush(self, count: int | None = None) -> None:
-        """Write what was collected, or so many samples of it, as a shard; it is on the disk then."""
+        """Write what was collected, or so many samples of it, as a shard."""
         samples = self._samples[:count]
         if not samples:
             return
@@ -170,8 +161,8 @@ class MdsWriter:
         out: A folder, which is empty or made.
         columns: The encoding of each column, such as `{"x": "ndarray:uint8:64,64,3", "label": "int"}`.
         compression: `"zstd"`, `"gz"`, `"bz2"`, `"br"` or `"snappy"`, with `":level"` behind all but the last.
-        hashes: Of each file, such as `["sha1"]` or `["xxh64"]`; they are compared when a shard is fetched or unpacked.
-        size_limit: How many bytes a shard has at most, before compression; also as `"64mb"`; None: all in one shard.
+        hashes: Of each file, such as `["sha1"]` or `["xxh64"]`.
+        size_limit: How many bytes a shard has at most, before compression; also as `"64mb"`; None: any number.
 
     Raises:
         ValueError: An option has another value.
@@ -203,7 +194,7 @@ class MdsWriter:
         self._done = False
         os.makedirs(self.folder, exist_ok=True)
         if os.listdir(self.folder):
-            raise FileExistsError(f"{self.folder} is not empty; delete what is in it, or give another folder")
+            raise FileExistsError(f"{self.folder} is not empty; give another folder")
 
     def write(self, sample: Mapping[str, Any]) -> None:
         """Write a sample; keys that are no columns are passed over.
@@ -212,9 +203,7 @@ class MdsWriter:
             sample: A value for each column. Bytes are written as they are, whatever the encoding.
 
         Raises:
-            ValueError: It lacks a column, or has a value that its encoding does not take; nothing is written then.
-            TypeError: As ValueError, where the value's type is another.
-            OSError: The disk is full.
+            ValueError, TypeError: It lacks a column, or an encoding does not take a value.
         """
         if self._done:
             raise ValueError("the writer is finished; open another one")
@@ -226,11 +215,7 @@ class MdsWriter:
         self._count += 1
 
     def finish(self) -> None:
-        """Write what is left, and index.json at last; also called where the context ends. A second time: nothing.
-
-        Raises:
-            OSError: The disk is full.
-        """
+        """Write what is left, and index.json; called where the context ends."""
         if self._done:
             return
         try:

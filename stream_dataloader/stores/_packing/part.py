@@ -1,0 +1,192 @@
+"""Packs streams where the loader opens them: each of its workers writes a part of the store.
+
+To the loader most of these streams are empty: it reads reports on those that were packed lately.
+
+Guarantee: what is entered in a journal is on the disk.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+from stream_dataloader._items.layout import Layout
+from stream_dataloader._items.structure import Misfit, flatten
+from stream_dataloader._reading.stream import END, OpenedStream
+from stream_dataloader._schedule.sections import Section
+from stream_dataloader.errors import ErrorReport, ItemError, ReadError, StoreError, StreamError, shorten
+from stream_dataloader.stores._base.packing import Packer
+from stream_dataloader.stores._packing.given import Given
+from stream_dataloader.stores._packing.partial import Entry, begin_part, enter, packed_in
+from stream_dataloader.stream_info import get_stream_info
+
+__all__ = ["StreamPacker"]
+
+SYNC_SECONDS = 1.0
+_REPORT_SECONDS = 0.1
+
+#: The numbers of some streams that were packed, and their steps.
+Report = list[tuple[int, int]]
+
+
+class StreamPacker:
+    """A factory for a loader: to read a stream packs it, and yields a report if it is time.
+
+    In the second epoch, each that is opened finishes its worker's part, and does not end.
+    """
+
+    def __init__(
+        self,
+        given: Given,
+        packer: Packer,
+        transform: Callable[[Any], Any] | None,
+        journal: str,
+        skipped: Collection[int],
+    ) -> None:
+        self._given = given
+        self._packer = packer
+        self._transform = transform
+        self._journal = journal
+        self._skipped = skipped
+        self._part: _Part | None = None  # that this process writes
+
+    def __call__(self, source: Any) -> Iterator[Report | ErrorReport | None]:
+        info = get_stream_info()
+        if info.source_index in self._skipped and not info.epoch:
+            return
+        try:
+            report = self.close() if info.epoch else self._pack(source)
+        except StreamError:
+            raise
+        except Exception as error:  # of the disk, say, for which no stream can be skipped
+            yield ErrorReport(error)
+        else:
+            if report:
+                yield report
+        while info.epoch:  # so that no lane takes a second stream
+            yield None
+
+    def _pack(self, source: Any) -> Report:
+        info, given = get_stream_info(), self._given
+        number, lengths = info.source_index, given.lists.lengths
+        length = -1 if lengths is None or given.windowed else int(lengths[number])
+        section = Section(number, 0, length, length)
+        factory = given.lists.of(number).open_stream
+        stream = OpenedStream(info, factory, source, section, given.retries)
+        try:
+            if self._part is None:
+                self._part = _Part(self._packer, self._journal)
+            self._part.write(number, given.keys[number], _Items(stream, self._transform, given))
+        except (StoreError, StreamError):
+            raise
+        except (ValueError, TypeError) as error:
+            raise stream.error(ItemError, str(error), handed_out=True) from error
+        finally:
+            stream.close()
+        return self._part.report(_REPORT_SECONDS)
+
+    def close(self) -> Report:
+        """Finish what this process writes, if it does."""
+        part, self._part = self._part, None
+        if part is None:
+            return []
+        part.close()
+        return part.report(0)
+
+
+class _Items:
+    """One stream's time steps, cut out of windows and transformed; see `PartPacker`."""
+
+    def __init__(self, stream: OpenedStream, transform: Callable[[Any], Any] | None, given: Given) -> None:
+        self._stream = stream
+        self._transform = transform
+        self._windowed = given.windowed
+        self._may_read_into = transform is None and not given.windowed and not given.retries.most
+        self.read_into = stream.read_into
+
+    def __iter__(self) -> Iterator[Any]:
+        while (item := self._stream.next_item()) is not END:
+            for step in self._steps_of(item) if self._windowed else (item,):
+                yield step if self._transform is None else self._transformed(step)
+
+    def _transformed(self, step: Any) -> Any:
+        assert self._transform is not None
+        try:
+            return self._transform(step)
+        except Exception as error:
+            what = f"transform raised {shorten(error, 2000)}"
+            raise self._stream.error(ReadError, what, handed_out=True) from error
+
+    def _steps_of(self, window: Any) -> Iterator[Any]:
+        try:
+            layout, leaves = Layout.of(window, windowed=True)
+            count = layout.window_length(leaves)
+        except Misfit as error:
+            raise ValueError(str(error)) from None
+        leaves = flatten(window)[1]
+        for step in range(count):
+            cut = zip(leaves, layout.specs, strict=True)
+            yield layout.build(leaf[step] if spec.timed else leaf for leaf, spec in cut)
+
+    @property
+    def reads_into(self) -> bool:
+        """Whether the steps behind the first can be had by `read_into`."""
+        opened = self._stream.opened
+        return self._may_read_into and opened is not None and opened.writes
+
+
+class _Part:
+    """The part of the store that this process writes, and its journal."""
+
+    def __init__(self, packer: Packer, journal: str) -> None:
+        number, self._journal = begin_part(journal)
+        self._done = packed_in(journal)[0]
+        self._part = packer.part(number)
+        self._written: list[Entry] = []
+        self._synced = time.monotonic()
+        self._beside: Future[None] | None = None
+        self._pool = ThreadPoolExecutor(1, "pack-sync")
+        self._report: Report = []
+        self._reported = 0.0
+
+    def write(self, number: int, key: str, items: _Items) -> None:
+        """Write a stream; see `PartPacker.write`."""
+        if number in self._done:  # by a worker that died before it had reported
+            self._report.append((number, 0))
+            return
+        steps, place = self._part.write(number, key, items)
+        self._written.append(Entry(number, steps, place))
+        self._report.append((number, steps))
+        if time.monotonic() - self._synced >= getattr(self._part, "sync_seconds", SYNC_SECONDS):
+            self._wait()
+            self._beside = self._pool.submit(self._sync, self._part.sync, self._written)
+            self._written, self._synced = [], time.monotonic()
+            if not getattr(self._part, "syncs_beside", False):
+                self._wait()
+
+    def report(self, seconds: float) -> Report:
+        """What was packed since the last time, if that is some seconds ago."""
+        if time.monotonic() - self._reported < seconds:
+            return []
+        self._reported = time.monotonic()
+        report, self._report = self._report, []
+        return report
+
+    def _sync(self, sync: Callable[[], Any], written: list[Entry]) -> None:
+        enter(self._journal, {"synced": sync(), "streams": written})
+
+    def _wait(self) -> None:
+        beside, self._beside = self._beside, None
+        if beside is not None:
+            beside.result()
+
+    def close(self) -> None:
+        """Finish the part, and enter what was written."""
+        with self._journal:
+            try:
+                self._wait()
+            finally:
+                self._pool.shutdown()
+                self._sync(self._part.close, self._written)

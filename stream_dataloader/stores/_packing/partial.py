@@ -1,0 +1,212 @@
+"""The place where a store is packed, beside the one where it will be.
+
+::
+
+    clips.store.partial/
+        lock         held by the process that packs, and its workers; tells which
+        journal      what is packed, and how; in the end, the files of the whole store
+        journal.3    the streams that part 3 has packed, and what its `sync` returned
+        store/       what will be clips.store
+
+Journals are text: a line an entry, each with its checksum.
+
+Guarantee: one process at a time packs to a path. What was entered in a journal is on the disk; a damaged line
+is passed over. The store gets its name in one step, when it is whole and on the disk.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import itertools
+import json
+import os
+import shutil
+import socket
+import time
+import zlib
+from collections.abc import Collection, Mapping
+from typing import Any, BinaryIO, NamedTuple
+
+from stream_dataloader.errors import StoreError
+from stream_dataloader.stores._base.files import sync_folder
+from stream_dataloader.streams.cache.file_cache import is_url
+from stream_dataloader.streams.cache.file_lock import FileLock, lock
+
+__all__ = ["Entry", "Partial", "begin_part", "enter", "packed_in"]
+
+_VERSION = 3
+_PATIENCE_SECONDS = 20.0
+_HOST = socket.gethostname()
+
+
+class Partial:
+    """The folder in which one process packs a store; it goes if no stream was packed, or all were."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = os.fspath(path).rstrip("/") or os.fspath(path)
+        if is_url(self.path):
+            raise ValueError(f"{self.path} is a URL; pack into a folder of this machine, and copy that there")
+        self.folder = f"{self.path}.partial"
+        self.store = os.path.join(self.folder, "store")
+        self.journal = os.path.join(self.folder, "journal")
+
+    def __enter__(self) -> Partial:
+        self._refuse_what_exists()
+        self._lock = self._locked()
+        try:
+            self._refuse_what_exists()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if os.path.exists(self.store) and packed_in(self.journal)[0]:
+            os.truncate(self._lock.fd, 0)
+        else:
+            shutil.rmtree(self.folder, ignore_errors=True)
+        self._lock.close()
+
+    def _refuse_what_exists(self) -> None:
+        if os.path.lexists(self.path):
+            raise FileExistsError(f"{self.path} exists, and pack overwrites nothing; delete it first")
+
+    def _locked(self) -> FileLock:
+        path = os.path.join(self.folder, "lock")
+        deadline = time.monotonic() + _PATIENCE_SECONDS
+        while True:
+            os.makedirs(self.folder, exist_ok=True)
+            with contextlib.suppress(FileNotFoundError):  # the folder was just removed
+                if (held := lock(path, wait=False, create=True)) is not None:
+                    break
+                with open(path, encoding="utf-8") as file:
+                    holder = file.read(200)
+                if time.monotonic() > deadline or not _has_gone(holder):
+                    raise StoreError(f"{self.path} is being packed by another process ({holder})")
+                time.sleep(0.02)  # workers of a process that was killed end soon
+        os.truncate(held.fd, 0)
+        since = time.strftime("%Y-%m-%d %H:%M:%S")
+        os.pwrite(held.fd, f"process {os.getpid()} of {_HOST}, since {since}".encode(), 0)
+        return held
+
+    def begin(self, header: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Begin to pack, or go on; returns the header that was given when packing began.
+
+        All of it must be the same, but for names that begin with an underscore.
+        """
+        header = {"version": _VERSION, **header}
+        begun: Mapping[str, Any] | None = self._entered("header")
+        if begun is None or not os.path.isdir(self.store):
+            shutil.rmtree(self.store, ignore_errors=True)
+            for path in _journals(self.journal):
+                os.unlink(path)
+            os.makedirs(self.store)
+            self._enter({"header": header})
+            return header
+        changed = [name for name in header if begun.get(name) != header[name] and not name.startswith("_")]
+        if changed:
+            what = "; ".join(f"{name} was {begun.get(name)}, and is {header[name]}" for name in changed)
+            raise StoreError(
+                f"{self.folder} holds what was packed with something else: {what}. Give what it was begun "
+                "with, or delete that folder to begin anew"
+            )
+        return begun
+
+    @property
+    def is_whole(self) -> bool:
+        """All is written, and only the name is missing."""
+        return self._entered("files") is not None
+
+    def finish(self, files: Collection[str]) -> None:
+        """Enter that the store is whole, and made of some files."""
+        self._enter({"files": sorted(files)})
+
+    def free_bytes(self) -> int:
+        """What the disk has left."""
+        return shutil.disk_usage(self.folder).free
+
+    def publish(self) -> None:
+        """Give the store its name."""
+        files = self._entered("files")
+        for name in os.listdir(self.store):
+            path = os.path.join(self.store, name)
+            sync_folder(path) if name in files else os.unlink(path)
+        sync_folder(self.store)
+        try:
+            os.rename(self.store, self.path)
+        except OSError as error:
+            raise FileExistsError(
+                f"{self.path} has come to exist while it was packed ({error.strerror}); remove it"
+            ) from error
+        sync_folder(os.path.dirname(os.path.abspath(self.path)))
+
+    def _entered(self, name: str) -> Any:
+        found = (entry[name] for entry in _entries_in(self.journal) if name in entry)
+        return next(found, None)
+
+    def _enter(self, entry: Mapping[str, Any]) -> None:
+        with open(self.journal, "ab", buffering=0) as file:
+            enter(file, entry)
+
+
+def _has_gone(holder: str) -> bool:
+    """Whether a lock's file names a process of this machine that is no more."""
+    words = holder.replace(",", "").split()
+    if words[3:4] != [_HOST]:
+        return False
+    try:
+        os.kill(int(words[1]), 0)
+    except OSError as error:
+        return isinstance(error, ProcessLookupError)
+    return False
+
+
+class Entry(NamedTuple):
+    """A stream that is packed: its number, steps, and place."""
+
+    number: int
+    steps: int
+    place: Any
+
+
+def begin_part(journal: str) -> tuple[int, BinaryIO]:
+    """The number of a new part, which none had before, and its journal."""
+    for number in itertools.count():
+        with contextlib.suppress(FileExistsError):
+            file = open(f"{journal}.{number}", "xb", buffering=0)  # noqa: SIM115
+            sync_folder(os.path.dirname(journal))
+            return number, file
+    raise AssertionError
+
+
+def enter(file: BinaryIO, entry: Mapping[str, Any]) -> None:
+    """Enter something in a journal, to which nobody else writes."""
+    line = json.dumps(entry, default=lambda number: number.item()).encode()  # NumPy's numbers
+    text = memoryview(b"\n%08x %s\n" % (zlib.crc32(line), line))  # behind what was cut off
+    while text:
+        text = text[file.write(text) :]
+    os.fsync(file.fileno())
+
+
+def packed_in(journal: str) -> tuple[dict[int, Entry], list[Any]]:
+    """The streams that are packed, by number, and what parts have synced."""
+    entered = [entry for path in _journals(journal) for entry in _entries_in(path)]
+    streams = [Entry(*stream) for entry in entered for stream in entry.get("streams", ())]
+    synced = [entry["synced"] for entry in entered if "synced" in entry]
+    return {stream.number: stream for stream in streams}, synced
+
+
+def _journals(journal: str) -> list[str]:
+    return sorted(glob.glob(f"{glob.escape(journal)}*"))
+
+
+def _entries_in(path: str) -> list[dict[str, Any]]:
+    """What was entered in one journal, and is whole."""
+    found = []
+    with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
+        for line in file.read().split(b"\n"):
+            check, _, text = line.partition(b" ")
+            if check == b"%08x" % zlib.crc32(text):
+                found.append(json.loads(text))
+    return found
