@@ -38,7 +38,7 @@ class _Encoder:
     """H.264 without delay, muxed to a container."""
 
     def __init__(self, container, camera):
-        self.container, self.size = container, camera.size
+        self.container = container
         self.stream = container.add_stream("libx264", rate=camera.rate)
         self.stream.options = {"preset": "ultrafast", "tune": "zerolatency", "g": "10"}
         self.stream.height, self.stream.width = camera.size
@@ -46,8 +46,7 @@ class _Encoder:
 
     def send(self, number):
         frame = av.VideoFrame(self.stream.width, self.stream.height, "gray")
-        plane = np.frombuffer(frame.planes[0], np.uint8)
-        plane[:] = shade(number)
+        np.frombuffer(frame.planes[0], np.uint8)[:] = shade(number)
         frame.pts = number
         self.container.mux(self.stream.encode(frame.reformat(format="yuv420p", dst_color_range=1)))
 
@@ -193,10 +192,10 @@ class _Handler(socketserver.StreamRequestHandler):
         if method == "OPTIONS":
             more = "Public: OPTIONS, DESCRIBE, SETUP, PLAY, TEARDOWN\r\n"
         elif method == "DESCRIBE":
-            body = "v=0\r\no=- 0 0 IN IP4 127.0.0.1\r\ns=camera\r\nt=0 0\r\nm=video 0 RTP/AVP 96\r\n"
-            body += (
-                "c=IN IP4 0.0.0.0\r\na=rtpmap:96 H264/90000\r\na=fmtp:96 packetization-mode=1\r\na=control:video\r\n"
+            body = (
+                "v=0\r\no=- 0 0 IN IP4 127.0.0.1\r\ns=camera\r\nt=0 0\r\nm=video 0 RTP/AVP 96\r\nc=IN IP4 0.0.0.0\r\n"
             )
+            body += "a=rtpmap:96 H264/90000\r\na=fmtp:96 packetization-mode=1\r\na=control:video\r\n"
             more = f"Content-Base: {address}/\r\nContent-Type: application/sdp\r\nContent-Length: {len(body)}\r\n"
         elif method == "SETUP":
             more = "Transport: RTP/AVP/TCP;unicast;interleaved=0-1\r\nSession: 1\r\n"

@@ -199,25 +199,6 @@ def test_a_forked_process_has_a_connection_of_its_own_and_leaves_its_parents(ser
 # files made of others
 
 
-def make_at_once(together, cache, log):
-    def make(path):
-        with open(log, "a") as file:
-            file.write("made\n")
-        pathlib.Path(path).write_bytes(b"x" * 1000)
-
-    together.wait()
-    with cache.made("numbers", "v1", 1000, make) as file:
-        assert pathlib.Path(file.path).read_bytes() == b"x" * 1000
-
-
-def test_a_file_is_made_of_others_once_by_all_processes(cache, tmp_path):
-    together, log = Together(), tmp_path / "log"
-    processes = [run(make_at_once, together, cache, log) for _ in range(4)]
-    together.begin(4)
-    assert join(*processes) == [0] * 4
-    assert log.read_text() == "made\n"
-
-
 def test_a_file_of_another_version_is_made_anew_and_a_failed_one_is_not_kept(cache):
     def fail(path):
         pathlib.Path(path).write_bytes(b"half")
@@ -264,36 +245,10 @@ def test_the_files_not_used_for_longest_make_room(server, cache):
     assert server.count("GET", "/a") == 2
 
 
-def hold(cache, url, held, done):
-    with cache.open(url) as file:
-        held.set()
-        assert done.wait(PATIENCE)
-        assert pathlib.Path(file.path).read_bytes() == b"a" * 100
-
-
-def test_a_file_that_another_process_reads_is_not_deleted(server, cache):
-    small = FileCache(directory=cache.directory, size_limit_bytes=150)
-    held, done = fork.Event(), fork.Event()
-    reader = run(hold, small, server.put("a", b"a" * 100), held, done)
-    assert held.wait(PATIENCE)
-    read(small, server.put("b", b"b" * 100))
-    assert stored(small) == ["a", "b"]
-    read(small, server.put("c", b"c" * 100))
-    assert stored(small) == ["a", "c"]
-    done.set()
-    assert join(reader) == [0]
-    read(small, server.put("d", b"d" * 100))
-    assert stored(small) == ["d"]
-
-
-def drop(file):
-    file.close()
-
-
 def test_a_forked_process_does_not_let_go_for_its_parent(server, cache):
     small = FileCache(directory=cache.directory, size_limit_bytes=150)
     with small.open(server.put("a", b"a" * 100)) as file:
-        assert join(run(drop, file)) == [0]
+        assert join(run(LocalFile.close, file)) == [0]
         read(small, server.put("b", b"b" * 100))
         assert stored(small) == ["a", "b"]
 
@@ -558,15 +513,6 @@ def test_s3_has_one_client_and_two_requests_a_file(bucket, tmp_path, monkeypatch
         found = threads.map(lambda index: read(cache, f"s3://clips/{index}"), range(6))
     assert list(found) == [bytes([index]) for index in range(6)]
     assert (len(clients), sorted(requests)) == (1, ["GetObject"] * 6 + ["HeadObject"] * 6)
-
-
-def test_s3_in_several_pieces(bucket, tmp_path):
-    put(f"{bucket}/clips/a", content := os.urandom(50_000))
-    options = {"s3": {"endpoint_url": bucket, "default_block_size": 9000}}
-    cache = FileCache(directory=tmp_path, check_seconds=0, storage_options=options)
-    with cache.open("s3://clips/a") as first, cache.open("s3://clips/a") as second:
-        assert pathlib.Path(first.path).read_bytes() == content
-        assert first.path == second.path
 
 
 # workers

