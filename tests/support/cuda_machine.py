@@ -3,8 +3,7 @@
 Copies and kernels are queued on their streams. When one runs, it reads what lies in memory *then*. So a slot that is
 written again too early, a kernel that does not wait for its copy and memory that is handed out too early all end in
 wrong numbers, which `Machine.faults` lists. Memory comes from an allocator with torch's rules: it is the stream's that
-was current, and is handed out again at once there; `record_stream` adds that what another stream does with it must be
-done.
+was current, and is handed out again at once there; `record_stream` adds that what another stream does must be done.
 
 What is simpler than on a device: a copy from pageable memory is done at once (counted in `staged`), and an operation on
 a tensor "on the device" other than `kernel` waits for the current stream. A tensor on the device is one in host memory
@@ -20,8 +19,10 @@ from collections import deque
 import numpy as np
 import torch
 
+from stream_dataloader import _device
+from stream_dataloader._memory import copies
+
 LOST = "CUDA error: the device is lost"
-_PAGE_ALREADY_LOCKED = 712
 _WITHOUT_DATA = {"__get__", "__getitem__", "as_subclass", "data_ptr", "is_contiguous"}  # nothing waits for these
 
 
@@ -51,60 +52,47 @@ class Mark:
         self.passed = True
 
 
-class Waits:
-    """An entry that holds a stream up until a mark is passed."""
-
-    def __init__(self, mark):
-        self.mark = mark
-
-    def __call__(self):
-        pass
-
-
 class Stream:
     def __init__(self, machine, number):
         self.machine, self.number, self.device = machine, number, torch.device("cuda", number)
-        self.queue = deque()
+        self.queue = deque()  # what is done, and the mark that must be passed before
         machine.streams.append(self)
 
+    def add(self, does, behind=None):
+        self.queue.append((does, behind))
+
     def mark(self):
-        mark = Mark()
-        self.queue.append(mark)
+        self.add(mark := Mark())
         return mark
 
     def wait_event(self, event):
         self.machine.called()
-        if event.at is not None:
-            self.queue.append(Waits(event.at))
-
-    def wait_stream(self, other):
-        self.queue.append(Waits(other.mark()))
+        self.add(int, behind=event.at)
 
     def synchronize(self):
         self.machine.run_until(self.mark())
 
     def ready(self):
         """Whether its first entry can run now."""
-        return bool(self.queue) and not (isinstance(self.queue[0], Waits) and not self.queue[0].mark.passed)
+        return bool(self.queue) and (self.queue[0][1] is None or self.queue[0][1].passed)
 
 
 class Event:
     def __init__(self, machine):
-        self.machine, self.at = machine, None
+        self.machine = machine
 
-    def record(self, stream=None):
+    def record(self, stream):
         self.machine.called()
-        stream = stream or self.machine.current_stream()
         self.machine.contexts.add(stream.number)
         self.at = stream.mark()
 
     def query(self):
         self.machine.called()
-        return self.at is None or self.at.passed
+        return self.at.passed
 
     def synchronize(self):
         self.machine.called()
-        if self.at is not None and not self.at.passed:
+        if not self.at.passed:
             self.machine.waited += 1
             self.machine.run_until(self.at)
 
@@ -129,6 +117,7 @@ class Machine:
         staged: How many copies were from pageable memory: each makes the host wait.
         waited: How often the host waited for an event that was not passed.
         contexts: The devices that something was done on.
+        begun: Copies that are under way: address, number of bytes.
         room: Bytes that a device has; None: enough.
         refuses: What `cudaHostRegister` returns.
         lost: All calls raise.
@@ -137,10 +126,10 @@ class Machine:
 
     def __init__(self, seed=0, devices=1, pace=0.0):
         self.random, self.pace, self.devices = random.Random(seed), pace, devices
-        self.streams, self.blocks, self.faults, self.locked, self.pinned = [], [], [], {}, weakref.WeakValueDictionary()
+        self.streams, self.blocks, self.faults, self.begun = [], [], [], []
+        self.locked, self.pinned, self.contexts = {}, weakref.WeakValueDictionary(), set()
         self.staged = self.waited = self.number = self.refuses = self.last_error = 0
-        self.room, self.lost, self.capturing, self.contexts = None, False, False, set()
-        self.begun = []  # copies that are under way: address, number of bytes
+        self.room, self.lost, self.capturing = None, False, False
         self.classes = [type("OnDevice", (OnDevice,), {"machine": self, "number": n}) for n in range(devices)]
         self.defaults = [Stream(self, n) for n in range(devices)]
         self.current = list(self.defaults)
@@ -149,30 +138,23 @@ class Machine:
 
     def install(self, monkeypatch):
         """Be `torch.cuda` until the test is over."""
-        from stream_dataloader import _device
-        from stream_dataloader._memory import copies
-
-        for name in (
-            *("is_available", "is_initialized", "current_device", "memory_reserved", "current_stream", "stream"),
-            *("cudart", "device", "is_current_stream_capturing"),
-        ):
+        names = ["is_available", "is_initialized", "current_device", "memory_reserved", "current_stream", "stream"]
+        for name in [*names, "cudart", "device", "is_current_stream_capturing"]:
             monkeypatch.setattr(torch.cuda, name, getattr(self, name))
         monkeypatch.setattr(torch.cuda, "Stream", lambda device: Stream(self, torch.device(device).index))
         monkeypatch.setattr(torch.cuda, "Event", lambda blocking=False: Event(self))
-        original, empty, ones = torch.Tensor.to, torch.empty, torch.ones
-        monkeypatch.setattr(torch.Tensor, "to", lambda tensor, *a, **k: self.to(original, tensor, *a, **k))
-        for name, function in (
-            ("record_stream", self.record_stream),
-            ("is_pinned", self.is_pinned),
-            ("pin_memory", self.pin_memory),
-        ):
-            monkeypatch.setattr(torch.Tensor, name, _as_method(function))
-        monkeypatch.setattr(
-            torch,
-            "empty",
-            lambda *a, pin_memory=False, **k: self.pin_memory(empty(*a, **k)) if pin_memory else empty(*a, **k),
-        )
-        monkeypatch.setattr(torch, "ones", lambda *a, device=None, **k: self.launch() or ones(*a, **k))
+        for name in ("record_stream", "is_pinned", "pin_memory"):
+            method = getattr(self, name)
+            monkeypatch.setattr(torch.Tensor, name, lambda tensor, *args, method=method: method(tensor, *args))
+        to, empty, ones = torch.Tensor.to, torch.empty, torch.ones
+
+        def empty_here(*shape, pin_memory=False, **options):
+            found = empty(*shape, **options)
+            return self.pin_memory(found) if pin_memory else found
+
+        monkeypatch.setattr(torch.Tensor, "to", lambda tensor, *args, **options: self.to(to, tensor, *args, **options))
+        monkeypatch.setattr(torch, "empty", empty_here)
+        monkeypatch.setattr(torch, "ones", lambda *shape, device=None, **k: self.launch() or ones(*shape, **k))
         monkeypatch.setattr(copies, "devices", set())
         monkeypatch.setattr(copies, "streams", set())
         _device._copy_stream.cache_clear()
@@ -194,16 +176,15 @@ class Machine:
         return self.capturing
 
     def current_stream(self, device=None):
-        if device is None:
-            return self.current[self.number]
-        number = device if isinstance(device, int) else torch.device(device).index
-        return self.current[self.number if number is None else number]
+        return self.current[device if isinstance(device, int) else self.number_of(device)]
+
+    def number_of(self, device):
+        number = None if device is None else torch.device(device).index
+        return self.number if number is None else number
 
     @contextlib.contextmanager
     def device(self, device):
-        before = self.number
-        if device is not None and torch.device(device).index is not None:
-            self.number = torch.device(device).index
+        before, self.number = self.number, self.number_of(device)
         try:
             yield
         finally:
@@ -211,12 +192,12 @@ class Machine:
 
     @contextlib.contextmanager
     def stream(self, stream):
-        number, before = self.number, self.current[stream.number]
-        self.number, self.current[stream.number] = stream.number, stream
-        try:
-            yield
-        finally:
-            self.number, self.current[stream.number] = number, before
+        before, self.current[stream.number] = self.current[stream.number], stream
+        with self.device(stream.device):
+            try:
+                yield
+            finally:
+                self.current[stream.number] = before
 
     def cudart(self):
         return self
@@ -224,16 +205,15 @@ class Machine:
     def cudaHostRegister(self, address, size, flags):
         self.called()
         self.contexts.add(self.number)
-        overlaps = any(begin < address + size and address < begin + length for begin, length in self.locked.items())
-        self.last_error = self.refuses or (_PAGE_ALREADY_LOCKED if overlaps else 0)
+        self.last_error = self.refuses
         if not self.last_error:
+            assert not self.in_locked(address)
             self.locked[address] = size
         return self.last_error
 
     def cudaHostUnregister(self, address):
         size = self.locked.pop(address)
-        if not _is_mapped(address):
-            self.faults.append("memory was unmapped before it was unlocked")
+        ctypes.string_at(address, 1)  # the program would end here if it were unmapped
         if any(address <= begin < address + size for begin, _ in self.begun):
             self.faults.append("memory was unlocked while it was copied from")
         return 0
@@ -248,17 +228,17 @@ class Machine:
 
     def to(self, original, tensor, *args, non_blocking=False, **options):
         target = args[0] if args else options.get("device")
-        if isinstance(target, str):
-            target = torch.device(target)
+        target = torch.device(target) if isinstance(target, str) else target
+        to_device = isinstance(target, torch.device) and target.type == "cuda"
         if isinstance(tensor, OnDevice):
-            if not isinstance(target, torch.device) or target.type == "cuda":
+            if to_device or not isinstance(target, torch.device):
                 return tensor
-            tensor.machine.current_stream(tensor.number).synchronize()
+            self.current_stream(tensor.number).synchronize()
             return tensor.as_subclass(torch.Tensor).clone()
-        if not isinstance(target, torch.device) or target.type != "cuda":
+        if not to_device:
             return original(tensor, *args, non_blocking=non_blocking, **options)
         self.called()
-        number = self.number if target.index is None else target.index
+        number = self.number_of(target)
         self.contexts.add(number)
         stream = self.current[number]
         if tensor.layout is not torch.strided:  # not modelled: it stays what it is
@@ -271,28 +251,26 @@ class Machine:
             stream.synchronize()
         memory = np.ndarray(max(source.nbytes, 1), np.uint8, block.memory)
         weakref.finalize(memory, self.free, block)
-        there = torch.from_numpy(memory)[: source.nbytes].view(source.dtype).view(source.shape)
-        return there.as_subclass(self.classes[number])
+        return _tensor_over(memory, source).as_subclass(self.classes[number])
 
     def copy(self, source, block, stream):
         address, size = source.data_ptr(), source.nbytes
         kept = self.pinned.get(address)
-        if kept is None and not self.is_pinned(source):
+        if kept is None and not self.in_locked(address):
             self.staged += 1
-            data = bytes(ctypes.string_at(address, size)) if size else b""
-            stream.queue.append(lambda: block.memory.__setitem__(slice(0, size), data))
+            data = ctypes.string_at(address, size)
+            stream.add(lambda: block.memory.__setitem__(slice(0, size), data))
             return
-        entry = address, size
-        self.begun.append(entry)
+        self.begun.append((address, size))
 
         def run(kept=kept):
-            self.begun.remove(entry)
+            self.begun.remove((address, size))
             if kept is None and not self.in_locked(address):
                 self.faults.append("a copy read memory that was unlocked before")
             else:
                 block.memory[:size] = ctypes.string_at(address, size)
 
-        stream.queue.append(run)
+        stream.add(run)
 
     def in_locked(self, address):
         return any(begin <= address < begin + size for begin, size in self.locked.items())
@@ -307,17 +285,12 @@ class Machine:
             self.contexts.add(self.number)
         memory = np.ndarray(max(tensor.nbytes, 1), np.uint8)
         self.pinned[memory.ctypes.data] = memory
-        there = torch.from_numpy(memory)[: tensor.nbytes].view(tensor.dtype).view(tensor.shape)
-        return there.copy_(tensor)
+        return _tensor_over(memory, tensor).copy_(tensor)
 
     def allocate(self, size, stream):
         size = max(size, 1)
-        fits = [
-            block
-            for block in self.blocks
-            if block.free and block.owner is stream and len(block.memory) == size and all(m.passed for m in block.marks)
-        ]
-        if fits:
+        own = [block for block in self.blocks if block.free and block.owner is stream and len(block.memory) == size]
+        if fits := [block for block in own if all(mark.passed for mark in block.marks)]:
             block = self.random.choice(fits)
             block.free, block.marks, block.uses = False, [], set()
             return block
@@ -333,25 +306,25 @@ class Machine:
         self.block_of(tensor)[0].uses.add(stream)
 
     def block_of(self, tensor):
-        address = tensor.data_ptr()
+        """The memory in which a tensor on a device lies, and where."""
         for block in self.blocks:
-            begin = ctypes.addressof(ctypes.c_char.from_buffer(block.memory))
-            if begin <= address < begin + len(block.memory):
-                return block, address - begin
+            begin = tensor.data_ptr() - ctypes.addressof(ctypes.c_char.from_buffer(block.memory))
+            if 0 <= begin < len(block.memory):
+                return block, begin
         raise AssertionError("the tensor is on no device")
 
     def kernel(self, tensor, expected):
         """Have the tensor's current stream look at a tensor, later, and see whether it is as expected."""
         self.launch()
         block, begin = self.block_of(tensor)
-        size, wanted = tensor.nbytes, np.ascontiguousarray(expected).tobytes()
-        assert len(wanted) == size
+        wanted = np.ascontiguousarray(expected).tobytes()
+        assert len(wanted) == tensor.nbytes
 
         def run():
-            if block.memory[begin : begin + size] != wanted:
+            if block.memory[begin : begin + len(wanted)] != wanted:
                 self.faults.append(f"a kernel read {bytes(block.memory[begin : begin + 8])}, not {wanted[:8]}")
 
-        self.current[tensor.number].queue.append(run)
+        self.current[tensor.number].add(run)
 
     # time
 
@@ -362,33 +335,19 @@ class Machine:
         if self.pace:
             self.run(self.random.randrange(round(2 * self.pace) + 1))
 
-    def run(self, entries=None):
-        """Run so many entries, or all."""
-        while entries is None or entries > 0:
+    def run(self, entries=1 << 62):
+        """Run so many entries, or all; returns whether there were so many."""
+        for _ in range(entries):
             ready = [stream for stream in self.streams if stream.ready()]
             if not ready:
-                return
-            self.random.choice(ready).queue.popleft()()
-            entries = None if entries is None else entries - 1
+                return False
+            self.random.choice(ready).queue.popleft()[0]()
+        return True
 
     def run_until(self, mark):
         while not mark.passed:
-            before = sum(len(stream.queue) for stream in self.streams)
-            self.run(1)
-            assert sum(len(stream.queue) for stream in self.streams) < before, "nothing can run: a deadlock"
+            assert self.run(1), "nothing can run: a deadlock"
 
 
-def _as_method(function):
-    def method(tensor, *args):
-        return function(tensor, *args)
-
-    return method
-
-
-def _is_mapped(address):
-    with open("/proc/self/maps") as maps:
-        for line in maps:
-            begin, end = (int(bound, 16) for bound in line.split()[0].split("-"))
-            if begin <= address < end:
-                return True
-    return False
+def _tensor_over(memory, like):
+    return torch.from_numpy(memory)[: like.nbytes].view(like.dtype).view(like.shape)
