@@ -2,9 +2,9 @@
 
 import itertools
 import multiprocessing
+import pickle
 import threading
 import time
-import warnings
 
 import pytest
 from cases import key
@@ -13,10 +13,19 @@ from torch.utils.data import DataLoader
 from stream_dataloader import StaleIteratorError, StreamDataLoader, StreamDataset
 
 LENGTHS = [5, 3, 6, 2, 4]
+SETUPS = [{}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": True}]
 
 
-def loader_of(workers=0, **options):
-    return StreamDataLoader(StreamDataset(LENGTHS, range, 2, time_steps=2, shuffle=True, seed=0, **options), workers)
+def loader_of(workers=0):
+    return StreamDataLoader(StreamDataset(LENGTHS, range, 2, time_steps=2, shuffle=True, seed=0), workers)
+
+
+def after_one_batch():
+    """A state, and the batches behind it."""
+    loader = loader_of()
+    batches = iter(loader)
+    next(batches)
+    return loader.state_dict(), [key(batch) for batch in batches]
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -34,19 +43,16 @@ def test_an_iterator_that_nothing_was_read_from_takes_no_epoch_and_no_worker(wor
 
 
 def test_nor_does_it_take_a_loaded_state_or_end_the_one_that_is_read():
-    first = loader_of()
-    batches = iter(first)
-    next(batches)
-    state = first.state_dict()
-    iter(first)
-    rest = [key(batch) for batch in batches]
-    second = loader_of()
-    batches = iter(second)  # claims what is loaded later
-    second.load_state_dict(state)
-    iter(second)
-    second.parts()
-    assert second.state_dict() == state
-    assert [key(batch) for batch in batches] == rest
+    state, rest = after_one_batch()
+    loader = loader_of()
+    batches = iter(loader)  # claims what is loaded later
+    loader.load_state_dict(state)
+    iter(loader)
+    loader.parts()
+    assert loader.state_dict() == state
+    first = key(next(batches))
+    iter(loader)
+    assert [first, *(key(batch) for batch in batches)] == rest
 
 
 def test_nor_where_no_loader_of_ours_is():
@@ -59,16 +65,13 @@ def test_nor_where_no_loader_of_ours_is():
 
 
 def test_an_iterator_that_could_not_begin_has_claimed_nothing(monkeypatch):
-    state_of = loader_of()
-    next(iter(state_of))
-    state = state_of.state_dict()
-    loader = loader_of()
-    loader.load_state_dict(state)
-    batches = iter(loader)
-
     def fail(*_, **__):
         raise OSError("no more processes")
 
+    state, _ = after_one_batch()
+    loader = loader_of()
+    loader.load_state_dict(state)
+    batches = iter(loader)
     with monkeypatch.context() as patch:
         patch.setattr("stream_dataloader._loader.starter.read_here", fail)
         with pytest.raises(OSError, match="no more"):
@@ -78,11 +81,7 @@ def test_an_iterator_that_could_not_begin_has_claimed_nothing(monkeypatch):
 
 
 def test_who_looks_at_a_batch_of_a_loaded_state_hears_that_it_is_used_up():
-    first = loader_of()
-    batches = iter(first)
-    next(batches)
-    state = first.state_dict()
-    rest = [key(batch) for batch in batches]
+    state, rest = after_one_batch()
     loader = loader_of()
     loader.load_state_dict(state)
     assert key(next(iter(loader))) == rest[0]
@@ -91,15 +90,13 @@ def test_who_looks_at_a_batch_of_a_loaded_state_hears_that_it_is_used_up():
     loader.load_state_dict(state)  # the remedy
     next(iter(loader))
     loader.load_state_dict(state)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert [key(batch) for batch in loader] == rest
-        next(iter(loader))
-        loader.set_epoch(5)
-        next(iter(loader))
+    assert [key(batch) for batch in loader] == rest  # from here on no warning, which would be an error
+    next(iter(loader))
+    loader.set_epoch(5)
+    next(iter(loader))
 
 
-@pytest.mark.parametrize("options", [{}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": True}], ids=str)
+@pytest.mark.parametrize("options", SETUPS, ids=str)
 @pytest.mark.parametrize("length", [None, 3])
 def test_to_close_an_older_iterator_leaves_the_newer_as_it_is(options, length):
     dataset = StreamDataset(LENGTHS, range, 2, "cycle", time_steps=2, seed=0)
@@ -115,13 +112,24 @@ def test_to_close_an_older_iterator_leaves_the_newer_as_it_is(options, length):
 
 @pytest.mark.parametrize("length", [None, 2])
 def test_an_iterator_that_has_ended_stays_so_when_a_newer_one_begins(length):
-    loader = StreamDataLoader(
-        StreamDataset(LENGTHS, range, 2, "cycle" if length else "zeros", time_steps=2), batches_per_epoch=length
-    )
+    dataset = StreamDataset(LENGTHS, range, 2, "cycle" if length else "zeros", time_steps=2)
+    loader = StreamDataLoader(dataset, batches_per_epoch=length)
     ended = iter(loader)
     list(ended)
     next(iter(loader))
     assert list(ended) == []
+
+
+@pytest.mark.parametrize("options", SETUPS, ids=str)
+def test_a_copy_goes_on_where_the_loader_stands(options):
+    dataset = StreamDataset(LENGTHS, range, 2, "cycle", time_steps=2, seed=0)
+    loader = StreamDataLoader(dataset, batches_per_epoch=3, **options)
+    batches = iter(loader)
+    next(batches)
+    for own in (pickle.loads(pickle.dumps(loader)), batches):
+        assert [batch.step for batch in itertools.islice(own, 2)] == [1, 2]
+    loader.set_epoch(0)
+    assert next(iter(pickle.loads(pickle.dumps(loader)))).step == 0
 
 
 def test_tqdm_may_ask_twice(monkeypatch):
@@ -131,56 +139,47 @@ def test_tqdm_may_ask_twice(monkeypatch):
     assert [{batch.epoch for batch in tqdm(loader, disable=True)} for _ in range(2)] == [{0}, {1}]
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_thread_that_reads_where_another_is_reading_hears_so(workers):
-    inside, go_on = multiprocessing.Event(), multiprocessing.Event()
+class Gated:
+    """Opens streams; waits in the factory, or while the main process prepares it for a worker."""
 
-    def gated(length):
-        inside.set()
-        assert go_on.wait(60)
-        return range(length)
+    def __init__(self, where):
+        self.where, self.inside, self.go_on = where, multiprocessing.Event(), multiprocessing.Event()
 
-    loader = StreamDataLoader(
-        StreamDataset([4, 4], gated, 2, time_steps=2), workers, multiprocessing_context="fork" if workers else None
-    )
-    batches, found = iter(loader), []
-    reader = threading.Thread(target=lambda: found.extend(batch.step for batch in batches))
-    reader.start()
-    assert inside.wait(60)
-    with pytest.raises(RuntimeError, match="another thread is reading from this iterator"):
-        next(batches)
-    go_on.set()
-    reader.join()
-    assert found == [0, 1]  # it lost nothing
-    assert list(batches) == []  # one after the other may read
-
-
-class SlowToPickle:
-    """Opens streams. While the main process prepares it for a worker, it waits for `go_on`."""
-
-    inside, go_on = threading.Event(), threading.Event()
+    def wait(self, where):
+        if where == self.where:
+            self.inside.set()
+            assert self.go_on.wait(60)
 
     def __call__(self, length):
+        self.wait("factory")
         return range(length)
 
     def __getstate__(self):
-        self.inside.set()
-        assert self.go_on.wait(60)
-        return {}
+        self.wait("pickle")
+        return {"where": "elsewhere"}
 
 
-def test_a_second_thread_hears_so_also_while_workers_are_started():
-    factory = SlowToPickle()
-    loader = StreamDataLoader(StreamDataset([4], factory, 1, time_steps=2), 1, multiprocessing_context="spawn")
-    batches, found = iter(loader), []
+@pytest.mark.parametrize(
+    ("workers", "where", "method"),
+    [
+        (0, "factory", None),
+        (2, "factory", "fork"),
+        pytest.param(1, "pickle", "spawn", marks=pytest.mark.any_start_method),
+    ],
+)
+def test_a_thread_that_reads_where_another_is_reading_hears_so(workers, where, method):
+    gated, found = Gated(where), []
+    dataset = StreamDataset([4, 4], gated, 2, time_steps=2)
+    batches = iter(StreamDataLoader(dataset, workers, multiprocessing_context=method))
     reader = threading.Thread(target=lambda: found.extend(batch.step for batch in batches))
     reader.start()
-    assert factory.inside.wait(60)
+    assert gated.inside.wait(60)
     with pytest.raises(RuntimeError, match="another thread is reading from this iterator"):
         next(batches)
-    factory.go_on.set()
+    gated.go_on.set()
     reader.join()
-    assert found == [0, 1]
+    assert found == [0, 1]  # it lost nothing
+    assert list(batches) == []  # one after the other may read
 
 
 def test_a_newer_iterator_waits_for_the_batch_that_another_thread_reads():

@@ -1,5 +1,6 @@
 """Bad input: what the user sees. Nothing hangs, nothing is lost in silence."""
 
+import inspect
 import itertools
 import pickle
 import traceback
@@ -19,81 +20,110 @@ from stream_dataloader import (
     WorkerTimeoutError,
 )
 
-THREAD = {"num_workers": 1, "worker_method": "thread"}
-WRONG_OPTIONS = [
-    ({"sources": []}, ValueError, "sources is empty; pass at least one"),
-    ({"sources": "clip.mp4"}, TypeError, r"is one str; pass \[source\]"),
-    ({"sources": None}, TypeError, "sources must be a list of sources, and is None"),
-    ({"sources": {"a", "b"}}, TypeError, "sources is a set, and must have an order"),
-    ({"sources": {"a": 1}}, TypeError, r"sources is a dict, .*sources.items\(\)"),
-    ({"sources": [1, (i for i in ())]}, TypeError, "source 1 .*generator.*cannot be pickled"),
-    ({"open_stream": 3}, TypeError, "open_stream must be callable, and is 3, a int"),
-    ({"batch_size": 0}, ValueError, "batch_size is 0, and must be at least 1"),
-    ({"padding_mode": "none"}, ValueError, "padding_mode is 'none', and must be one of 'zeros', 'data', 'drop', 'c"),
-    ({"windows": "packed", "time_steps": None}, ValueError, 'windows="packed" needs time_steps='),
-    ({"time_steps": 0}, ValueError, "time_steps is 0, and must be at least 1"),
-    ({"lookahead": -1}, ValueError, "lookahead is -1, and must be at least 0"),
-    ({"schedule": "balanced"}, ValueError, "schedule='balanced' needs lengths="),
-    ({"lengths": [1]}, ValueError, "lengths must be 3 integers"),
-    ({"lengths": [1, 2, -3]}, ValueError, r"lengths\[2\] is -3, and must be at least 0"),
-    ({"seed": -1}, ValueError, "seed is -1, and must be at least 0"),
-    ({"on_error": "ignore"}, ValueError, "on_error is 'ignore', and must be one of 'raise', 'skip'"),
-    ({"shuffle": "False"}, TypeError, "shuffle must be True or False, and is 'False', a str"),
-    ({"lookahead": 10**6}, ValueError, "lookahead is 1000000, and must be at most 1024"),
-    ({"lengths": np.array([1, 2, 2**63], np.uint64)}, ValueError, r"lengths\[2\] is 9223372036854775808, and must"),
-    ({"fingerprint": 5}, TypeError, "fingerprint must be a string, and is 5, a int"),
-    ({"windows": np.array(["packed", "aligned"])}, ValueError, "windows is array.* must be one of 'aligned', 'packed'"),
-    ({"padding_mode": "drop", "batch_size": 4}, ValueError, "lower batch_size to at most 3"),
+ONE, THREAD = {"num_workers": 1}, {"num_workers": 1, "worker_method": "thread"}
+#: Of each, the last option is wrong, and the error names it.
+WRONG_VALUES = [
+    {"sources": []},
+    {"sources": [1, 2, 3], "batch_size": 0},
+    {"padding_mode": "none"},
+    {"time_steps": None, "windows": "packed"},
+    {"time_steps": 0},
+    {"lookahead": -1},
+    {"lookahead": 10**6},
+    {"schedule": "balanced"},
+    {"lengths": [1]},
+    {"lengths": [1, 2, -3]},
+    {"lengths": np.array([1, 2, 2**63], np.uint64)},
+    {"seed": -1},
+    {"on_error": "ignore"},
+    {"windows": np.array(["packed", "aligned"])},
+    {"padding_mode": "drop", "batch_size": 4},
+    {"num_workers": -1},
+    {"prefetch_factor": 2},
+    {**ONE, "prefetch_factor": 0},
+    {"persistent_workers": True},
+    {"timeout": -1},
+    {"device": "cudaa"},
+    {"transport": None},
+    {**ONE, "threads_per_worker": 0},
+    {"num_workers": 0, "threads_per_worker": 2},
+    {**THREAD, "threads_per_worker": 2},
+    {**THREAD, "max_restarts": 2},
+    {**THREAD, "multiprocessing_context": "fork"},
+    {**THREAD, "transport": "queue"},
+    {**ONE, "worker_method": "threads"},
+]
+WRONG_TYPES = [
+    {"sources": "clip.mp4"},
+    {"sources": None},
+    {"sources": {"a"}},
+    {"sources": {"a": 1}},
+    {"open_stream": 3},
+    {"shuffle": "False"},
+    {"fingerprint": 5},
+    {"collate_fn": 3},
+    {**ONE, "worker_init_fn": 3},
+    {"timeout": "5"},
+    {"pin_memory": "False"},
+    {**ONE, "persistent_workers": "no"},
+    {**ONE, "multiprocessing_context": 5},
+    {"device": 1.5},
 ]
 
 
-@pytest.mark.parametrize(("options", "kind", "reason"), WRONG_OPTIONS)
-def test_a_wrong_option_of_the_dataset_is_an_error_where_it_is_built(options, kind, reason):
+def build(options):
+    """A loader, by options of the dataset and its own."""
     given = {"sources": [1, 2, 3], "open_stream": range, "batch_size": 2, "time_steps": 2} | options
-    with pytest.raises(kind, match=reason):
-        StreamDataset(**given)
+    names = inspect.signature(StreamDataset).parameters
+    dataset = StreamDataset(**{name: value for name, value in given.items() if name in names})
+    return StreamDataLoader(dataset, **{name: value for name, value in given.items() if name not in names})
 
 
 @pytest.mark.parametrize(
-    ("options", "kind", "reason"),
+    ("kind", "options"),
+    [(kind, options) for kind, given in ((ValueError, WRONG_VALUES), (TypeError, WRONG_TYPES)) for options in given],
+    ids=str,
+)
+def test_a_wrong_option_is_an_error_where_it_is_built(kind, options):
+    with pytest.raises(kind, match=list(options)[-1]):
+        build(options)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
     [
-        ({"num_workers": -1}, ValueError, "num_workers is -1"),
-        ({"collate_fn": 3}, TypeError, "collate_fn must be callable"),
-        ({"dataset": [1, 2]}, TypeError, r"must be a StreamDataset, and is a list; .*StreamDataset\(sources, "),
-        ({"prefetch_factor": 2}, ValueError, "prefetch_factor"),
-        ({"num_workers": 1, "prefetch_factor": 0}, ValueError, "prefetch_factor is 0, and must be at least 1"),
-        ({"num_workers": 1, "worker_init_fn": 3}, TypeError, "worker_init_fn must be callable"),
-        ({"persistent_workers": True}, ValueError, "persistent_workers"),
-        ({"timeout": -1}, ValueError, "timeout is -1 seconds, and must be from 0 to 1e"),
-        ({"timeout": "5"}, TypeError, "timeout must be a number of seconds, and is '5', a str"),
-        ({"pin_memory": "False"}, TypeError, "pin_memory must be True or False, and is 'False'"),
-        ({"num_workers": 1, "persistent_workers": "no"}, TypeError, "persistent_workers must be True or False"),
-        ({"num_workers": 1, "multiprocessing_context": 5}, TypeError, "multiprocessing_context is 5, and must be"),
-        ({"device": "cudaa"}, ValueError, "device is 'cudaa', which torch does not know"),
-        ({"device": 1.5}, TypeError, "device must be a torch.device, a name or a number, and is 1.5, a float"),
-        ({"transport": None}, ValueError, "transport is None, and must be one of 'auto'"),
-        ({"num_workers": 1, "threads_per_worker": 0}, ValueError, "threads_per_worker is 0, and must be at least 1"),
-        ({"num_workers": 0, "threads_per_worker": 2}, ValueError, "num_workers is 0, .* pass num_workers=1"),
-        ({**THREAD, "threads_per_worker": 2}, ValueError, "num_workers counts them; leave threads_per_"),
-        ({**THREAD, "max_restarts": 2}, ValueError, 'max_restarts is 2, and worker_method="thread" has no workers'),
-        ({**THREAD, "multiprocessing_context": "fork"}, ValueError, "'fork', and worker_method=.* no process"),
-        ({**THREAD, "transport": "queue"}, ValueError, 'transport is "queue", which is a way between processes'),
-        ({"num_workers": 1, "worker_method": "threads"}, ValueError, "must be one of 'process', 'thread'"),
+        ({"sources": "clip.mp4"}, r"is one str; pass \[source\]"),
+        ({"sources": [1, (i for i in ())]}, "source 1 .*generator.*cannot be pickled"),
+        ({"batch_size": 0}, "batch_size is 0, and must be at least 1"),
+        ({"padding_mode": "none"}, "padding_mode is 'none', and must be one of 'zeros', 'data', 'drop', 'cycle'"),
+        ({"shuffle": "False"}, "shuffle must be True or False, and is 'False', a str"),
     ],
 )
-def test_a_wrong_option_of_the_loader_is_an_error_where_it_is_built(options, kind, reason):
-    given = {"dataset": StreamDataset([1], range, 1, time_steps=1)} | options
-    with pytest.raises(kind, match=reason):
-        StreamDataLoader(**given)
+def test_an_error_of_an_option_says_what_is_wrong_and_what_to_do(options, said):
+    with pytest.raises((ValueError, TypeError), match=said):
+        build(options)
+
+
+def test_a_loader_of_something_else_is_refused():
+    with pytest.raises(TypeError, match=r"StreamDataset\(sources, "):
+        StreamDataLoader([1, 2])
 
 
 def test_more_workers_than_lanes_are_as_many_as_lanes_with_one_warning():
     dataset = StreamDataset([3, 3], range, 2, time_steps=2)
-    with pytest.warns(UserWarning, match="2 workers are used; raise batch_size") as caught:
+    with pytest.warns(UserWarning, match="num_workers is 4") as caught:
         loader = StreamDataLoader(dataset, 4)
-    assert len([w for w in caught if "num_workers is 4" in str(w.message)]) == 1
+    assert len(caught) == 1
     assert loader.num_workers == 2
     assert next(iter(loader)).worker_id.tolist() == [0, 1]
+
+
+def items(source, broken=None):
+    """Four items, of which one may not come."""
+    for i in range(4):
+        if i == broken:
+            raise OSError("disk gone")
+        yield np.array([source, i])
 
 
 class BrokenIter:
@@ -101,57 +131,41 @@ class BrokenIter:
         raise OSError("disk gone")
 
 
-class Broken:
-    """Source 2 is broken in one of several ways; the others yield four items."""
-
-    def __init__(self, how):
-        self.how = how
-
-    def __call__(self, source):
-        if source == 2 and self.how == "raises":
-            raise FileNotFoundError("no such clip")
-        if source == 2 and self.how == "no iterable":
-            return 5
-        if source == 2 and self.how == "iter raises":
-            return BrokenIter()
-        return self.read(source)
-
-    def read(self, source):
-        for i in range(4):
-            if source == 2 and self.how == "midway" and i == 3:
-                raise OSError("disk gone")
-            if source == 2 and self.how == "first" and i == 0:
-                raise OSError("disk gone")
-            yield np.array([source, i])
+def no_such_clip(source):
+    raise FileNotFoundError("no such clip")
 
 
-PLACES = [
-    ("raises", OpenError, 0, "open_stream raised FileNotFoundError", FileNotFoundError),
-    ("no iterable", OpenError, 0, "which is no iterable", TypeError),
-    ("iter raises", OpenError, 0, "whose iter.. raised OSError", OSError),
-    ("first", ReadError, 0, "the stream raised OSError", OSError),
-    ("midway", ReadError, 3, "the stream raised OSError", OSError),
-]
+#: What is opened of a source that is broken, and the error that comes of it: where, and of what.
+BROKEN = {
+    "raises": (no_such_clip, OpenError, 0, FileNotFoundError),
+    "is no iterable": (int, OpenError, 0, TypeError),
+    "iter raises": (lambda source: BrokenIter(), OpenError, 0, OSError),
+    "first item": (lambda source: items(source, 0), ReadError, 0, OSError),
+    "midway": (lambda source: items(source, 3), ReadError, 3, OSError),
+}
+
+
+def opener(how):
+    """Opens streams of which source 2 is broken."""
+    return lambda source: (BROKEN[how][0] if source == 2 else items)(source)
 
 
 @pytest.mark.parametrize("workers", [0, 1, 2])
 @pytest.mark.parametrize("early", [False, True])
-@pytest.mark.parametrize(("how", "kind", "position", "reason", "cause"), PLACES)
-def test_a_broken_stream_raises_at_its_own_step_and_says_where(how, kind, position, reason, cause, workers, early):
-    dataset = StreamDataset(range(4), Broken(how), 2, time_steps=2, lookahead=int(early), open_early=early)
+@pytest.mark.parametrize("how", BROKEN)
+def test_a_broken_stream_raises_at_its_own_step_and_says_where(how, workers, early):
+    _, kind, position, cause = BROKEN[how]
+    dataset = StreamDataset(range(4), opener(how), 2, time_steps=2, lookahead=int(early), open_early=early)
     batches = []
-    with pytest.raises(kind, match=reason) as caught:
+    with pytest.raises(kind, match=f"source 2 .2., item {position}, lane 0, worker 0") as caught:
         batches.extend(iter(StreamDataLoader(dataset, workers)))
     error = caught.value
     assert isinstance(error, StreamError)
-    assert (error.source_index, error.source, error.position, error.lane) == (2, "2", position, 0)
-    assert error.worker_id == 0
-    assert f"source 2 (2), item {position}, lane 0, worker 0" in str(error)
+    assert error.place == {"source_index": 2, "source": "2", "position": position, "lane": 0, "worker_id": 0}
     assert len(batches) == 2 + position // 2
     assert isinstance(error.__cause__, cause)
     if cause is not TypeError:
-        text = "".join(traceback.format_exception(error))
-        assert "in read" in text or "in __" in text, "the original traceback is kept"
+        assert __file__ in "".join(traceback.format_exception(error)), "the original traceback is kept"
 
 
 @pytest.mark.parametrize("workers", [0, 1, 2, 4])
@@ -169,19 +183,19 @@ def test_of_several_broken_streams_the_first_in_order_of_step_and_lane_raises(wo
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_skipping_leaves_the_rest_of_the_window_and_goes_on(workers):
-    dataset = StreamDataset(range(4), Broken("midway"), 2, time_steps=2, on_error="skip", lookahead=0)
+    dataset = StreamDataset(range(4), opener("midway"), 2, time_steps=2, on_error="skip", lookahead=0)
     loader = StreamDataLoader(dataset, workers)
-    with pytest.warns(RuntimeWarning, match=r"skipped the rest of a stream: source 2 \(2\), item 3"):
+    with pytest.warns(RuntimeWarning, match="source 2"):
         batches = list(loader)
-    read = {(int(s), int(p)) for b in batches for s, p in zip(b.source[b.mask], b.position[b.mask], strict=True)}
-    assert read == {(s, p) for s in range(4) for p in range(4)} - {(2, 3)}
+    read = [tuple(item) for batch in batches for item in batch.data[batch.mask].tolist()]
+    assert sorted(read) == sorted({(s, i) for s in range(4) for i in range(4)} - {(2, 3)})
     assert [(f.source_index, f.position) for f in loader.failures] == [(2, 3)]
     assert batches[3].mask.T.tolist() == [[True, False], [True, True]]
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_skipping_a_source_that_does_not_open_starts_the_next_in_the_same_window(workers):
-    dataset = StreamDataset(range(6), Broken("raises"), 2, time_steps=4, on_error="skip")
+    dataset = StreamDataset(range(6), opener("raises"), 2, time_steps=4, on_error="skip")
     loader = StreamDataLoader(dataset, workers)
     with pytest.warns(RuntimeWarning, match="FileNotFoundError"):
         batches = list(loader)
@@ -197,30 +211,21 @@ def test_a_policy_decides_per_error():
         return "skip" if isinstance(error, OpenError) else "raise"
 
     with pytest.warns(RuntimeWarning):
-        list(StreamDataLoader(StreamDataset(range(4), Broken("raises"), 2, time_steps=2, on_error=policy)))
+        list(StreamDataLoader(StreamDataset(range(4), opener("raises"), 2, time_steps=2, on_error=policy)))
     with pytest.raises(ReadError):
-        list(StreamDataLoader(StreamDataset(range(4), Broken("midway"), 2, time_steps=2, on_error=policy)))
+        list(StreamDataLoader(StreamDataset(range(4), opener("midway"), 2, time_steps=2, on_error=policy)))
     assert seen == [OpenError, ReadError]
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize(("promised", "reason"), [(3, "at least 4 items, and lengths.1. is 3"), (5, "only 4 items")])
-def test_wrong_lengths_are_an_error(promised, reason, workers):
-    dataset = StreamDataset([4, 4], range, 2, time_steps=2, lengths=[4, promised])
-    with pytest.raises(LengthError, match=reason):
-        list(StreamDataLoader(dataset, workers))
+def test_an_epoch_without_any_item_is_empty_and_an_endless_one_an_error(workers):
+    def loader(mode):
+        return StreamDataLoader(StreamDataset([0] * 5, range, 3, mode, time_steps=2), workers)
 
-
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("padding_mode", ["zeros", "data", "drop"])
-def test_an_epoch_without_any_item_is_empty(padding_mode, workers):
-    assert not list(StreamDataLoader(StreamDataset([0] * 5, range, 3, padding_mode, time_steps=2), workers))
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_cycle_without_any_item_is_an_error(workers):
+    for mode in ("zeros", "data", "drop"):
+        assert not list(loader(mode))
     with pytest.raises(EmptySourcesError):
-        next(iter(StreamDataLoader(StreamDataset([0] * 5, range, 3, "cycle", time_steps=2), workers)))
+        next(iter(loader("cycle")))
 
 
 def test_without_determinism_a_state_may_give_back_many_empty_sources_and_that_is_no_error():
@@ -233,15 +238,6 @@ def test_without_determinism_a_state_may_give_back_many_empty_sources_and_that_i
         loader = build()
         loader.load_state_dict(state)
         assert [batch.step for batch in itertools.islice(loader, 9)] == list(range(step, step + 9))
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_sys_exit_in_a_stream_does_not_hang(workers):
-    def leave(source):
-        raise SystemExit(3)
-
-    with pytest.raises((SystemExit, RuntimeError)):
-        list(StreamDataLoader(StreamDataset([1, 2, 3], leave, 2, time_steps=1, lookahead=1, open_early=True), workers))
 
 
 def test_stop_iteration_in_collate_fn_does_not_end_the_epoch():
@@ -259,13 +255,10 @@ def test_errors_survive_pickling_and_take_a_message_alone():
         assert str(kind("message")) == "message"
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_source_whose_repr_is_broken_or_long_is_still_named(workers):
-    def raising(source):
-        raise OSError
-
-    with pytest.raises(OpenError) as caught:
-        list(StreamDataLoader(StreamDataset(["x" * 10_000] * 2, raising, 2, time_steps=1), workers))
+def test_a_source_whose_repr_is_long_is_still_named():
+    dataset = StreamDataset(["x" * 10_000] * 2, no_such_clip, 2, time_steps=1)
+    with pytest.raises(OpenError, match="'xxx") as caught:
+        list(StreamDataLoader(dataset))
     assert len(str(caught.value)) < 500
 
 

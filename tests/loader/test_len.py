@@ -15,12 +15,8 @@ def loader_of(workers=0, **options):
     return StreamDataLoader(CASE.dataset(lengths=LENGTHS), workers, **options)
 
 
-def lengths_read():
-    loader = loader_of()
-    return [len(list(loader)) for _ in range(6)]
-
-
-READ = lengths_read()
+_loader = loader_of()
+READ = [len(list(_loader)) for _ in range(6)]
 
 
 def read(batches, hold, count=None):
@@ -76,14 +72,6 @@ def test_so_it_is_where_batches_are_copied_ahead(case, cuda):
     check_len(loader_of(device="cuda"), case)
 
 
-def test_ranks_have_one_len():
-    loaders = [StreamDataLoader(CASE.dataset(lengths=LENGTHS), rank=rank, world_size=2) for rank in range(2)]
-    for epoch in range(3):
-        count = len(loaders[0])
-        assert count == len(loaders[1]) == len(list(loaders[0]))
-        loaders[1].set_epoch(epoch + 1)
-
-
 def test_epochs_of_n_batches_have_n_whatever_happens():
     for case, (_, happens) in CASES.items():
         if "loaded" not in case and "resumed" not in case:
@@ -98,7 +86,6 @@ def epochs_of(loader, total):
     found = []
     for epoch in range(loader.epoch, total):
         loader.set_epoch(epoch)
-        assert loader.epoch == epoch
         for batch in loader:
             assert loader.epoch == epoch
             found.append((epoch, batch.step))
@@ -106,24 +93,19 @@ def epochs_of(loader, total):
 
 
 @pytest.mark.parametrize("lengths", [None, LENGTHS], ids=["unknown", "known"])
-@pytest.mark.parametrize("steps", [0, 1, 7, READ[0]])
-@pytest.mark.parametrize("length", [None, 7])
+@pytest.mark.parametrize(
+    ("length", "steps"), [(None, 0), (None, 1), (None, 7), (None, READ[0]), (7, 0), (7, 1), (7, 7)]
+)
 def test_a_loop_over_epochs_goes_on_where_it_was(lengths, steps, length):
     case = CASE if length is None else Case(LENGTHS, 3, 1, padding_mode="cycle", seed=5)
 
     def build():
         return StreamDataLoader(case.dataset(lengths=lengths), batches_per_epoch=length)
 
-    whole = epochs_of(build(), 3)
-    loader = build()
-    batches = iter(loader)
-    if length:
-        steps = min(steps, length)
-    used = list(itertools.islice(batches, steps))
-    state = used[-1].state_dict() if used else loader.state_dict()
-    resumed = build()
-    resumed.load_state_dict(state)
-    assert epochs_of(resumed, 3) == whole[steps:]
+    loader, resumed = build(), build()
+    used = list(itertools.islice(loader, steps))
+    resumed.load_state_dict(used[-1].state_dict() if used else loader.state_dict())
+    assert epochs_of(resumed, 3) == epochs_of(build(), 3)[steps:]
     assert resumed.epoch == 3
 
 
@@ -134,8 +116,7 @@ def test_with_skips_it_is_the_number_that_would_come_without():
             raise OSError("gone")
         yield from range(length)
 
-    dataset = StreamDataset(LENGTHS, read, 3, time_steps=1, lengths=LENGTHS, on_error="skip")
-    loader = StreamDataLoader(dataset)
-    whole = StreamDataLoader(StreamDataset(LENGTHS, range, 3, time_steps=1, lengths=LENGTHS))
-    assert len(loader) == len(list(whole))
-    assert len(list(loader)) < len(whole)
+    options = {"time_steps": 1, "lengths": LENGTHS}
+    loader = StreamDataLoader(StreamDataset(LENGTHS, read, 3, on_error="skip", **options))
+    assert len(loader) == len(list(StreamDataLoader(StreamDataset(LENGTHS, range, 3, **options))))
+    assert len(list(loader)) < len(loader)

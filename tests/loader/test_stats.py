@@ -2,7 +2,6 @@
 
 import io
 import json
-import logging
 import os
 import signal
 import time
@@ -38,12 +37,11 @@ def test_counts_are_those_of_the_batches(workers, method):
     assert stats.bytes == sum(LENGTHS) * 4 * 2 * 4
     assert stats.padding_share == pytest.approx(1 - stats.items / stats.cells)
     assert stats.opened == stats.begun == len(LENGTHS)
-    assert len(stats.workers) == max(workers, 1)
     assert workers or not stats.sent
+    assert [worker.items > 0 for worker in stats.workers] == [True] * max(workers, 1)
     assert sum(worker.items for worker in stats.workers) == stats.items
-    assert (
-        min(sum(getattr(worker, f"{what}_seconds") for worker in stats.workers) for what in ("opening", "reading")) > 0
-    )
+    for what in ("opening", "reading"):
+        assert sum(getattr(worker, f"{what}_seconds") for worker in stats.workers) > 0
     assert 0 < stats.wait_seconds <= stats.seconds
 
 
@@ -62,31 +60,25 @@ def test_what_happened_between_two_moments_is_their_difference():
 
 
 def test_parts_and_collated_windows_are_counted_too():
-    loader = loader_of(2)
-    for _ in loader.parts():
-        pass
-    assert loader.stats().items == sum(LENGTHS)
-    dataset = StreamDataset(LENGTHS, open_slowly, 3, time_steps=4)
-    collated = StreamDataLoader(dataset, 2, collate_fn=list)
-    assert (len(list(collated)), collated.stats().items) == (collated.stats().batches, sum(LENGTHS))
+    loader, collated = loader_of(2), loader_of(2, loader={"collate_fn": list})
+    assert len(list(loader.parts())) > loader.stats().batches
+    assert len(list(collated)) == collated.stats().batches
+    assert loader.stats().items == collated.stats().items == sum(LENGTHS)
 
 
-def test_what_is_skipped_and_retried_is_told(caplog):
+def test_what_is_skipped_and_retried_is_told():
     tries = []
 
     def read(number):
         for i in range(6):
-            if number == 1 and i == 3:
+            if (number, i) == (1, 3) or ((number, i) == (2, 2) and not tries):
+                tries.append(number)
                 raise OSError("broken")
-            if number == 2 and i == 2 and len(tries) < 1:
-                tries.append(i)
-                raise OSError("comes back")
             yield i
 
-    loader = loader_of(open_stream=read, sources=[0, 1, 2], on_error="skip", retries=1)
-    with caplog.at_level(logging.WARNING, "stream_dataloader"), pytest.warns(RuntimeWarning, match="skipped"):
-        for _ in loader:
-            pass
+    loader = loader_of(open_stream=read, sources=[0, 2, 1], lanes=1, on_error="skip", retries=1)
+    with pytest.warns(RuntimeWarning, match="skipped"):
+        list(loader)
     stats = loader.stats()
     assert (stats.skipped, stats.retried, stats.restarts) == (1, 2, 0)
 
@@ -104,7 +96,9 @@ def test_batches_that_are_held_are_counted_as_copies():
 
 def test_a_table_tells_the_most_of_it():
     loader = loader_of(2)
-    text = [str(loader.stats()), *[str(loader.stats()) for _ in loader]][-1]
+    for _ in loader:
+        assert str(loader.stats())
+    text = str(loader.stats())
     assert "batches/s" in text
     assert "the trainer waited" in text
     assert [line.split()[0] for line in text.splitlines()[-2:]] == ["0", "1"]
@@ -113,12 +107,11 @@ def test_a_table_tells_the_most_of_it():
 
 def test_a_trace_has_a_row_for_the_trainer_and_each_worker(tmp_path):
     loader = loader_of(2)
-    for _ in loader:
-        pass
+    list(loader)
     loader.stats().save_trace(tmp_path / "trace.json")
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
-    rows = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
-    assert {"trainer", "worker 0", "worker 1"} <= set(rows.values())
+    rows = {event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    assert {"trainer", "worker 0", "worker 1"} <= rows
     spans = [event for event in events if event["ph"] == "X"]
     assert {"batch", "train", "step", "open"} <= {event["name"] for event in spans}
     assert all(event["dur"] >= 0 and event["ts"] >= 0 for event in spans)
@@ -128,13 +121,11 @@ def test_a_trace_has_a_row_for_the_trainer_and_each_worker(tmp_path):
 
 def test_a_trace_keeps_the_newest_events_of_a_long_run():
     loader = loader_of(sources=[9000], lanes=1, time_steps=1, open_stream=range)
-    for _ in loader:
-        pass
-    events = loader.stats().events
-    steps = [event.number for event in events if event.kind == "step"]
-    assert len(steps) < 9000
-    assert max(steps) == 9000
-    assert sorted(steps) == steps
+    list(loader)
+    steps = [event.number for event in loader.stats().events if event.kind == "step"]
+    assert 0 < len(steps) < 9000
+    assert steps == sorted(steps)
+    assert steps[-1] == 9000
 
 
 def test_counts_go_on_after_a_worker_died():
@@ -155,12 +146,10 @@ def _no_monitor(monkeypatch):
 
 @pytest.mark.parametrize("lengths", [None, LENGTHS])
 def test_a_progress_bar_counts_batches_or_sources(lengths, capsys):
-    loader = loader_of(2, lengths=lengths)
-    expected = [batch.source.tolist() for batch in loader]
-    loader = loader_of(2, lengths=lengths)
+    expected = [batch.source.tolist() for batch in loader_of(2, lengths=lengths)]
     bar = io.StringIO()
-    found = [batch.source.tolist() for batch in loader.progress(disable=False, file=bar, mininterval=0, desc="train")]
-    assert found == expected
+    batches = loader_of(2, lengths=lengths).progress(disable=False, file=bar, mininterval=0, desc="train")
+    assert [batch.source.tolist() for batch in batches] == expected
     last = bar.getvalue().split("\r")[-1]
     total = len(LENGTHS) if lengths is None else len(expected)
     assert "train: 100%" in last

@@ -4,6 +4,7 @@ import io
 
 import numpy as np
 import pytest
+from cases import cases as random_case
 from helpers import random_cases
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,52 +19,27 @@ def dataset_of(steps=LENGTHS, lanes=3, time_steps=4, **options):
 
 
 def cells(batches):
-    """What batches hold: (lane, time step) -> (source, position, starts, fresh)."""
+    """What batches hold: (lane, time step) -> (source, position, starts)."""
     found = {}
     for step, batch in enumerate(batches):
         for t, lane in np.argwhere(batch.source.numpy() >= 0).tolist():
-            found[lane, step * len(batch.source) + t] = (
-                batch.source[t, lane].item(),
-                batch.position[t, lane].item(),
-                batch.is_start[t, lane].item(),
-            )
+            fields = (batch.source, batch.position, batch.is_start)
+            found[lane, step * len(batch.source) + t] = tuple(field[t, lane].item() for field in fields)
     return found
 
 
 def cells_of(timeline):
     return {
-        (found.lane, at): (
-            found.source,
-            found.position + at - found.begin,
-            found.starts and at == found.begin,
-        )
+        (found.lane, at): (found.source, found.position + at - found.begin, found.starts and at == found.begin)
         for found in timeline.segments
         for at in range(found.begin, found.stop)
     }
 
 
 @random_cases(200, 12)
-@given(
-    lengths=st.lists(st.integers(0, 20), min_size=3, max_size=12),
-    windows=st.sampled_from(["aligned", "packed"]),
-    mode=st.sampled_from(["zeros", "data", "drop"]),
-    schedule=st.sampled_from(["listed", "longest_first", "balanced"]),
-    lookahead=st.integers(0, 2),
-    time_steps=st.integers(1, 6),
-)
-def test_of_lengths_alone_it_is_what_a_loader_reads(lengths, windows, mode, schedule, lookahead, time_steps):
-    dataset = dataset_of(
-        lengths,
-        3,
-        time_steps,
-        windows=windows,
-        padding_mode=mode,
-        schedule=schedule,
-        lookahead=lookahead,
-        shuffle=schedule == "listed",
-        seed=3,
-        lengths=lengths,
-    )
+@given(random_case(max_length=20, min_streams=3), st.sampled_from(["listed", "longest_first", "balanced"]))
+def test_of_lengths_alone_it_is_what_a_loader_reads(case, schedule):
+    dataset = case.dataset(lengths=case.lengths, schedule=schedule)
     batches = list(StreamDataLoader(dataset))
     timeline = visualize.timeline(dataset)
     assert cells_of(timeline) == cells(batches)
@@ -80,16 +56,16 @@ def test_nothing_is_opened_for_lengths():
 
 
 def test_sections_mixes_and_endless_epochs_are_drawn_too():
-    cut = dataset_of([30, 20], 2, 4, sections=sections([30, 20], 8), seed=1, lengths=None)
-    assert cells_of(visualize.timeline(cut)) == cells(StreamDataLoader(cut))
-    mixed = interleave(
-        [dataset_of([9, 9], lengths=[9, 9]), dataset_of([5, 5, 5], lengths=[5, 5, 5])], weights=[1, 2], seed=0
-    )
-    assert cells_of(visualize.timeline(mixed)) == cells(StreamDataLoader(mixed))
+    cut = dataset_of([30, 20], 2, 4, sections=sections([30, 20], 8), seed=1)
+    halves = [dataset_of(lengths, lengths=lengths) for lengths in ([9, 9], [5, 5, 5])]
+    for dataset in (cut, interleave(halves, weights=[1, 2], seed=0)):
+        assert cells_of(visualize.timeline(dataset)) == cells(StreamDataLoader(dataset))
     endless = dataset_of(padding_mode="cycle", lengths=LENGTHS)
+    assert visualize.timeline(endless, steps=20).steps == 20
     with pytest.raises(ValueError, match="give steps="):
         visualize.timeline(endless)
-    assert visualize.timeline(endless, steps=20).steps == 20
+    with pytest.raises(TypeError):
+        visualize.timeline(3)
 
 
 def test_text_fits_and_shows_workers_and_resets():
@@ -117,8 +93,3 @@ def test_a_picture_is_written(tmp_path, theme, lanes, fonts):
     timeline.save(tmp_path / "a.svg", theme=theme)
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
     assert b"<svg" in (tmp_path / "a.svg").read_bytes()
-
-
-def test_what_is_no_loader_is_refused():
-    with pytest.raises(TypeError):
-        visualize.timeline(3)
