@@ -27,8 +27,10 @@ def modelled_draws(sizes, weights, exhausted):
         drawn[number] += 1
 
 
-def mix_of(sizes, weights, exhausted="drop"):
-    return Mix(tuple(sizes), tuple(weights), exhausted, (False,) * len(sizes), ("listed",) * len(sizes))
+def order_of(sizes, weights, exhausted="drop", seed=None, epoch=0, **options):
+    """An order of draws, and how many there are."""
+    mix = Mix(tuple(sizes), tuple(weights), exhausted, (False,) * len(sizes), ("listed",) * len(sizes))
+    return DrawOrder(mix, seed, epoch, **options), mix.draws
 
 
 sizes_of = st.lists(st.integers(1, 40), min_size=1, max_size=5)
@@ -38,41 +40,36 @@ sizes_of = st.lists(st.integers(1, 40), min_size=1, max_size=5)
 @given(sizes_of, st.data(), st.sampled_from(["drop", "repeat"]))
 def test_even_draws_are_those_of_the_model(sizes, data, exhausted):
     weights = data.draw(st.lists(st.floats(0.1, 10) | st.integers(1, 4), min_size=len(sizes), max_size=len(sizes)))
-    mix = mix_of(sizes, weights, exhausted)
-    order = DrawOrder(mix, None, 0)
-    assert [tuple(order[draw]) for draw in range(mix.draws)] == list(modelled_draws(sizes, weights, exhausted))
+    order, draws = order_of(sizes, weights, exhausted)
+    assert [tuple(order[draw]) for draw in range(draws)] == list(modelled_draws(sizes, weights, exhausted))
 
 
-def test_even_draws_by_hand():
-    def lists(exhausted, sizes, weights):
-        mix = mix_of(sizes, weights, exhausted)
-        order = DrawOrder(mix, None, 0)
-        return "".join("abc"[order[draw][0]] for draw in range(mix.draws))
+@pytest.mark.parametrize(
+    ("exhausted", "sizes", "weights", "expected"),
+    [
+        ("drop", (6, 2), (3, 1), "aabaaaba"),
+        ("drop", (2, 2, 6), (1, 1, 1), "abcabccccc"),
+        ("repeat", (2, 6), (1, 1), "abababababab"),
+        ("repeat", (3, 3), (2, 1), "abaabaaba"),
+    ],
+)
+def test_even_draws_by_hand(exhausted, sizes, weights, expected):
+    order, draws = order_of(sizes, weights, exhausted)
+    assert "".join("abc"[order[draw][0]] for draw in range(draws)) == expected
 
-    assert lists("drop", (3, 3), (1, 1)) == "ababab"
-    assert lists("drop", (6, 2), (3, 1)) == "aabaaaba"
-    assert lists("drop", (2, 6), (3, 1)) == "aabbbbbb"
-    assert lists("drop", (2, 2, 6), (1, 1, 1)) == "abcabccccc"
-    assert lists("repeat", (2, 6), (1, 1)) == "abababababab"
-    assert lists("repeat", (6, 2), (3, 1)) == "aabaaaba"
-    assert lists("repeat", (3, 3), (2, 1)) == "abaabaaba"
 
-
-def checked_draws(sizes, weights, exhausted, seed, count, endless=False):
+def checked_draws(sizes, weights, exhausted, seed, count=None, endless=False):
     """The lists drawn, after a check that each one's draws are counted without a gap and keep to its share."""
-    mix = mix_of(sizes, weights, exhausted)
-    order = DrawOrder(mix, seed, 0, endless=endless)
-    drawn = [order[draw] for draw in range(count)]
-    lists = np.array([one for one, _ in drawn])
-    numbers = np.array([number for _, number in drawn])
+    order, draws = order_of(sizes, weights, exhausted, seed, endless=endless)
+    count = count or draws
+    lists, numbers = np.array([order[draw] for draw in range(count)]).T
     shares = np.array(weights) / np.sum(weights)
     for i, (size, share) in enumerate(zip(sizes, shares, strict=True)):
         assert (numbers[lists == i] == np.arange((lists == i).sum())).all()
         counts = np.cumsum(lists == i)
         others_left = slice(None)
         if exhausted == "drop":  # as long as all are there
-            ends = [np.flatnonzero(lists == j)[-1] for j in range(len(sizes))]
-            others_left = slice(min(ends))
+            others_left = slice(min(np.flatnonzero(lists == j)[-1] for j in range(len(sizes))))
             assert counts[-1] == size
         off = (counts - share * np.arange(1, count + 1))[others_left]
         assert abs(off).max(initial=0) <= 2 + len(sizes) * share
@@ -83,28 +80,30 @@ def checked_draws(sizes, weights, exhausted, seed, count, endless=False):
 @given(sizes_of, st.data(), st.integers(0, 1 << 40) | st.none(), st.sampled_from(["drop", "repeat", "endless"]))
 def test_each_list_has_its_share_of_any_stretch_of_draws(sizes, data, seed, exhausted):
     weights = data.draw(st.lists(st.floats(0.1, 10), min_size=len(sizes), max_size=len(sizes)))
-    endless, exhausted = exhausted == "endless", exhausted.replace("endless", "repeat")
-    count = 500 if endless else mix_of(sizes, weights, exhausted).draws
-    checked_draws(sizes, weights, exhausted, seed, count, endless)
+    if exhausted == "endless":
+        checked_draws(sizes, weights, "repeat", seed, 500, endless=True)
+    else:
+        checked_draws(sizes, weights, exhausted, seed)
 
 
 @pytest.mark.parametrize("seed", [None, 5])
 def test_long_orders_are_made_block_by_block(seed):
-    weights, count = [5, 0.03, 2.2], 100_000
-    lists = checked_draws([900, 20, 7], weights, "repeat", seed, count, endless=True)
-    mix = mix_of([900, 20, 7], weights, "repeat")
-    again = DrawOrder(mix, seed, 0, endless=True)
+    sizes, weights, count = [900, 20, 7], [5, 0.03, 2.2], 100_000
+    lists = checked_draws(sizes, weights, "repeat", seed, count, endless=True)
+    again, _ = order_of(sizes, weights, "repeat", seed, endless=True)
     places = np.random.default_rng(0).integers(0, count, 300).tolist()
     assert [again[draw][0] for draw in places] == lists[places].tolist()  # in any order
+
     far = 10**14
     block = [again[far + draw] for draw in range(20_000)]
     for i, share in enumerate(np.array(weights) / np.sum(weights)):
         numbers = [number for one, number in block if one == i]
         assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
         assert abs(numbers[0] - share * far) < 4
-    finite = mix_of([30_000, 20, 7], weights, "repeat")
-    assert finite.draws > 40_000
-    assert (checked_draws(finite.sizes, weights, "repeat", seed, finite.draws) == 0).sum() >= 30_000
+
+    finite = checked_draws([30_000, 20, 7], weights, "repeat", seed)
+    assert len(finite) > 40_000
+    assert (finite == 0).sum() >= 30_000
 
 
 def test_random_draws_are_random_and_follow_the_weights():
@@ -113,9 +112,9 @@ def test_random_draws_are_random_and_follow_the_weights():
     counts = np.bincount(draws, minlength=3)
     expected = len(draws) * weights / weights.sum()
     assert ((counts - expected) ** 2 / expected).sum() < 13.8  # chi-square, 2 degrees of freedom: p = 0.001
-    pairs = DrawOrder(mix_of([10_000] * 2, [1, 1]), 0, 0)
+
+    pairs, one, two = (order_of([10_000] * 2, [1, 1], seed=seed, epoch=e)[0] for seed, e in [(0, 0), (0, 1), (1, 0)])
     first = sum(pairs[2 * i][0] for i in range(10_000))  # each pair of draws has both lists, in random order
     assert abs(first - 5000) < 165  # 3.3 standard deviations
-    others = [DrawOrder(mix_of([10_000] * 2, [1, 1]), seed, epoch) for seed, epoch in [(0, 1), (1, 0)]]
-    for other in others:
+    for other in (one, two):
         assert 4000 < sum(pairs[i][0] == other[i][0] for i in range(10_000)) < 6000

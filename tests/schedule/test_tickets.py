@@ -48,39 +48,12 @@ def test_the_outcome_does_not_depend_on_who_comes_first(seed):
 
 def test_no_ticket_is_decided_before_the_horizon_has_reached_it():
     ledger = ledger_of(lanes=3)  # of which the last takes none, and keeps nobody waiting
-    first, second = take(ledger, lane=0, time=4), take(ledger, lane=1, time=7)
-    assert ledger.time(*first) == 4
-    for horizon in (0, 3):
+    tickets = take(ledger, lane=0, time=4), take(ledger, lane=1, time=7)
+    assert ledger.time(*tickets[0]) == 4
+    for horizon, decided in [(0, [PENDING] * 2), (3, [PENDING] * 2), (6, [0, PENDING]), (7, [0, 1])]:
         ledger.grant(horizon)
-        assert decisions(ledger, first, second) == [PENDING, PENDING]
-    ledger.grant(horizon=6)
-    assert decisions(ledger, first, second) == [0, PENDING]
-    assert ledger.has_undecided()
-    ledger.grant(horizon=7)
-    assert decisions(ledger, first, second) == [0, 1]
-    assert not ledger.has_undecided()
-
-
-@pytest.mark.parametrize("lookahead", [0, 1, 2, 3])
-def test_the_places_of_tickets_are_used_again(lookahead):
-    ledger = ledger_of(lookahead=lookahead)
-    granted = []
-    for time in range(10):
-        tickets = [take(ledger, lane=0, time=time) for _ in range(lookahead + 1)]
-        ledger.grant(time)
-        granted += decisions(ledger, *tickets)
-    assert granted == list(range(10 * (lookahead + 1)))
-
-
-@pytest.mark.parametrize(
-    ("padding_mode", "now", "ahead"), [("zeros", NONE, NONE), ("drop", NONE, NONE), ("data", 2, NONE), ("cycle", 2, 2)]
-)
-def test_what_comes_behind_the_last_source(padding_mode, now, ahead):
-    for is_ahead, expected in ((False, now), (True, ahead)):
-        ledger = ledger_of(sources=2, padding_mode=padding_mode, start=[2])
-        ticket = take(ledger, lane=0, time=0, ahead=is_ahead)
-        ledger.grant(0)
-        assert decisions(ledger, ticket) == [expected]
+        assert decisions(ledger, *tickets) == decided
+        assert ledger.has_undecided() == (PENDING in decided)
 
 
 def test_groups_have_a_cursor_each():
@@ -91,47 +64,36 @@ def test_groups_have_a_cursor_each():
     assert decisions(ledger, *tickets) == [5 * 3 + 1, 6 * 3 + 1, 7 * 3 + 2, 8 * 3 + 2]
 
 
-def test_two_ledgers_over_one_memory_are_one():
-    memory = bytearray(4096)
-    one, other = ledger_of(memory=memory), ledger_of(memory=memory)
-    ticket = take(one, lane=0, time=3)
-    assert other.has_undecided()
-    other.grant(3)
-    assert decisions(one, ticket) == [0]
-
-
-class Desk:
-    """Hands out grants, numbered from 0; ahead none from `refuses` on."""
-
-    def __init__(self, refuses=100):
-        self._grants = itertools.count()
-        self.asked, self._refuses = [], refuses
-
-    def take(self, ahead):
-        self.asked.append(ahead)
-        return NONE if ahead and len(self.asked) > self._refuses else next(self._grants)
-
-
 @pytest.mark.parametrize("lookahead", [1, 2, 3])
 def test_a_lane_holds_as_many_ahead_as_it_looks_ahead(lookahead):
-    desk, held = Desk(), ()
+    grants, asked, held = itertools.count(), [], ()
+
+    def take(ahead):
+        asked.append(ahead)
+        return next(grants)
+
     for number in range(10):
-        grant, held = next_grant(held, lookahead, desk.take)
+        grant, held = next_grant(held, lookahead, take)
         assert grant == number, "in the order they were taken"
         assert held == tuple(range(number + 1, number + 1 + lookahead))
-    assert desk.asked == [True] * (10 + lookahead)
-    assert next_grant((7, 9), 2, Desk().take) == (7, (9, 0)), "it goes on with what it held"
+    assert asked == [True] * (10 + lookahead)
 
 
-@pytest.mark.parametrize(("refuses", "grants"), [(0, [0, 1, 2]), (3, [0, 1, 2, 3]), (4, [0, 1, 2, 3, 4])])
-def test_once_one_is_refused_a_lane_takes_none_ahead_any_more(refuses, grants):
-    desk, held, found = Desk(refuses), (), []
-    for _ in grants:
-        grant, held = next_grant(held, 2, desk.take)
+@pytest.mark.parametrize("refused_from", [0, 3, 4])
+def test_once_one_is_refused_a_lane_takes_none_ahead_any_more(refused_from):
+    grants, asked, held, found = itertools.count(), [], (), []
+
+    def take(ahead):
+        asked.append(ahead)
+        return NONE if ahead and len(asked) > refused_from else next(grants)
+
+    while held is not None:
+        grant, held = next_grant(held, 2, take)
         found.append(grant)
-    assert found == grants
-    assert held is None
-    assert desk.asked.count(True) <= refuses + 3
+    grant, held = next_grant(held, 2, take)
+    assert [*found, grant] == list(range(len(found) + 1))
+    assert asked[-2:] == [False, False]
+    assert asked.count(True) <= refused_from + 3
 
 
 def test_a_ticket_that_is_not_decided_is_waited_for():
