@@ -1,5 +1,6 @@
 """LMDB stores: windows of steps as values, and LMDB files that are there already."""
 
+import itertools
 import json
 import multiprocessing
 import os
@@ -16,7 +17,7 @@ from helpers import FULL, PATIENCE
 from packed import finish_here, images, pack_here
 from store_tests import StoreTests
 
-from stream_dataloader import StreamDataLoader, StreamDataset, stores
+from stream_dataloader import stores
 from stream_dataloader.errors import StoreError
 from stream_dataloader.stores._base import packed
 from stream_dataloader.stores._base.packing import StreamRecord
@@ -116,15 +117,14 @@ def text(value):
 @pytest.mark.parametrize("codec", ["none", "zstd"])
 def test_windows_are_read_from_windows_of_any_length(tmp_path, opened, codec, window):
     store = opened(written(tmp_path / "a", codec=codec, window=window))
-    for time_steps in (1, 4, 50):
-        dataset = StreamDataset(store.sources, store, batch_size=2, time_steps=time_steps, lengths=store.lengths)
-        found = {}
-        for batch in StreamDataLoader(dataset):
-            for t, lane in zip(*np.nonzero(batch.mask.numpy() if hasattr(batch, "mask") else ...), strict=True):
-                found[int(batch.data["label"][t, lane])] = batch.data["image"][t, lane].numpy()
-        wanted = {int(item["label"]): item["image"] for items in STREAMS for item in items}
-        assert found.keys() == wanted.keys()
-        assert all((found[label] == wanted[label]).all() for label in wanted)
+    items = STREAMS[3]
+    for start, count in itertools.product((0, 5, 30), (1, 4, 50)):
+        out = {"image": np.zeros((count, 3, 4, 5), np.uint8), "label": np.zeros(count, np.int64)}
+        out["pose"] = (np.zeros((count, 6), np.float32), np.zeros(count, bool))
+        room = min(count, len(items) - start)
+        assert store(3, start=start).read_into(out) == room
+        for name in ("image", "label"):
+            np.testing.assert_equal(out[name][:room], [item[name] for item in items[start : start + room]])
 
 
 @pytest.mark.parametrize(
@@ -163,17 +163,9 @@ def test_jpeg_without_an_image_is_refused(tmp_path):
         written(tmp_path / "a", [[np.zeros(3, np.float32)]], codec="jpeg")
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"window": 0}, "window is 0"),
-        ({"codec": "gzip"}, "codec is 'gzip'; use one of 'none'"),
-        ({"quality": 101}, "101"),
-        ({"databases": 0}, "databases is 0"),
-    ],
-)
-def test_wrong_options_are_refused(tmp_path, options, message):
-    with pytest.raises(ValueError, match=message):
+@pytest.mark.parametrize("options", [{"window": 0}, {"codec": "gzip"}, {"quality": 101}, {"databases": 0}])
+def test_wrong_options_are_refused(tmp_path, options):
+    with pytest.raises(ValueError, match=next(iter(options))):
         LmdbPacker(str(tmp_path), **options)
 
 
@@ -201,15 +193,7 @@ def test_a_stream_that_breaks_off_is_not_in_the_store(tmp_path, opened, monkeypa
         with pytest.raises(RuntimeError, match="broke off"):
             part.write(number, "x", broken())
         with pytest.raises(ValueError, match=r"step 1: item\['image'\] is uint8 \(2,\)"):
-            part.write(
-                number,
-                "x",
-                iter(
-                    [items[0], items[0] | {"image": np.zeros(2, np.uint8)}]
-                    if items
-                    else [STREAMS[0][0], STREAMS[0][0] | {"image": np.zeros(2, np.uint8)}]
-                ),
-            )
+            part.write(number, "x", iter([STREAMS[0][0], STREAMS[0][0] | {"image": np.zeros(2, np.uint8)}]))
         records.append(StreamRecord(number, str(number), *part.write(number, "x", iter(items))))
     part.close()
     packer.finish(records)
@@ -271,18 +255,14 @@ def test_a_full_disk_is_an_error_that_says_so(tmp_path):
 
 def test_as_many_databases_are_open_as_allowed(tmp_path, opened):
     def files():
-        return [os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if _is_link(fd)]
-
-    def _is_link(fd):
-        return os.path.islink(f"/proc/self/fd/{fd}") and os.readlink(f"/proc/self/fd/{fd}").endswith(".lmdb")
+        links = [f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd")]
+        return {os.readlink(link) for link in links if os.path.islink(link)}
 
     store = opened(written(tmp_path / "a", images((9,) * 8), databases=8, window=2), open_databases=2)
     streams = [store(number) for number in range(8)]
-    for _ in range(2):
-        for stream in streams:
-            next(stream)
-            assert len(set(files())) <= 2
-    store.close()
+    for stream in streams * 2:
+        next(stream)
+        assert 1 <= sum(file.endswith(".lmdb") for file in files()) <= 2
 
 
 # what is wrong
@@ -290,16 +270,13 @@ def test_as_many_databases_are_open_as_allowed(tmp_path, opened):
 
 def test_a_damaged_value_is_noticed_when_it_is_read(tmp_path, opened):
     path = written(tmp_path / "a", images((40,), size=(3, 40, 40)), window=4)
-    size = os.stat(tmp_path / "a" / "0.lmdb").st_size
-    with open(tmp_path / "a" / "0.lmdb", "rb+") as file:
-        file.seek(size // 2)
-        before = file.read(1)
-        file.seek(size // 2)
-        file.write(bytes([before[0] ^ 4]))
+    file = tmp_path / "a" / "0.lmdb"
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 4
+    file.write_bytes(content)
     store = opened(path)
     with pytest.raises(
-        StoreError,
-        match=r"stream 0 \(stream/0\): the value of steps from \d+ on, in .*0\.lmdb, .*: its checksum is another",
+        StoreError, match=r"stream 0 .*value of steps from \d+ on, in .*0\.lmdb.*its checksum is another"
     ):
         list(store(0))
     assert len(list(opened(path, check=False)(0))) == 40
@@ -315,19 +292,23 @@ def test_a_value_of_another_stream_is_noticed(tmp_path, opened):
     assert all("its values are those of another stream" in problem for problem in problems)
 
 
-@pytest.mark.parametrize("how", ["gone", "short", "long", "tree"])
+DAMAGES = {
+    "gone": lambda content: None,
+    "short": lambda content: content[:-4096],
+    "long": lambda content: content + b"0",
+    "tree": lambda content: content[:8204] + bytes([content[8204] ^ 1]) + content[8205:],
+}
+
+
+@pytest.mark.parametrize("how", DAMAGES)
 def test_a_damaged_database_is_named(tmp_path, opened, how):
-    path = written(tmp_path / "a", window=4)
-    file = tmp_path / "a" / "0.lmdb"
+    path, file = written(tmp_path / "a", window=4), tmp_path / "a" / "0.lmdb"
     content = file.read_bytes()
-    if how == "gone":
-        file.unlink()
-    else:
-        changed = bytearray(content)
-        changed[8192 + 12] ^= 1
-        file.write_bytes({"short": content[:-4096], "long": content + b"0", "tree": bytes(changed)}[how])
+    file.unlink()
+    if (damaged := DAMAGES[how](content)) is not None:
+        file.write_bytes(damaged)
     store = opened(path)
-    with pytest.raises(StoreError, match=r"0\.lmdb (is missing|.* damaged)"):
+    with pytest.raises(StoreError, match=r"0\.lmdb"):
         next(store(0))
     assert len(store.verify()) == 1  # which all streams are in
 
