@@ -1,6 +1,5 @@
 """MDS datasets: written, packed, read from folders and servers, damaged."""
 
-import contextlib
 import decimal
 import errno
 import itertools
