@@ -307,7 +307,7 @@ class _Array:
 
 
 class _Rows:
-    """The rows of a stream, and the chunk that it was in last; see `rows.RowTable`."""
+    """The rows of a stream, and the chunk that it was in last."""
 
     def __init__(self, array: _Array, start: int, length: int) -> None:
         self._array = array

@@ -16,7 +16,7 @@ import time
 import numpy as np
 import pytest
 import torch
-from helpers import FOREVER, PATIENCE, START_METHODS, random_cases, times
+from helpers import PATIENCE, START_METHODS, random_cases, times
 from hypothesis import given
 from hypothesis import strategies as st
 from packed import images
@@ -29,7 +29,6 @@ from stream_dataloader.errors import (
     OpenError,
     ReadError,
     StoreError,
-    StreamError,
     WorkerDeathError,
 )
 from stream_dataloader.stores._packing import part as parts
@@ -96,46 +95,25 @@ def test_every_way_to_start_workers_packs_the_same(tmp_path, method):
     assert sorted(os.listdir(tmp_path / "a")) == ["0.bin", "keys.bin", "notes.bin", "store.json", "streams.bin"]
 
 
-LEAVES = st.sampled_from(
-    [
-        lambda n, t: np.float32(n + t / 8),
-        lambda n, t: np.arange(6, dtype=np.int16).reshape(2, 3) * t + n,
-        lambda n, t: 100 * n + t,
-        lambda n, t: torch.tensor([n, t], dtype=torch.bfloat16),
-        lambda n, t: np.zeros((0, 2)),
-        lambda n, t: t % 2 == 0,
-    ]
-)
-STRUCTURES = st.recursive(
-    LEAVES,
-    lambda inner: st.one_of(
-        st.dictionaries(st.sampled_from("abc"), inner, min_size=1, max_size=2),
-        st.lists(inner, min_size=1, max_size=2).map(tuple),
-    ),
-    max_leaves=4,
-)
-
-
-def made(structure, n, t):
-    if isinstance(structure, dict):
-        return {key: made(inner, n, t) for key, inner in structure.items()}
-    return tuple(made(inner, n, t) for inner in structure) if isinstance(structure, tuple) else structure(n, t)
+ITEMS = [
+    lambda n, t: np.float32(n + t / 8),
+    lambda n, t: {"b": np.arange(6, dtype=np.int16).reshape(2, 3) * t + n, "a": (100 * n + t, t % 2 == 0)},
+    lambda n, t: (torch.tensor([n, t], dtype=torch.bfloat16), {"empty": np.zeros((0, 2))}),
+]
 
 
 @random_cases(200, 12)
 @given(
-    structure=STRUCTURES,
+    item=st.sampled_from(ITEMS),
     lengths=st.lists(st.integers(0, 9), min_size=1, max_size=7).filter(any),
     workers=st.sampled_from([0, 0, 2]),
     lanes=st.integers(1, 3),
     steps=st.integers(1, 4),
     seed=st.integers(0, 9),
 )
-def test_batches_of_the_store_are_those_of_the_streams(
-    tmp_path_factory, structure, lengths, workers, lanes, steps, seed
-):
+def test_batches_of_the_store_are_those_of_the_streams(tmp_path_factory, item, lengths, workers, lanes, steps, seed):
     def open_stream(number):
-        return (made(structure, number, t) for t in range(lengths[number]))
+        return (item(number, t) for t in range(lengths[number]))
 
     path = tmp_path_factory.mktemp("pack") / "a"
     stores.pack((range(len(lengths)), open_stream), path, num_workers=workers)
@@ -176,8 +154,7 @@ def test_windows_of_a_dataset_are_taken_apart(tmp_path):
     stores.pack(StreamDataset([1, 2], open_windows, batch_size=2), tmp_path / "a", transform=dict)
     store = MemmapStore(tmp_path / "a")
     assert [(int(item["x"]), int(item["camera"])) for item in store(1)] == [(20 + t, 2) for t in range(5)]
-    assert store.info().leaves == {"['x']": "int64 ()", "['camera']": "int8 ()"} or len(store.info().leaves) == 2
-    with pytest.raises(ItemError, match=r"source 0 \(7\), item 0, .*: no leaf of the window has a time axis"):
+    with pytest.raises(ItemError):
         stores.pack(StreamDataset([7], lambda n: [n], batch_size=1), tmp_path / "b")
 
 
@@ -250,40 +227,42 @@ def ragged(number):
         yield {"image": np.zeros((2, 3 + (number == 2 and t == 1)))}
 
 
-def wide(number):
-    yield np.zeros(3 + (number == 4), np.uint8)
+def divide(item):
+    return 1 // (int(item["label"]) - 2)
 
 
-CASES = [
-    (refuse, OpenError, r"source 0 \(0\), item 0, lane .*: open_stream raised OSError\('no such thing as 0'\)"),
-    (lambda n: 5, OpenError, r"source 0 \(0\), item 0, lane .*: open_stream returned 5, a int, which is no iterable"),
-    (broken, ReadError, r"source 3 \(3\), item 3, lane .*: the stream raised RuntimeError\('broke off'\)"),
-    (
-        ragged,
-        ItemError,
-        r"source 2 \(2\), item 1, .*\['image'\] is float64 \(2, 4\), and was",
-    ),
-    (wide, ItemError, r"source 4 \(4\), item 0, .*uint8 \(4,\), and was uint8 \(3,\)"),
-    (lambda n: ["text"], ItemError, r"source 0 \(0\), item 0, .*: item: a memory-mapped store holds numbers"),
-]
-
-
-@pytest.mark.parametrize(("open_stream", "kind", "message"), CASES, ids=[kind.__name__ for _, kind, _ in CASES])
+@pytest.mark.parametrize(
+    ("open_stream", "options", "kind", "place"),
+    [
+        (refuse, {}, OpenError, (0, 0)),
+        (broken, {}, ReadError, (3, 3)),
+        (ragged, {}, ItemError, (2, 1)),
+        (lambda n: ["text"], {}, ItemError, (0, 0)),
+        (open_images, {"transform": divide}, ReadError, (0, 2)),
+    ],
+)
 @pytest.mark.parametrize("workers", [0, 1])
-def test_an_error_names_the_source_and_the_step_and_how_to_go_on(tmp_path, open_stream, kind, message, workers):
-    with pytest.raises(kind, match=rf"^{message}.*\. (\d of 6 streams are packed|Nothing is packed)") as raised:
-        stores.pack((NUMBERS, open_stream), tmp_path / "a", num_workers=workers)
-    assert raised.value.source_index == int(message.split("source ")[1][0])
+def test_an_error_has_the_source_and_the_step(tmp_path, open_stream, options, kind, place, workers):
+    with pytest.raises(kind) as raised:
+        stores.pack((NUMBERS, open_stream), tmp_path / "a", num_workers=workers, **options)
+    assert (raised.value.source_index, raised.value.position) == place
     kept = os.listdir(tmp_path)
     assert kept == (["a.partial"] if "a.partial: pack again" in str(raised.value) else [])
     assert not multiprocessing.active_children()
 
 
+@pytest.mark.parametrize("length", [3, 5])
+def test_a_stream_of_another_length_is_an_error(tmp_path, length):
+    dataset = StreamDataset([0], lambda n: range(4), 1, time_steps=2, lengths=[length])
+    with pytest.raises(LengthError):
+        stores.pack(dataset, tmp_path / "b")
+
+
 def test_what_is_packed_before_an_error_is_kept(tmp_path):
-    with pytest.raises(ReadError, match=r"3 of 6 streams are packed"):
+    with pytest.raises(ReadError, match=r"3 of 6 streams are packed, in .*a.partial: pack again"):
         stores.pack((NUMBERS, broken), tmp_path / "a")
     report = stores.pack((NUMBERS, broken), tmp_path / "a", on_error="skip")
-    assert (report.packed_before, report.streams, len(report.skipped)) == (3, 5, 1)
+    assert (report.packed_before, report.streams, report.skipped[0].source_index) == (3, 5, 3)
     assert re.match(r"packed 5 streams, 3 of them before, 12 steps, .* \(memmap\)\nskipped source 3", str(report))
     store = MemmapStore(tmp_path / "a")
     assert [store.key(n) for n in range(5)] == ["0", "1", "2", "4", "5"]
@@ -296,63 +275,49 @@ def test_on_error_may_decide(tmp_path):
         seen.append((os.getpid(), error.source_index, type(error), error.position))
         return "skip"
 
-    report = stores.pack((NUMBERS, broken), tmp_path / "a", on_error=decide, num_workers=2)
+    stores.pack((NUMBERS, broken), tmp_path / "a", on_error=decide, num_workers=2)
     assert seen == [(os.getpid(), 3, ReadError, 3)]
-    assert [error.source_index for error in report.skipped] == [3]
-    with pytest.raises(ValueError, match=r"on_error returned None for source 3"):
+    with pytest.raises(ValueError, match="on_error returned None"):
         stores.pack((NUMBERS, broken), tmp_path / "b", on_error=lambda error: None)
-    with pytest.raises(StoreError, match=r"none of 6 streams could be packed; source 0"):
+    with pytest.raises(StoreError, match="none of 6 streams"):
         stores.pack((NUMBERS, refuse), tmp_path / "c", on_error="skip")
 
 
-def test_a_transform_that_raises_and_a_length_that_is_wrong(tmp_path):
-    with pytest.raises(ReadError, match=r"source 0 \(0\), item 2, .*: transform raised ZeroDivisionError"):
-        stores.pack(([0], lambda n: range(4)), tmp_path / "a", transform=lambda item: 1 // (item - 2))
-    for length in (3, 5):
-        dataset = StreamDataset([0], lambda n: range(4), 1, time_steps=2, lengths=[length])
-        with pytest.raises(LengthError, match=rf"the stream has .* 4 items, and lengths\[0\] is {length}"):
-            stores.pack(dataset, tmp_path / "b")
-
-
-def test_wrong_arguments_are_refused_at_once(tmp_path):
-    pair = (NUMBERS, open_images)
-    for arguments, kind, message in [
-        ({"streams": 5}, TypeError, "give a StreamDataset, or a pair"),
+@pytest.mark.parametrize(
+    ("arguments", "kind", "word"),
+    [
+        ({"streams": 5}, TypeError, "StreamDataset"),
         ({"streams": ("a.mp4", open_images)}, TypeError, "sources"),
         ({"streams": (NUMBERS, 3)}, TypeError, "open_stream"),
-        ({"format": "tfds"}, ValueError, "'tfds' is only read; pack into one of 'lmdb', 'memmap', 'mds'"),
-        ({"format": "zip"}, ValueError, "'zip' is unknown"),
-        ({"on_error": "ignore"}, ValueError, "on_error is 'ignore'"),
-        ({"num_workers": -1}, ValueError, "num_workers is -1"),
+        ({"format": "tfds"}, ValueError, "only read"),
+        ({"format": "zip"}, ValueError, "unknown"),
+        ({"on_error": "ignore"}, ValueError, "on_error"),
+        ({"num_workers": -1}, ValueError, "num_workers"),
         ({"multiprocessing_context": "thread", "num_workers": 1}, ValueError, "thread"),
-        ({"keys": ["a"]}, ValueError, "keys has 1 names, and there are 6 sources"),
-        ({"keys": ["a", "b", "a", "c", "d", "e"]}, ValueError, "keys has 'a' twice"),
+        ({"keys": ["a"]}, ValueError, "keys"),
+        ({"keys": ["a", "b", "a", "c", "d", "e"]}, ValueError, "'a' twice"),
         ({"compression": "zstd"}, TypeError, "compression"),
         ({"metadata": {"a": object()}}, TypeError, "JSON"),
-        ({"stream_metadata": [{}]}, ValueError, "stream_metadata has 1 dicts, and there are 6 sources"),
-        ({"path": "s3://bucket/a"}, ValueError, "is a URL; pack into a folder of this machine"),
-    ]:
-        given_ = {"streams": pair, "path": tmp_path / "a"} | arguments
-        with pytest.raises(kind, match=message):
-            stores.pack(given_.pop("streams"), given_.pop("path"), **given_)
-        assert os.listdir(tmp_path) == []
-
-
-def test_metadata_that_cannot_be_kept_is_an_error_before_it_is_packed(tmp_path):
-    with pytest.raises(TypeError, match=r"the metadata of source 0 \(0\) cannot be kept as JSON: Object of type set"):
-        stores.pack((NUMBERS, refuse), tmp_path / "a", stream_metadata=lambda source: {"a": {1}})
+        ({"stream_metadata": [{}]}, ValueError, "stream_metadata"),
+        ({"stream_metadata": lambda source: {"a": {1}}}, TypeError, "source 0"),
+        ({"path": "s3://bucket/a"}, ValueError, "URL"),
+    ],
+)
+def test_wrong_arguments_are_refused_before_a_stream_is_opened(tmp_path, arguments, kind, word):
+    given_ = {"streams": (NUMBERS, refuse), "path": tmp_path / "a"} | arguments
+    with pytest.raises(kind, match=word):
+        stores.pack(given_.pop("streams"), given_.pop("path"), **given_)
+    assert os.listdir(tmp_path) == []
 
 
 # ---- one process at a time, and nothing is overwritten
 
 
 def test_nothing_is_overwritten(tmp_path):
-    (tmp_path / "a").mkdir()
-    (tmp_path / "b").write_text("text")
-    for name in "ab":
-        with pytest.raises(FileExistsError, match=rf"/{name} exists, and pack overwrites nothing; delete it first"):
-            stores.pack((NUMBERS, open_images), tmp_path / name)
-    assert sorted(os.listdir(tmp_path)) == ["a", "b"]
+    (tmp_path / "a").write_text("text")
+    with pytest.raises(FileExistsError):
+        stores.pack((NUMBERS, open_images), tmp_path / "a")
+    assert os.listdir(tmp_path) == ["a"]
 
 
 def test_what_comes_to_exist_meanwhile_is_left_alone(tmp_path):
@@ -371,20 +336,30 @@ def test_going_on_with_something_else_is_an_error(tmp_path):
     def attempt(sources=NUMBERS, **options):
         stores.pack((sources, broken), tmp_path / "a", **options)
 
-    with pytest.raises(ReadError):
-        attempt()
-    for options, message in [
+    for options in ({}, {"keys": str}):
+        with pytest.raises(ReadError):
+            attempt(**options)
+    for options, what in [
         ({"sources": [*NUMBERS, 6]}, "number of sources was 6, and is 7"),
-        ({"sources": [9, *NUMBERS[1:]]}, "fingerprint of sources and keys was"),
-        ({"keys": str}, None),
-        ({"keys": "abcdef"}, "fingerprint of sources and keys was"),
-        ({"metadata": {"a": 1}}, "fingerprint of options was"),
+        ({"sources": [9, *NUMBERS[1:]]}, "fingerprint of sources"),
+        ({"keys": "abcdef"}, "keys"),
+        ({"metadata": {"a": 1}}, "options"),
         ({"seed": 3}, "seed was None, and is 3"),
     ]:
-        with pytest.raises(StreamError if message is None else StoreError, match=message or "source 3") as raised:
+        with pytest.raises(StoreError, match=rf"{what}.*delete that folder to begin anew"):
             attempt(**options)
-        if message:
-            assert "delete that folder to begin anew" in str(raised.value)
+
+
+def test_what_an_older_version_began_is_refused_and_kept(tmp_path):
+    with pytest.raises(ReadError):
+        stores.pack((NUMBERS, broken), tmp_path / "a")
+    journal = tmp_path / f"a{LEFT}" / "journal"
+    with open(journal, "wb", buffering=0) as file:
+        enter(file, {"header": {"version": 2}})
+    with pytest.raises(StoreError, match=r"version was 2, and is \d.*delete that folder"):
+        stores.pack((NUMBERS, open_images), tmp_path / "a")
+    journal.unlink()
+    assert stores.pack((NUMBERS, open_images), tmp_path / "a").packed_before == 0
 
 
 class Child:
@@ -435,9 +410,7 @@ def test_of_two_processes_the_second_is_refused_at_once(tmp_path, workers):
     child = Child(streams=([1, 2], open_slowly), path=tmp_path / "a", num_workers=workers)
     wait_for((tmp_path / f"a{LEFT}" / "journal").exists)
     wait_for((tmp_path / f"a{LEFT}" / "lock").read_text)
-    with pytest.raises(
-        StoreError, match=rf"is being packed by another process \(process {child.process.pid} of .*since"
-    ):
+    with pytest.raises(StoreError, match=rf"another process \(process {child.process.pid} of"):
         stores.pack(([1, 2], open_slowly), tmp_path / "a")
     (tmp_path / "go").touch()
     assert child.told().startswith("packed 2 streams")
@@ -519,13 +492,9 @@ def test_ctrl_c_ends_all_workers_soon_and_says_how_to_go_on(tmp_path, workers, s
     arguments = {"streams": (NUMBERS, open_stream), "path": tmp_path / "a", "num_workers": workers}
     child = Child(**arguments)
     wait_for(lambda: (tmp_path / "there").exists() and journals_of(tmp_path / "a").count(b'"streams"') >= 3)
-    begin = time.monotonic()
     child.kill(signal.SIGINT)
     told = child.told()
-    assert re.match(
-        r"KeyboardInterrupt: packing was interrupted\. [345] of 6 streams are packed, in .*: pack again", told
-    )
-    assert time.monotonic() - begin < 30
+    assert re.match(r"KeyboardInterrupt: packing was interrupted\. [345] of 6 streams are packed, in .*: pack", told)
     (tmp_path / "go").touch()
     assert stores.pack(**arguments).packed_before >= int(told.split(". ")[1][0])
     assert MemmapStore(tmp_path / "a").lengths.tolist() == [min(2, length) for length in LENGTHS]
@@ -563,24 +532,6 @@ def test_a_stream_that_kills_twice_is_an_error_that_names_it(tmp_path):
     assert content(tmp_path / "b") == expected([0, 1, 2, 5])
 
 
-@pytest.mark.usefixtures("syncs_at_once")
-def test_killed_workers_of_a_killed_process_are_waited_for(tmp_path):
-    def open_stream(number):
-        (tmp_path / f"open{number}").touch()
-        yield number
-        if not (tmp_path / "go").exists():
-            time.sleep(FOREVER)
-
-    arguments = {"streams": ([1, 2], open_stream), "path": tmp_path / "a", "num_workers": 2}
-    child = Child(**arguments)
-    wait_for(lambda: (tmp_path / "open1").exists() and (tmp_path / "open2").exists())
-    child.kill()
-    child.told()
-    (tmp_path / "go").touch()
-    assert stores.pack(**arguments).streams == 2
-    assert [list(MemmapStore(tmp_path / "a")(n)) for n in range(2)] == [[1], [2]]
-
-
 @pytest.mark.parametrize("at", [(Partial, "finish"), (Partial, "publish"), (os, "unlink"), (os, "rename")])
 @pytest.mark.parametrize("format", ["memmap", "lmdb", "mds"])
 def test_interrupted_while_it_is_finished_it_goes_on(tmp_path, monkeypatch, format, at):
@@ -615,16 +566,14 @@ def test_a_full_disk_is_a_clear_error_and_packing_goes_on_later(tmp_path):
     arguments = {"streams": (NUMBERS, open_stream), "path": tmp_path / "a"}
     for workers in (0, 2):
         told = Child(**arguments, num_workers=workers).told()
-        assert re.match(
-            rf"OSError: \[Errno {errno.EFBIG}\] the disk of .*a.partial is full \(File too large\)\. Free some", told
-        )
+        assert re.match(rf"OSError: \[Errno {errno.EFBIG}\] the disk of .*a.partial is full", told)
     assert stores.pack(**arguments).packed_before >= 1
     assert content(tmp_path / "a") == expected()
 
 
 def test_a_disk_that_will_be_too_small_is_told_before_it_is_full(tmp_path, monkeypatch):
     monkeypatch.setattr(reports, "LOOKED_SECONDS", 0)
-    monkeypatch.setattr(Partial, "free_bytes", lambda folder: 1000)
+    monkeypatch.setattr(reports.shutil, "disk_usage", lambda folder: shutil._ntuple_diskusage(0, 0, 1000))
     with pytest.warns(RuntimeWarning, match="the streams that are left take about"):
         stores.pack((NUMBERS, open_images), tmp_path / "b")
     assert content(tmp_path / "b") == expected()
@@ -640,12 +589,9 @@ def test_damage_on_the_disk_is_found_by_verify(tmp_path, monkeypatch):
         return files
 
     monkeypatch.setattr(MemmapPacker, "finish", damage)
-    with pytest.raises(StoreError, match=r"what was packed differs from what the disk holds: .*checksum"):
+    with pytest.raises(StoreError, match="checksum"):
         stores.pack((NUMBERS, open_images), tmp_path / "a", verify=True)
     assert os.listdir(tmp_path) == ["a.partial"]
-    monkeypatch.undo()
-    shutil.rmtree(tmp_path / "a.partial")
-    assert stores.pack((NUMBERS, open_images), tmp_path / "a", verify=True).streams == 6
 
 
 # ---- progress
@@ -681,12 +627,9 @@ def test_a_journal_that_was_cut_or_damaged_keeps_what_is_whole(tmp_path_factory,
         cut = data.draw(st.integers(0, os.path.getsize(file.name)))
     os.truncate(file.name, cut)
     if data.draw(st.booleans()) and cut:
-        place = data.draw(st.integers(0, cut - 1))
-        with open(file.name, "rb+") as damaged:
-            damaged.seek(place)
-            byte = damaged.read(1)[0]
-            damaged.seek(place)
-            damaged.write(bytes([byte ^ 16]))
+        content = bytearray(pathlib.Path(file.name).read_bytes())
+        content[data.draw(st.integers(0, cut - 1))] ^= 16
+        pathlib.Path(file.name).write_bytes(content)
     found = packed_in(path)[0]
     assert all(entry == entries[number] for number, entry in found.items())
     again, file = begin_part(path)

@@ -72,7 +72,7 @@ def _digest(content: Mapping[str, Any]) -> str:
 
 
 class PackedIndex(Texts):
-    """The header and the tables of a store; inherited by fork, mapped anew otherwise.
+    """The header and the tables of a store.
 
     Attributes:
         kind: What the header calls the format.

@@ -81,7 +81,7 @@ class Packer(Protocol):
     """
 
     def part(self, worker: int) -> PartPacker:
-        """A part of the store, in a worker; no other worker, nor one of an earlier run, has its number."""
+        """A part of the store, in a worker; no other, nor one of an earlier run, has its number."""
         ...
 
     def finish(self, records: Sequence[StreamRecord], synced: Sequence[Any]) -> Collection[str]:
@@ -118,7 +118,7 @@ def first_layout(item: Any) -> Layout:
 
 
 def leaves_of(layout: Layout, item: Any, step: int) -> Leaves:
-    """An item's leaves, as arrays; a ValueError names a step that differs."""
+    """An item's leaves, as arrays."""
     try:
         return layout.read(item)
     except Misfit as error:

@@ -1,6 +1,6 @@
 """Stores of arrays with a row a time step.
 
-Guarantee: a window is read by one call a leaf. Small tables are read whole, when their first row is wanted.
+Guarantee: a window is read by one call a leaf. Small tables are read whole.
 What a damaged header claims is refused before anything is allocated for it.
 """
 
@@ -9,15 +9,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from stream_dataloader._items.structure import flatten
 from stream_dataloader.errors import StoreError, shorten
-from stream_dataloader.streams.array.tables import Table
+from stream_dataloader.streams.array.tables import Table, memory_table
 
-__all__ = ["RowSteps", "RowTable", "Selection", "loaded_if_small", "read_rows", "row_of", "selected"]
+__all__ = ["RowSteps", "Selection", "loaded_if_small", "read_rows", "row_of", "selected"]
 
 #: What a step's leaf may take; a damaged header may say more.
 LARGEST_ROW_BYTES = 1 << 30
@@ -25,19 +25,10 @@ LARGEST_ROW_BYTES = 1 << 30
 #: So many steps may have leaves without any number in them.
 _MOST_UNTOLD = 1 << 24
 
-#: A table of no more bytes is read whole: a call for each window costs more.
+#: A table of no more bytes is read whole.
 _SMALL_BYTES = 128 << 10
 
 _CHECKED_AT_ONCE_BYTES = 4 << 20
-
-
-class RowTable(Table, Protocol):
-    """A table that says what its rows are."""
-
-    @property
-    def row_shape(self) -> tuple[int, ...]: ...
-    @property
-    def dtype(self) -> np.dtype[Any]: ...
 
 
 class Selection(NamedTuple):
@@ -146,6 +137,8 @@ class RowSteps:
 
     def check(self) -> None:
         for table in self._tables:
+            if not hasattr(table, "row_shape"):  # it was loaded
+                continue
             row_bytes = math.prod(table.row_shape) * table.dtype.itemsize
             at_once = max(1, _CHECKED_AT_ONCE_BYTES // max(1, row_bytes))
             room = np.empty((min(at_once, len(table)), *table.row_shape), table.dtype)
@@ -182,36 +175,12 @@ def read_rows(tree: Any, start: int, out: Any) -> None:
         tree.read(start, out)
 
 
-def loaded_if_small(table: RowTable) -> RowTable:
-    size = len(table) * math.prod(table.row_shape) * table.dtype.itemsize
-    return _LoadedTable(table) if size <= _SMALL_BYTES else table
-
-
-class _LoadedTable:
-    """A table whose rows are read all together; see `RowTable`."""
-
-    def __init__(self, table: RowTable) -> None:
-        self._table = table
-        self._rows: Any = None
-        self.row_shape = table.row_shape
-        self.dtype = table.dtype
-
-    def __len__(self) -> int:
-        return len(self._table)
-
-    def _load(self) -> Any:
-        if self._rows is None:
-            rows = np.empty((len(self._table), *self.row_shape), self.dtype)
-            self._table.read(0, rows)
-            self._rows = rows
-        return self._rows
-
-    def row(self, index: int) -> Any:
-        return self._load()[index].copy()
-
-    def read(self, start: int, out: Any) -> None:
-        out[...] = self._load()[start : start + len(out)]
-
-    def close(self) -> None:
-        self._rows = None
-        self._table.close()
+def loaded_if_small(table: Any) -> Any:
+    """The table, or its rows in memory: a call for each window costs more."""
+    shape = (len(table), *table.row_shape)
+    if math.prod(shape) * table.dtype.itemsize > _SMALL_BYTES:
+        return table
+    rows = np.empty(shape, table.dtype)
+    table.read(0, rows)
+    table.close()
+    return memory_table(rows, "")

@@ -31,10 +31,10 @@ from stream_dataloader.stores._packing.report import PackReport, Progress, disk_
 
 __all__ = ["pack"]
 
-#: Errors that mean a full disk: no space, the quota, the largest file that is allowed.
+#: Errors of a full disk.
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
-#: How many messages a worker may be ahead of one that packs a long stream.
+#: Messages that a worker may be ahead of another.
 _AHEAD = 64
 _MOST_RESTARTS = 8
 
@@ -230,7 +230,6 @@ class _Run:
 
 
 def _reports_of(loader: StreamDataLoader[Any]) -> Iterator[list[Any]]:
-    """What the loader's lanes report, step after step."""
     yield from loader
     # the second epoch finishes the parts, as each worker begins a stream
     yield next(iter(loader))
@@ -248,13 +247,17 @@ def _packer(format: str) -> Callable[..., Packer]:
 
 def _header(given: Given, format: str, options: Mapping[str, Any], seed: int | None) -> dict[str, Any]:
     """What must stay the same; what begins with an underscore need not."""
-    digest = hashlib.blake2b(digest_size=8)
-    hash_content(dict(options), digest.update)
+
+    def digest(content: Any) -> str:
+        found = hashlib.blake2b(digest_size=8)
+        hash_content(content, found.update)
+        return found.hexdigest()
+
     return {
         "format": format,
         "number of sources": len(given.keys),
-        "fingerprint of sources and keys": given.fingerprint(),
-        "fingerprint of options": digest.hexdigest(),
+        "fingerprint of sources and keys": digest([given.lists.fingerprint, *given.keys]),
+        "fingerprint of options": digest(dict(options)),
         "windows taken apart": given.windowed,
         "_seed": given.seed if seed is None else seed,
     } | ({} if seed is None else {"seed": seed})

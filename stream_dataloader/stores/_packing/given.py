@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Callable, Sequence, Sized
@@ -35,11 +34,6 @@ class Given(NamedTuple):
     windowed: bool = False
     seed: int = 0
     retries: Retries = Retries(0, (), {})
-
-    def fingerprint(self) -> str:
-        """Tells one list of sources, with other names, from another."""
-        text = repr([self.lists.fingerprint, *self.keys])
-        return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 def given_of(streams: Any, keys: Sequence[str] | Callable[[Any], str] | None) -> Given:

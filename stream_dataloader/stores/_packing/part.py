@@ -34,7 +34,7 @@ Report = list[tuple[int, int]]
 class StreamPacker:
     """A factory for a loader: to read a stream packs it, and yields a report if it is time.
 
-    In the second epoch, each that is opened finishes its worker's part, and does not end.
+    In the second epoch it finishes its worker's part, and does not end.
     """
 
     def __init__(
@@ -138,7 +138,7 @@ class _Items:
 
 
 class _Part:
-    """The part of the store that this process writes, and its journal."""
+    """What this process writes, and its journal."""
 
     def __init__(self, packer: Packer, journal: str) -> None:
         number, self._journal = begin_part(journal)

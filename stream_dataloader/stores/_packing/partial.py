@@ -62,11 +62,14 @@ class Partial:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if os.path.exists(self.store) and packed_in(self.journal)[0]:
+        if self._holds_streams():
             os.truncate(self._lock.fd, 0)
         else:
             shutil.rmtree(self.folder, ignore_errors=True)
         self._lock.close()
+
+    def _holds_streams(self) -> bool:
+        return os.path.exists(self.store) and bool(packed_in(self.journal)[0])
 
     def _refuse_what_exists(self) -> None:
         if os.path.lexists(self.path):
@@ -97,7 +100,7 @@ class Partial:
         """
         header = {"version": _VERSION, **header}
         begun: Mapping[str, Any] | None = self._entered("header")
-        if begun is None or not os.path.isdir(self.store):
+        if begun is None or not self._holds_streams():
             shutil.rmtree(self.store, ignore_errors=True)
             for path in _journals(self.journal):
                 os.unlink(path)
@@ -121,10 +124,6 @@ class Partial:
     def finish(self, files: Collection[str]) -> None:
         """Enter that the store is whole, and made of some files."""
         self._enter({"files": sorted(files)})
-
-    def free_bytes(self) -> int:
-        """What the disk has left."""
-        return shutil.disk_usage(self.folder).free
 
     def publish(self) -> None:
         """Give the store its name."""
@@ -171,7 +170,7 @@ class Entry(NamedTuple):
 
 
 def begin_part(journal: str) -> tuple[int, BinaryIO]:
-    """The number of a new part, which none had before, and its journal."""
+    """A new part: its number, and its journal."""
     for number in itertools.count():
         with contextlib.suppress(FileExistsError):
             file = open(f"{journal}.{number}", "xb", buffering=0)  # noqa: SIM115

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import threading
 import time
 import warnings
@@ -119,7 +120,7 @@ class Progress:
             seconds = max(self._bar.format_dict["elapsed"], 1e-3)
             self._bar.set_postfix_str(f"{self._steps / seconds:,.0f} steps/s, {size_text(used / seconds)}/s")
         wanted = used * (self._total - len(self._done)) // done
-        free = self._partial.free_bytes()
+        free = shutil.disk_usage(self._partial.folder).free
         if wanted > free and not self._has_warned:
             self._has_warned = True
             warnings.warn(

@@ -145,7 +145,6 @@ class _Part:
         return steps, {"database": self._databases[turn], "first": first, "crc": crc} if steps else None
 
     def _room(self) -> Block:
-        """Where the steps of a window are to be written."""
         if not self._block:
             leaves = self._rows.leaves
             self._windows = Windows(leaves, self._codec, self._quality)

@@ -138,7 +138,7 @@ class _Collected:
     def __init__(self, folder: str, rows: Rows) -> None:
         self._folder, self._rows = folder, rows
         self._blocks: list[Block] = []  # kept: fresh memory costs a fault a page
-        self._files: list[BinaryIO] = []  # one a leaf, with earlier steps
+        self._files: list[BinaryIO] = []  # one a leaf
         self.clear()
 
     def clear(self) -> None:
@@ -150,7 +150,6 @@ class _Collected:
             self._files.pop().close()
 
     def room(self) -> Block:
-        """Where the next steps are to be written."""
         if self._full == len(self._blocks):
             leaves = self._rows.leaves
             step_bytes = max(1, sum(leaf.step_bytes for leaf in leaves))
