@@ -1,6 +1,6 @@
 """Videos with their sound: each frame, and the samples that belong to it.
 
-Guarantee: picture and sound stay together by the container's own time stamps, at any place in a file. Both are exact.
+Guarantee: picture and sound stay together by the container's own time stamps.
 """
 
 from __future__ import annotations

@@ -115,8 +115,13 @@ class ImageFolderStream:
 
     def _read(self, paths: list[str], position: int) -> Any:
         for kept in range(position, -1, -1):
+            path = paths[kept]
             try:
-                return _decode(paths[kept], gray=self.color == "gray", upright=self.upright)
+                check_kind(path, os.stat(path).st_mode)
+                with open(path, "rb") as file:
+                    return decoded_image(file.read(), path, gray=self.color == "gray", upright=self.upright)
+            except FileNotFoundError as error:
+                raise FileNotFoundError(f"{path} was there when its folder was listed, and is gone") from error
             except ValueError as error:
                 if self.on_corrupt == "raise":
                     raise
@@ -137,17 +142,6 @@ class ImageFolderStream:
         if stop > len(paths) or start > stop:
             raise ValueError(f"images {start} to {stop} were asked for, and {path} has {len(paths)}")
         return paths[start : stop : self.frame_step]
-
-
-def _decode(path: str, *, gray: bool, upright: bool) -> Any:
-    """One image: `(H, W, 3)` BGR or `(H, W)`, uint8."""
-    try:
-        check_kind(path, os.stat(path).st_mode)
-        with open(path, "rb") as file:
-            data = file.read()
-    except FileNotFoundError as error:
-        raise FileNotFoundError(f"{path} was there when its folder was listed, and is gone") from error
-    return decoded_image(data, path, gray=gray, upright=upright)
 
 
 def _find(path: str, pattern: str | None) -> list[str]:

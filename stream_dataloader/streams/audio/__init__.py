@@ -1,8 +1,4 @@
-"""Sound, as windows of samples.
-
-`stream` is the factory, `samples` reads from any sample on, `decoding` seeks and decodes, `resample` converts, and
-`headers` knows how long a file's audio is. It imports `_media` and `cache`. Open `stream` first.
-"""
+"""Sound, as windows of samples. Open `stream` first, then `samples` and `decoding`."""
 
 from stream_dataloader.streams.audio.stream import AudioStream
 

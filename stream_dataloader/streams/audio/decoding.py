@@ -79,18 +79,15 @@ class AudioDecoder:
             self._frames = self._decoded(self._packets)
             self._first = next(self._frames, None)
 
-    @property
-    def says_how_many(self) -> bool:
-        """Whether the format counts its samples, so a file of none is valid."""
-        return self._container.format.name in _COUNTING_FORMATS
-
     def seek(self, start: int) -> int:
         """Go to sample `start` or to one before it, whose number is returned; called once, before `pieces`."""
-        near = start <= _SEEK_SECONDS * self.rate
         # With damaged data left out, the n-th sample is found only by decoding from the beginning.
-        if near or self._on_corrupt != "raise" or self._clock.origin is None:
+        if start <= _SEEK_SECONDS * self.rate or self._on_corrupt != "raise" or self._clock.origin is None:
             return 0
-        sought = self._sought(start)
+        try:
+            sought = self._sought(start, self._clock.origin)
+        except (av.error.FFmpegError, ValueError):  # reading from the beginning reports a damage where it is
+            sought = None
         if sought is None:
             self._container.close()
             self._open()
@@ -99,8 +96,10 @@ class AudioDecoder:
         return position
 
     def check_not_cut(self, decoded_seconds: float) -> None:
-        """Check at the end that the audio is as long as its file says."""
+        """Check at the end that there is audio, as much as the file says."""
         check_audio_not_cut(str(self._path), self._container, self._stream, self._clock, decoded_seconds)
+        if not decoded_seconds and self._container.format.name not in _COUNTING_FORMATS:
+            raise ValueError(f"{self._path}: its audio stream {self._index} has no sample that can be decoded")
 
     def pieces(self) -> Iterator[Samples]:
         """Pieces `(C, n)` from the sample that `seek` returned on, each following on the one before."""
@@ -137,35 +136,27 @@ class AudioDecoder:
         for begin in range(0, count, _SILENCE_SAMPLES):
             yield np.zeros((self.channels, min(count - begin, _SILENCE_SAMPLES)), np.float32)
 
-    def _sought(self, start: int) -> tuple[int, Any, Iterator[Any]] | None:
+    def _sought(self, start: int, origin: int) -> tuple[int, Any, Iterator[Any]] | None:
         """A sample at `start` or before, the frame that it begins, and those after; None if unsure."""
         ticks_a_sample = 1 / (self._stream.time_base * self.rate)
         if ticks_a_sample.denominator != 1:
             return None  # time stamps are coarser than samples
-        origin = self._clock.origin or 0
         target = origin + start * int(ticks_a_sample)
         container, codec = self._container.format.name, self._stream.codec_context.name
-        frames: Iterator[Any] = iter(())
         if container in _STATELESS_FORMATS and codec.startswith(_STATELESS_CODECS):
-            try:
-                self._container.seek(target, stream=self._stream)
-            except av.error.FFmpegError:
-                return None
+            self._container.seek(target, stream=self._stream)
             self._packets = self._container.demux(self._stream)
             self._clock.jump()
             frames = self._decoded(self._packets)
         elif container == "mp3" and codec.startswith("mp3"):
             frames = self._mp3_frames(target)
-        try:
-            first = next(frames, None)
-        except ValueError:
-            return None  # the seek may be at fault: read from the beginning, which reports a damage where it is
+        else:
+            return None
+        first = next(frames, None)
         if first is None or first.pts is None:
             return None
         position = (first.pts - origin) / ticks_a_sample
-        if position.denominator != 1 or position > start:
-            return None
-        return int(position), first, frames
+        return (int(position), first, frames) if position.denominator == 1 and position <= start else None
 
     def _mp3_frames(self, target: int) -> Iterator[Any]:
         """Frames from shortly before a time stamp on, as if all before had been decoded; none if unsure."""

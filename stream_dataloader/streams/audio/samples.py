@@ -32,11 +32,9 @@ class SampleReader:
             self.start = round(start * self.rate) if isinstance(start, float) else int(start)
             self.length: int | None = None  # samples in all, at the output rate, once the end is reached
             self._ratio = Fraction(self.rate, self.decoder.rate)
-            layouts = self.decoder.layout, layout_name(self.channels)
+            rates, channels = (self.decoder.rate, self.rate), (self.decoder.channels, self.channels)
             try:
-                self._converter = Converter(
-                    (self.decoder.rate, self.rate), layouts, (self.decoder.channels, self.channels)
-                )
+                self._converter = Converter(rates, (self.decoder.layout, layout_name(self.channels)), channels)
             except ValueError as error:
                 raise ValueError(f"{path}: {error}") from error
             input_start, self._skipped = restart(self.start + offset, self._ratio)

@@ -1,7 +1,6 @@
 """Audio as windows of samples, of one rate and number of channels.
 
-Guarantee: item n holds the same bits however it is reached, by reading or by seeking, resampled or not. Audio that is
-damaged or cut is reported.
+Guarantee: item n holds the same bits however it is reached. Audio that is damaged or cut is reported.
 """
 
 from __future__ import annotations
@@ -43,8 +42,7 @@ class AudioStream:
     """Opens audio files: each window of samples is an item, float32 `(channels, window)`, with full scale at -1 and 1.
 
     A source is a path, or `(path, start, stop)`: ints are samples at the output rate, floats are seconds. Item n holds
-    the samples from `n * hop` on. Any container and codec that FFmpeg reads works, videos too. (Lossy codecs may exceed
-    full scale a little; values are not clipped.)
+    the samples from `n * hop` on. Any container and codec that FFmpeg reads works, videos too.
 
     Args:
         window: Samples in an item, at the output rate.
@@ -139,7 +137,7 @@ class AudioStream:
         whole = 0 if samples < self.window else 1 + (samples - self.window) // hop
         if not self.pad_last:
             return whole
-        left = samples - whole * hop  # from the next window's start on; it is an item if it adds samples to the last
+        left = samples - whole * hop  # an item, if it adds samples to the last
         return whole + (left > (max(0, self.window - hop) if whole else 0))
 
 
@@ -218,20 +216,12 @@ class _Windows:
         return 1
 
     def _check_ends(self) -> None:
-        """Check, at the end, that what was asked for lies within the file and the section."""
-        length, start, stop, rate = self._reader.length, self._reader.start, self._stop, self._reader.rate
-        path, end = self._section.path, min(at for at in (length, stop) if at is not None)
+        """Check, at the end, that what was asked for was there."""
+        length, start, stop, path = self._reader.length, self._reader.start, self._stop, self._section.path
+        items = self._options.items(max(0, min(at for at in (length, stop) if at is not None) - start))
         if length is not None and max(start, stop or 0) > length and self._options.on_corrupt == "raise":
-            self._error = ValueError(
-                f"{path} ends at sample {length}, {length / rate:.3f} s at {rate} samples a second, and a section from "
-                f"{start} to {'the end' if stop is None else stop} was asked for"
-            )
-        elif length == 0 and not self._reader.decoder.says_how_many and self._options.on_corrupt == "raise":
-            self._error = ValueError(
-                f"{path}: its audio stream {self._options.stream} has no sample that can be decoded; leave it out, or "
-                "give on_corrupt='drop', which takes it for an empty one"
-            )
-        elif self._item > (items := self._options.items(max(0, end - start))):
+            self._error = ValueError(f"{path} ends at sample {length}, {start} to {stop or 'the end'} was asked for")
+        elif self._item > items:
             self._error = ValueError(f"{path} has {items} items, and was to be read from item {self._item} on")
 
     def close(self) -> None:

@@ -55,7 +55,7 @@ class CacheEntry:
     def __init__(self, directory: str, name: str) -> None:
         self._directory = directory
         self._name = name
-        self._lock = os.path.join(directory, "lock")
+        self.lock = os.path.join(directory, "lock")
         self.part = os.path.join(directory, "part")
 
     def locked(self) -> FileLock:
@@ -63,7 +63,7 @@ class CacheEntry:
         while True:
             try:
                 os.makedirs(self._directory, exist_ok=True)
-                found = lock(self._lock, create=True)
+                found = lock(self.lock, create=True)
             except FileNotFoundError:  # another process removed the directory in between
                 continue
             except OSError as error:
@@ -100,19 +100,15 @@ class CacheEntry:
         os.replace(self.part, os.path.join(self._directory, f"{version}-{self._name}"))
 
     def drop_old(self) -> None:
-        """Delete all versions but the newest, unless they are in use; the next fetch or check deletes those."""
+        """Delete all versions but the newest, unless they are in use."""
         for path in self.versions()[1:]:
             _unlink(path)
 
     def was_checked(self, seconds: float) -> bool:
         """Whether the server was asked in this run, less than so many seconds ago."""
         with suppress(OSError):  # if it is not that there is none, it comes again when the entry is locked
-            return os.stat(self._lock).st_mtime >= max(_RUN_BEGAN, time.time() - seconds)
+            return os.stat(self.lock).st_mtime >= max(_RUN_BEGAN, time.time() - seconds)
         return False
-
-    def note_check(self) -> None:
-        """The server was asked just now."""
-        os.utime(self._lock)
 
 
 def stored_files(directory: str) -> Iterator[tuple[int, int, str]]:

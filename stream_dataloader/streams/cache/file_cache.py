@@ -173,7 +173,7 @@ class FileCache:
             version = remote.fetch(entry.part, functools.partial(self._make_room, url, entry=entry))
             self._make_room(url, os.path.getsize(entry.part), entry)
             entry.take_in(version)
-        entry.note_check()
+        os.utime(entry.lock)  # the server was asked just now
 
     def _entry(self, url: str) -> CacheEntry:
         place = _PASSWORD.sub(r"\1@", url), sorted(_places(self.storage_options))

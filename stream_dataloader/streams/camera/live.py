@@ -35,7 +35,7 @@ _log = logging.getLogger("stream_dataloader")
 
 @dataclass(slots=True)
 class Frame:
-    """A picture as PyAV or OpenCV returns it, and how it came in; see `CameraStream` for the numbers."""
+    """A picture, and how it came in; see `CameraStream`."""
 
     image: Any
     pts_seconds: float = math.nan
@@ -66,7 +66,7 @@ class LiveReader:
         self._thread.start()
 
     def wait(self) -> bool:
-        """Wait for a frame; False when closed. Raises a ConnectionError if the camera was lost or never reached."""
+        """Wait for a frame; False when closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._queue or self._error or self._closed)
             if self._error and not self._queue and not self._closed:
@@ -74,7 +74,7 @@ class LiveReader:
             return not self._closed
 
     def frames(self) -> Iterator[tuple[Any, Frame]]:
-        """Pictures, as PyAV or OpenCV returns them, and how each came in, until closed. Raises what `wait` does."""
+        """Pictures, as PyAV or OpenCV returns them, and how each came in, until closed."""
         while True:
             with self._changed:
                 if not self.wait():
@@ -86,7 +86,7 @@ class LiveReader:
             yield frame.image, frame
 
     def close(self) -> None:
-        """End the thread. If it waits in a call of its library, it ends with that call's time limit."""
+        """End the thread, at the latest with the time limit of its library's call."""
         if os.getpid() != self._process:  # a forked copy: it has no such thread, and nobody frees its lock
             return
         with self._changed:
@@ -112,7 +112,13 @@ class LiveReader:
             wait = min(first_wait * 2.0 ** min(failed, 60), longest_wait)
             with self._changed:
                 if self._connection < 0 or (tries is not None and failed >= tries):
-                    error.args = (f"{self._name}: {self._lost(error, failed, time.monotonic() - since)}",)
+                    why = str(error)
+                    if self._connection >= 0 and failed:
+                        tried = f"{failed} tries in {time.monotonic() - since:.1f} s to connect again"
+                        why = f"lost, and gave up after {tried}; the last: {why}; reconnect_tries=None has no limit"
+                    elif self._connection >= 0:
+                        why = f"{why}; reconnect_tries is 0"
+                    error.args = (f"{self._name}: {why}",)
                     self._error = error
                     self._changed.notify_all()
                     return
@@ -120,17 +126,6 @@ class LiveReader:
                     again = f"connecting again in {wait:.1f} s, try {failed + 1} of {tries or 'any number'}"
                     _log.warning("%s: %s; %s", self._name, error, again)
                 self._changed.wait_for(lambda: self._closed, wait)
-
-    def _lost(self, error: Exception, failed: int, seconds: float) -> str:
-        """Why nothing more comes."""
-        if self._connection < 0:
-            return str(error)
-        if not failed:
-            return f"{error}; reconnect_tries is 0"
-        return (
-            f"lost, and gave up after {failed} tries in {seconds:.1f} s to connect again; the last: {error}; "
-            "reconnect_tries=None has no limit"
-        )
 
     def _read(self) -> None:
         """One connection, to its end."""
@@ -148,8 +143,7 @@ class LiveReader:
                 if period:
                     moment = frame.time_seconds if math.isnan(frame.pts_seconds) else frame.pts_seconds
                     early = due - moment
-                    # A frame that is early by more than that is not early: the source's clock was set back. One that
-                    # is early by less than a hundredth is on time; time stamps are rounded.
+                    # Time stamps are rounded; a frame that is earlier than this says that a clock was set back.
                     if 0.01 * period < early < 2 * period:
                         continue
                     due = due + period if abs(early) < period else moment + period
@@ -170,7 +164,7 @@ class LiveReader:
 
 
 def av_frames(address: str, options: Any) -> Generator[Frame | None, None, None]:
-    """One connection, by PyAV: frames, and None for packets without one; every failure is a `ConnectionError`."""
+    """One connection, by PyAV: frames, and None for packets without one."""
     import av
 
     from stream_dataloader.streams._media.av_versions import ANY_METADATA

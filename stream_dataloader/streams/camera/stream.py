@@ -1,7 +1,6 @@
 """Live cameras and network video, by PyAV or OpenCV: endless streams of what comes in.
 
-Guarantee: a camera's frames come with the time of their arrival and the number of frames left out. A lost camera is
-reconnected, or raises an error that says why not.
+Guarantee: frames come with the time of their arrival and the number of frames left out.
 """
 
 from __future__ import annotations
@@ -28,11 +27,8 @@ __all__ = ["CameraStream"]
 
 #: What an item has beside its picture.
 _NUMBERS: dict[str, type[Any]] = {
-    "time_seconds": np.float64,
-    "pts_seconds": np.float64,
-    "dropped": np.int64,
-    "lost": np.int64,
-    "connection": np.int64,
+    **dict.fromkeys(("time_seconds", "pts_seconds"), np.float64),
+    **dict.fromkeys(("dropped", "lost", "connection"), np.int64),
 }
 
 
@@ -151,7 +147,7 @@ class _Live(PictureItems):
 
 
 def _address(source: Any) -> tuple[int | str, str, bool]:
-    """A camera's index, device or URL; its name for messages, without a password; and whether it is a URL."""
+    """A camera's index, device or URL; its name without a password; and whether it is a URL."""
     if isinstance(source, (int, np.integer)) and not isinstance(source, bool):
         if source < 0:
             raise ValueError(f"a camera's index is 0 or more, and this is {source}")

@@ -183,7 +183,6 @@ class TextReader:
         return data
 
     def _decode(self, data: bytes, *, final: bool = True) -> str:
-        """Text; with `final=False` an incomplete last character is left out."""
         text, _ = codecs.utf_8_decode(data, self._errors, final and not self._cut_short)
         if self._universal and "\r" in text:
             text = text.replace("\r\n", "\n").replace("\r", "\n")

@@ -1,7 +1,6 @@
 """Texts, read lazily: the bytes, characters or tokens of files and strings are time steps.
 
-Guarantee: units are the same wherever reading begins and with any block size. A file takes the memory of one block.
-What cannot be read is an error that names file and byte.
+Guarantee: units are the same wherever reading begins. A file takes the memory of one block.
 """
 
 from __future__ import annotations

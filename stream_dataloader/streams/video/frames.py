@@ -102,21 +102,16 @@ class FrameReader:
         """The frames from number `start` on."""
         if start == 0:
             return self._decoded(_from_key(self._packets_from_start()))
-        time = self.time_of(start)
-        if time is None and self.count() is not None and self.on_corrupt == "raise":
+        time, whole = self.time_of(start), self.on_corrupt == "raise"
+        if time is None and self.count() is not None and whole:
             return iter(())
-        if time is None or self._ticks is not None or self.on_corrupt != "raise":
+        if time is None or self._ticks is not None or not whole:
             return itertools.islice(self.frames(), start, None)
-        return self._frames_at(time, start)
-
-    def _frames_at(self, time: int, start: int) -> Iterator[Any]:
         frames = (frame for frame in self.frames_from(time) if frame.pts is None or frame.pts >= time)
         first = next(frames, None)
         if first is not None and first.pts == time:
-            yield first
-            yield from frames
-        else:  # the decoder gives frames other time stamps than the packets have
-            yield from itertools.islice(self.frames(), start, None)
+            return itertools.chain([first], frames)
+        return itertools.islice(self.frames(), start, None)  # packets have other time stamps than frames
 
     def frames_from(self, time: int) -> Iterator[Any]:
         """The frames from a key frame at `time` or before it, in the stream's time base."""
@@ -179,7 +174,7 @@ class FrameReader:
         gaps = PacketGaps() if self._container.format.name == "mpegts" else None
         for packet in packets:
             if gaps is not None and gaps.has_one_before(packet):
-                self._refuse(f"packets are lost or damaged{tally.place}", None)
+                self._refuse(f"packets are lost or damaged{tally.place}")
             if packet is not None:
                 tally.add_packet(packet)
             try:
@@ -210,7 +205,7 @@ class FrameReader:
             # It comes after the key frame, and refers to frames before it (an "open" group of pictures).
             return False
         if frame.is_corrupt and self.on_corrupt != "keep":
-            self._refuse(f"the frame at {self.seconds(frame)} s is damaged", None)
+            self._refuse(f"the frame at {self.seconds(frame)} s is damaged")
             return False
         return True
 
@@ -220,8 +215,10 @@ class FrameReader:
         if sought:
             return
         if tally.frames < tally.expected:
-            self._refuse(f"{tally.expected - tally.frames} of {tally.expected} frames could not be decoded", None)
-        declared = self._declared()
+            self._refuse(f"{tally.expected - tally.frames} of {tally.expected} frames could not be decoded")
+        declared = self.stream.frames
+        if self._container.format.name.startswith("mov,") and self.stream.index_entries:
+            declared = min(declared, len(self.stream.index_entries))  # without what an edit list cuts off
         if declared and tally.packets < declared:
             raise ValueError(
                 f"{self._path} is cut off: it has {tally.packets} frames, and its header declares {declared}; "
@@ -232,14 +229,7 @@ class FrameReader:
                 f"{self._path}: its video stream {self._index} has no frame that can be decoded; leave it out"
             )
 
-    def _declared(self) -> int:
-        """The number of frames by the header, without what an edit list cuts off; 0 if unknown."""
-        declared: int = self.stream.frames
-        if self._container.format.name.startswith("mov,") and self.stream.index_entries:
-            return min(declared, len(self.stream.index_entries))
-        return declared
-
-    def _refuse(self, what: str, error: Exception | None) -> None:
+    def _refuse(self, what: str, error: Exception | None = None) -> None:
         if self.on_corrupt == "raise":
             remedy = 'use on_corrupt="keep" or "drop" to go on, or on_error="skip" to leave the video'
             raise ValueError(f"{self._path}: {what}; {remedy}") from error

@@ -6,7 +6,7 @@
     frame_step=2          0       2         4               6
     at a steady rate      0   1   1  2  3   4   4   4   5   6      each moment takes the frame that is shown then
 
-Guarantee: item n is the same frame however it is reached; a section beyond the video's end is an error.
+Guarantee: item n is the same frame however it is reached.
 """
 
 from __future__ import annotations
