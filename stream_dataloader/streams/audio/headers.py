@@ -1,8 +1,7 @@
 """How long a file's audio is, by its headers and by its frames' time stamps.
 
 Guarantee: a file that was cut off is found by the length that it declares (WAV, AIFF, AU, W64, FLAC, MP3 with an Xing
-header), by where its index (MP4), segment (Matroska) or last page (Ogg) ends, or by its track's duration. A gap is
-longer than time stamps are inexact by.
+header), by where its index (MP4), segment (Matroska) or last page (Ogg) ends, or by its track's duration.
 """
 
 from __future__ import annotations

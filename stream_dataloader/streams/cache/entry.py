@@ -84,7 +84,7 @@ class CacheEntry:
         return [path for _, path in sorted(found, reverse=True)]
 
     def hold(self, version: str | None = None) -> LocalFile | None:
-        """The newest version, or a certain one, locked so that nobody deletes it; None if there is none."""
+        """The newest version, or a certain one, locked so that nobody deletes it."""
         for path in self.versions():
             if version is not None and not os.path.basename(path).startswith(f"{version}-"):
                 continue

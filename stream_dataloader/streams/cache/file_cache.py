@@ -1,4 +1,4 @@
-"""Remote files as local ones: fetched once by all processes together, into a directory that all of them share.
+"""Remote files as local ones: fetched once, into a directory that all processes share.
 
 Guarantees:
 
@@ -32,7 +32,7 @@ _DIRECTORY, _LIMIT = "STREAM_DATALOADER_CACHE", "STREAM_DATALOADER_CACHE_BYTES"
 _URL = re.compile(r"([a-z][a-z0-9+.-]+)(://|::)", re.IGNORECASE)
 _LIVE = {"rtsp", "rtsps", "rtspt", "rtspu", "rtp", "srtp", "rtmp", "rtmps", "rtmpt", "udp", "tcp", "tls", "srt", "mms"}
 
-#: Options of fsspec's file systems that say where a file is, in lower case and without _.
+#: Options that say where a file is, in lower case and without _.
 _PLACE = {
     *("endpointurl", "endpoint", "host", "hostname", "port", "instance", "baseurl", "blobendpoint", "endpointsuffix"),
     *("accountname", "accounthost", "bucket", "share", "container", "path", "prefix", "fo", "targetprotocol"),
@@ -253,7 +253,7 @@ def _places(options: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _name_of(url: str) -> str:
-    """The file's own name, as far as a local file may have it: some decoders go by the suffix."""
+    """The file's own name: some decoders go by the suffix."""
     name = os.path.basename(unquote(urlsplit(url.split("::", maxsplit=1)[0]).path).rstrip("/"))
     if not name:
         name = os.path.basename(url.split("::", maxsplit=1)[0])

@@ -1,8 +1,6 @@
 """One file on a server, seen through fsspec: what it is now, and its bytes.
 
-Guarantee: a process has one client for a server and its options. A server is asked what a file is before the bytes
-come, and after those of a large one. A failure is a builtin error that names the URL; it is tried again, a few times
-within two seconds, if that may help.
+Guarantee: a process has one client for a server and its options. A failure is a builtin error that names the URL.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ _WAIT_SECONDS = (0.2, 0.5, 1.0)  # before each further try
 
 _HTTP, _S3, _GCS = ("http", "https"), ("s3", "s3a"), ("gs", "gcs")
 
-#: What a server says of a file that differs between versions of it, in lower case and without - and _.
+#: What differs between versions of a file, in lower case and without - and _.
 _VERSION = {
     *("etag", "lastmodified", "mtime", "modified", "modify", "updated", "created", "datetime", "generation"),
     *("versionid", "checksum", "crc", "crc32c", "md5", "md5hash", "contentmd5", "digest", "size"),
@@ -116,7 +114,7 @@ class RemoteFile:
         found, size = os.path.getsize(path), arrival.size if size is None else size
         if size is None:
             before, self._last_size = self._last_size, found
-            # Its end may look like a broken connection (RFC 9112, 6.3): two tries of one size are believed.
+            # Its end looks like a broken connection (RFC 9112, 6.3).
             if found != before:
                 tries = f"{found:,} bytes arrived" if before < 0 else f"{before:,} bytes arrived, then {found:,}"
                 raise ConnectionError(f"{tries}, and the server gives no size")
