@@ -204,12 +204,13 @@ class Rendezvous:
         else:
             first = json.loads(connection.wait(keys.TERMS, "begin the epoch"))
         complaint = _complaint(rank, json.loads(mine), first)
+        if complaint:  # before this rank is counted, as the last one to come looks for it
+            connection.put_first(keys.DIFFERS, keys.pack(RankError(complaint, [rank])))
         arrived = connection.count(keys.HERE)
-        if not arrived and not terms["deterministic"]:
-            complaint = complaint or (
+        if not (complaint or arrived or terms["deterministic"]):
+            complaint = (
                 f"two processes are rank {rank}, and would not read the same with deterministic=False; leave it at True"
             )
-        if complaint:
             connection.put_first(keys.DIFFERS, keys.pack(RankError(complaint, [rank])))
         if arrived == self.place.world_size:  # what the first to differ said holds for all
             differs = connection.text(keys.DIFFERS) if connection.has(keys.DIFFERS) else keys.YES

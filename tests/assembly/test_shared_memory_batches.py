@@ -5,6 +5,7 @@ import dataclasses
 import gc
 import multiprocessing
 import os
+import pathlib
 import subprocess
 import sys
 import textwrap
@@ -13,11 +14,12 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from cases import key
+from cases import keys
 from helpers import PATIENCE, START_METHODS, random_cases, soon
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from worker_streams import raising
 
 from stream_dataloader import ItemError, StreamDataLoader, StreamDataset, get_stream_info
 from stream_dataloader._kept_fields import map_leaves
@@ -52,6 +54,22 @@ def plain(value):
 # Whose memory it is
 
 
+#: By name: what a user keeps of batch `step`, and what must then stay in it.
+KEPT = {
+    "batch": lambda batch, step: (lambda kept=batch: kept.data.tolist(), rows_of(step)),
+    "data": lambda batch, step: (batch.data.tolist, rows_of(step)),
+    "view": lambda batch, step: (batch.data[1, 2:, 1].tolist, [2000 + 2 * step + 1]),
+    "numpy": lambda batch, step: (batch.data.numpy()[1, ::2, 0].tolist, [2 * step + 1, 2000 + 2 * step + 1]),
+    "mask": lambda batch, step: (batch.mask.all(0).tolist, [True] * 3),
+    "position": lambda batch, step: (batch.position[:, 0].tolist, [2 * step, 2 * step + 1]),
+    "unbound": lambda batch, step: (batch.data.unbind(1)[0].tolist, [[2 * step] * 4, [2 * step + 1] * 4]),
+}
+
+
+def rows_of(step):
+    return [[[1000 * lane + 2 * step + t] * 4 for lane in range(3)] for t in range(2)]
+
+
 class Holding(RuleBasedStateMachine):
     """A user who keeps some of what a loader yields, and drops it again: contents never change."""
 
@@ -59,43 +77,18 @@ class Holding(RuleBasedStateMachine):
         super().__init__()
         self.held = []
         self.loader = loader_of((400,) * 3, 3, 2, persistent_workers=True)
-        self.iterator, self.step = iter(self.loader), 0
+        self.restart()
 
-    @rule(how=st.sampled_from(["batch", "data", "view", "numpy", "mask", "position", "closure", "nothing"]))
-    def take(self, how):
-        try:
-            batch = next(self.iterator)
-        except StopIteration:
-            self.restart()
-            return
-        step, self.step = self.step, self.step + 1
-        full = [[[1000 * lane + 2 * step + t] * 4 for lane in range(3)] for t in range(2)]
-        assert batch.data.tolist() == full
-        if how == "batch":
-            self.held.append((lambda kept=batch: kept.data.tolist(), full))
-        elif how == "data":
-            self.held.append((batch.data.tolist, full))
-        elif how == "view":
-            self.held.append((batch.data[1, 2:, 1].tolist, [2000 + 2 * step + 1]))
-        elif how == "numpy":
-            self.held.append((batch.data.numpy()[1, ::2, 0].tolist, [2 * step + 1, 2000 + 2 * step + 1]))
-        elif how == "mask":
-            self.held.append((batch.mask.all(0).tolist, [True] * 3))
-        elif how == "position":
-            self.held.append((batch.position[:, 0].tolist, [2 * step, 2 * step + 1]))
-        elif how == "closure":
-            rows = batch.data.unbind(1)
-            self.held.append((lambda kept=rows: kept[0].tolist(), [[2 * step] * 4, [2 * step + 1] * 4]))
-
-    @rule()
-    def take_many(self):
-        for _ in range(30):
-            self.take("nothing")
-
-    @rule()
-    def hold_many(self):
-        for _ in range(30):
-            self.take("view")
+    @rule(how=st.sampled_from([*KEPT, None]), times=st.sampled_from([1, 1, 1, 30]))
+    def take(self, how, times):
+        for _ in range(times):
+            if (batch := next(self.iterator, None)) is None:
+                self.restart()
+                return
+            step, self.step = self.step, self.step + 1
+            assert batch.data.tolist() == rows_of(step)
+            if how is not None:
+                self.held.append(KEPT[how](batch, step))
 
     @rule()
     def restart(self):
@@ -109,7 +102,7 @@ class Holding(RuleBasedStateMachine):
     @rule()
     def drop_all(self):
         self.held.clear()
-        self.take_many()
+        self.take(None, 30)
         batch = next(self.iterator, None)
         if batch is not None:
             self.step += 1
@@ -285,22 +278,19 @@ def test_parts_and_whole_windows_of_one_loader_in_turn(options):
         assert [part.data[:, 0, 0].tolist() for part in parts[2:4]] == [[3, 4, 5], [1003, 1004, 1005]]
 
 
-@pytest.mark.parametrize(
-    "item", [lambda buffer: buffer, lambda buffer: {"x": buffer, "name": "a"}], ids=["array", "dict"]
-)
+@pytest.mark.parametrize("wrap", [np.asarray, lambda buffer: {"x": buffer, "name": "a"}], ids=["array", "dict"])
 @pytest.mark.parametrize(
     "options", [{"transport": "queue"}, {}, {"worker_method": "thread", "prefetch_factor": 5}], ids=str
 )
-def test_windows_for_a_collate_fn_may_be_one_buffer(item, options):
+def test_windows_for_a_collate_fn_may_be_one_buffer(wrap, options):
     def windows(n):
         buffer = np.zeros((2, 3))
         for i in range(60):
             buffer[:] = n * 100 + i
-            yield item(buffer)
+            yield wrap(buffer)
 
     def collate(windows):
-        arrays = [window["x"] if isinstance(window, dict) else window for window in windows]
-        return [float(np.asarray(array)[-1, -1]) for array in arrays]
+        return [float((window["x"] if isinstance(window, dict) else window)[-1, -1]) for window in windows]
 
     loader = StreamDataLoader(StreamDataset([1, 2], windows, 2), 2, collate, **options)
     assert list(loader) == [[100 + i, 200 + i] for i in range(60)]
@@ -348,12 +338,10 @@ SMALL_SHM = """
 def test_dev_shm_may_be_as_small_as_it_likes(tmp_path, method):
     script = tmp_path / "small.py"
     script.write_text(textwrap.dedent(SMALL_SHM))
-    command = [sys.executable, str(script), method]
     mounted = ["unshare", "-m", "sh", "-c", 'mount -t tmpfs -o size=1M tmpfs /dev/shm && exec "$@"', "sh"]
     allowed = subprocess.run([*mounted, "true"], capture_output=True, check=False).returncode == 0
-    done = subprocess.run(
-        (mounted if allowed else []) + command, capture_output=True, text=True, timeout=PATIENCE, check=False
-    )
+    command = [*(mounted if allowed else []), sys.executable, script, method]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert done.returncode == 0, done.stderr
     assert not allowed or int(done.stdout.split()[1]) <= 1 << 20
 
@@ -361,20 +349,19 @@ def test_dev_shm_may_be_as_small_as_it_likes(tmp_path, method):
 def test_without_memfd_it_is_posix_shared_memory(monkeypatch):
     monkeypatch.delattr(os, "memfd_create")
     before = os.listdir("/dev/shm")
-    loader = loader_of(multiprocessing_context="fork")
-    batches = list(loader)
-    assert [key(batch) for batch in batches] == [key(batch) for batch in loader_of(workers=0)]
+    batches = list(loader_of(multiprocessing_context="fork"))
+    assert keys(batches) == keys(loader_of(workers=0))
     assert not in_shared_memory(batches[0].data)
-    with open("/proc/self/maps") as maps:
-        assert "/dev/shm" in maps.read()
+    assert "/dev/shm" in pathlib.Path("/proc/self/maps").read_text()
     assert os.listdir("/dev/shm") == before, "it has no name"
 
 
 @pytest.mark.parametrize("grown", [True, False])
 def test_without_shared_memory_it_is_the_queue_with_one_warning(monkeypatch, grown):
-    expected = [key(batch) for batch in loader_of(workers=0)]
+    expected = keys(loader_of(workers=0))
     if grown:  # there is some, and not enough: ftruncate fails in the worker that lays out the slots
-        monkeypatch.setattr("stream_dataloader._memory.shared_memory.SharedFile.grow", _no_room)
+        no_room = raising(OSError, "no room")
+        monkeypatch.setattr("stream_dataloader._memory.shared_memory.SharedFile.grow", lambda *_: no_room())
     else:
         monkeypatch.delattr(os, "memfd_create")
         monkeypatch.setitem(sys.modules, "_posixshmem", None)
@@ -382,18 +369,8 @@ def test_without_shared_memory_it_is_the_queue_with_one_warning(monkeypatch, gro
         warnings.simplefilter("always")
         loader = loader_of(multiprocessing_context="fork")
         for _ in range(2):
-            assert [key(batch)[:-1] for batch in loader] == [fields[:-1] for fields in expected]
-    assert [
-        "no shared memory" in str(warning.message) for warning in caught if "multi-thr" not in str(warning.message)
-    ] == [True]
+            assert [fields[:-1] for fields in keys(loader)] == [fields[:-1] for fields in expected]
+    messages = [str(warning.message) for warning in caught]
+    assert ["no shared memory" in message for message in messages if "multi-thr" not in message] == [True]
     with pytest.raises(RuntimeError, match=r"no shared memory.*transport"):
         list(loader_of(transport="shared_memory", multiprocessing_context="fork"))
-
-
-def _no_room(self, size):
-    raise OSError("no room")
-
-
-def test_transport_is_checked():
-    with pytest.raises(ValueError, match=r"transport.*'pigeon'.*queue"):
-        loader_of(transport="pigeon")

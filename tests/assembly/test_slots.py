@@ -6,44 +6,16 @@ import pytest
 from stream_dataloader._assembly.slot_pool import SlotPool
 from stream_dataloader._items.layout import Layout
 
-STEPS, LANES = 3, 5
 
-
-def layout_of(item, windowed=False):
-    return Layout.of(item, windowed)[0]
-
-
-LARGE = layout_of(np.zeros((150, 120)))  # one step a message, in slots of 2 MB
-
-
-def new_pool():
-    pool = SlotPool(LANES, messages=2)
-    assert pool.offer(LARGE, STEPS, False).most_steps == 1
-    return pool
-
-
-def test_a_step_has_one_slot_whoever_claims_it():
-    pool = new_pool()
-    slots = [pool.claim(1, step) for step in range(5)]
-    assert slots == [0, 1, 2, 3, 4]
-    assert [pool.claim(1, step) for step in range(5)] == slots
-    assert [pool.find(1, step) for step in range(5)] == slots
-
-
-def test_there_is_no_slot_when_all_are_taken_until_one_is_given_back():
-    pool = new_pool()
-    for step in range(5):
-        pool.claim(1, step)
-    assert pool.claim(1, 5) is None
-    pool.free(2)
-    assert pool.claim(1, 5) == 2
-    assert pool.find(1, 6) is None
+def layout_of(item):
+    return Layout.of(item, windowed=False)[0]
 
 
 def test_a_newer_session_frees_what_was_being_filled_and_not_what_is_leased():
-    pool = new_pool()
-    for step in range(5):
-        pool.claim(1, step)
+    pool = SlotPool(5, messages=2)
+    large = layout_of(np.zeros((150, 120)))  # one step a message, in slots of 2 MB
+    assert pool.offer(large, 3, False).most_steps == 1
+    assert [pool.claim(1, step) for step in range(6)] == [0, 1, 2, 3, 4, None]
     pool.lease(3)
     assert [pool.claim(2, step) for step in range(5)] == [0, 1, 2, 4, None]
     assert pool.claim(1, 5) is None, "a worker of the session before gets none"

@@ -59,14 +59,9 @@ def folder(tmp_path):
 def run_all(folder, *options, rates="1 2 2.1 2.2"):
     """The command's status and what it prints to stdout, and to stderr."""
     (folder / "rates").write_text(rates)
-    done = subprocess.run(
-        [sys.executable, ROOT / "benchmarks" / "all.py", "--quick", "--folder", folder, *options],
-        check=False,
-        capture_output=True,
-        text=True,
-        env=os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'benchmarks'}"},
-        timeout=PATIENCE,
-    )
+    command = [sys.executable, ROOT / "benchmarks" / "all.py", "--quick", "--folder", folder, *options]
+    environment = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'benchmarks'}"}
+    done = subprocess.run(command, check=False, capture_output=True, text=True, env=environment, timeout=PATIENCE)
     return done.returncode, [" ".join(line.split()) for line in done.stdout.splitlines()], done.stderr
 
 
@@ -113,32 +108,26 @@ def test_ratios_are_compared_with_what_was_saved(folder):
     assert "worse beyond the spread: 2" in lines
 
 
-def test_what_was_measured_before_a_failure_is_in_the_table_and_not_saved(folder):
-    (folder / "begun.py").write_text(BEGUN.format("1 / 0"))
-    status, lines, _ = run_all(folder, "--only", "begun")
-    assert status == 1
-    assert any(line.startswith("begun: FAILED: ZeroDivisionError") for line in lines)
-    assert "quick 1 x 1 to 1" in lines
-    assert not (folder / "results").exists()
-
-
 @pytest.mark.parametrize(
-    "does",
+    ("does", "text"),
     [
-        pytest.param(
-            "import threading; thread = threading.Thread(target=int, args=('x',)); thread.start()", id="thread"
-        ),
-        pytest.param("import together; together.in_threads([int, lambda: 1 / 0])", id="threads"),
-        pytest.param("yield figure('speed', 'nothing', [0.0], 'ms')", id="zero"),
-        pytest.param("yield figure('speed', 'nothing', [float('nan')], 'x')", id="nan"),
-        pytest.param("os._exit(1)", id="exit"),
+        ("1 / 0", "ZeroDivisionError"),
+        ("import threading; thread = threading.Thread(target=int, args=('x',)); thread.start()", ""),
+        ("import together; together.in_threads([int, lambda: 1 / 0])", ""),
+        ("yield figure('speed', 'nothing', [0.0], 'ms')", ""),
+        ("yield figure('speed', 'nothing', [float('nan')], 'x')", ""),
+        ("os._exit(1)", ""),
+        ("time.sleep(100_000)", "it was stopped at the limit of 0.5 s"),
     ],
+    ids=["error", "thread", "threads", "zero", "nan", "exit", "limit"],
 )
-def test_a_program_whose_threads_fail_or_that_measured_nothing_fails(folder, does):
+def test_a_program_that_fails_is_told_and_not_saved(folder, does, text):
     (folder / "begun.py").write_text(BEGUN.format(does))
-    status, lines, _ = run_all(folder, "--only", "begun")
+    status, lines, _ = run_all(folder, "--only", "begun", *(["--limit", "0.5"] if "limit" in text else []))
     assert status == 1
     assert "programs that failed: 1" in lines
+    assert any(line.startswith(f"begun: FAILED: {text}") for line in lines)
+    assert "quick 1 x 1 to 1" in lines or text != "ZeroDivisionError", "what was measured before"
     assert not (folder / "results").exists()
 
 
@@ -147,13 +136,6 @@ def test_a_section_without_a_row_fails(folder):
     status, lines, _ = run_all(folder, "--only", "begun")
     assert status == 1
     assert "programs that failed: 1" in lines
-
-
-def test_a_program_is_stopped_at_the_limit(folder):
-    (folder / "begun.py").write_text(BEGUN.format("time.sleep(100_000)"))
-    status, lines, _ = run_all(folder, "--only", "begun", "--limit", "0.5")
-    assert status == 1
-    assert any(line.startswith("begun: FAILED: it was stopped at the limit of 0.5 s") for line in lines)
 
 
 def test_what_was_measured_before_ctrl_c_is_told_and_saved(folder):

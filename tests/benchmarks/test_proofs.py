@@ -1,12 +1,9 @@
 """The proofs run, in a small version; the page shows what was measured."""
 
 import json
-import os
-import subprocess
-import sys
 
 import pytest
-from helpers import PATIENCE, ROOT
+from helpers import ROOT, run_program
 
 ASSETS = ROOT / "docs" / "assets"
 #: The figures of each proof.
@@ -21,18 +18,12 @@ FIGURES = {
 @pytest.mark.parametrize("name", FIGURES)
 def test_a_small_version_writes_figures_and_numbers(name, tmp_path):
     pytest.importorskip("matplotlib", reason="install the extra plot")
-    done = subprocess.run(
-        [sys.executable, ROOT / "benchmarks" / f"{name}.py", "--quick", "--jobs", "1", "--out", tmp_path / "out"],
-        check=False,
-        capture_output=True,
-        text=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)},
-        timeout=PATIENCE,
-    )
-    assert done.returncode == 0, done.stderr
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == sorted([f"{name}.json", *FIGURES[name]])
-    assert all((tmp_path / "out" / figure).read_bytes()[1:4] == b"PNG" for figure in FIGURES[name])
-    assert "made_with" in json.loads((tmp_path / "out" / f"{name}.json").read_text())
+    out = tmp_path / "out"
+    options = ["--quick", "--jobs", "1", "--out", out]
+    run_program(ROOT / "benchmarks" / f"{name}.py", *options, PYTHONPATH=str(ROOT), TMPDIR=str(tmp_path))
+    assert sorted(path.name for path in out.iterdir()) == sorted([f"{name}.json", *FIGURES[name]])
+    assert all((out / figure).read_bytes()[1:4] == b"PNG" for figure in FIGURES[name])
+    assert "made_with" in json.loads((out / f"{name}.json").read_text())
 
 
 @pytest.mark.parametrize("name", FIGURES)

@@ -3,15 +3,12 @@
 A kernel takes seconds to start, so all cases of a test's fixture run in one, each in a cell of its own.
 """
 
-import os
 import re
-import subprocess
-import sys
 
 import nbformat
 import psutil
 import pytest
-from helpers import PATIENCE, ROOT
+from helpers import PATIENCE, run_notebook
 
 SETUP = """
 import multiprocessing, os, signal, threading, time
@@ -126,7 +123,7 @@ def guarded(length):
         yield from range(length)
 print(read(guarded, method))
 """,
-        {"fork": "[[[0, 1, 2], [0, 1, 0]]]"},
+        "[[[0, 1, 2], [0, 1, 0]]]",  # only where it is forked
     ),
     "printing": (
         """
@@ -155,56 +152,55 @@ def run_cells(sources, folder):
     """Run cells in a kernel of their own."""
     before, after = folder / "before.ipynb", folder / "after.ipynb"
     nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in sources]), before)
-    command = [sys.executable, ROOT / "tests" / "notebooks" / "run_notebook.py", before, after, str(PATIENCE)]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=2 * PATIENCE, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    run_notebook(before, after, folder)
     return nbformat.read(after, as_version=4).cells
 
 
 def run_cases(methods, folder):
     """All cases with each start method, in one kernel: (case, method) -> what was shown."""
     names = [(name, method) for method in methods for name in CASES]
-    workers = {method: 1 if method == "spawn" else 2 for method in methods}  # each imports torch: seconds
+    workers = {"fork": 2, "forkserver": 2, "spawn": 1}  # each imports torch: seconds
     sources = [f"method, workers = {method!r}, {workers[method]}\n{CASES[name][0].strip()}" for name, method in names]
     setup, *cells = run_cells([SETUP, *sources], folder)
     assert not Shown(setup).errors
     return dict(zip(names, map(Shown, cells), strict=True))
 
 
-@pytest.fixture(scope="module")
-def forked(tmp_path_factory):
-    return run_cases(["fork"], tmp_path_factory.mktemp("forked"))
-
-
-@pytest.fixture(scope="module")
-def started_anew(tmp_path_factory):
-    return run_cases(["forkserver", "spawn"], tmp_path_factory.mktemp("anew"))
-
-
 METHODS = ["fork", "forkserver", "spawn"]
+
+
+@pytest.fixture(scope="module")
+def shown(tmp_path_factory):
+    """What a case shows with a start method: processes are forked in one kernel, and started anew in another."""
+    runs = {}
+
+    def find(case, method):
+        methods = ("fork",) if method == "fork" else ("forkserver", "spawn")
+        if methods not in runs:
+            runs[methods] = run_cases(methods, tmp_path_factory.mktemp(method))
+        return runs[methods][case, method]
+
+    return find
+
+
 pytestmark = pytest.mark.slow  # a kernel takes seconds to start
 
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("case", [case for case in CASES if case != "workers"])
-def test_what_is_defined_in_a_cell(case, method, request):
-    shown = request.getfixturevalue("forked" if method == "fork" else "started_anew")[case, method]
-    expected = CASES[case][1]
-    if isinstance(expected, dict) and method not in expected:
-        (error,) = shown.errors
+def test_what_is_defined_in_a_cell(case, method, shown):
+    found, expected = shown(case, method), CASES[case][1]
+    if case == "lock" and method != "fork":
+        (error,) = found.errors
         assert re.match("TypeError: open_stream .*guarded.* cannot be pickled .*lock.*make locks, open files", error)
     else:
-        assert not shown.errors
-        assert shown.printed.strip() == (expected[method] if isinstance(expected, dict) else expected)
+        assert not found.errors
+        assert found.printed.strip() == expected
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_no_worker_outlives_the_kernel(method, request):
-    shown = request.getfixturevalue("forked" if method == "fork" else "started_anew")["workers", method]
-    pids = list(map(int, shown.printed.split()[1:]))
+def test_no_worker_outlives_the_kernel(method, shown):
+    pids = list(map(int, shown("workers", method).printed.split()[1:]))
     assert pids  # those that were kept by the loader that was interrupted
     psutil.wait_procs([psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)], timeout=PATIENCE)
     assert not any(map(psutil.pid_exists, pids))

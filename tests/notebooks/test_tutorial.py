@@ -1,14 +1,11 @@
 """The tutorial runs from top to bottom, shows what it says, and is saved without what it showed."""
 
 import json
-import os
 import re
-import subprocess
-import sys
 
 import nbformat
 import pytest
-from helpers import PATIENCE, ROOT
+from helpers import ROOT, run_notebook
 
 TUTORIAL = ROOT / "docs" / "tutorial.ipynb"
 
@@ -30,11 +27,9 @@ slow = pytest.mark.slow  # it takes seconds to run
 
 @pytest.fixture(scope="module")
 def executed(tmp_path_factory):
-    done = tmp_path_factory.mktemp("tutorial") / "done.ipynb"
-    command = [sys.executable, ROOT / "tests" / "notebooks" / "run_notebook.py", TUTORIAL, done, str(PATIENCE)]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    subprocess.run(command, env=environment, capture_output=True, timeout=PATIENCE, check=True)
-    return [output for cell in nbformat.read(done, 4).cells for output in cell.get("outputs", [])]
+    folder = tmp_path_factory.mktemp("tutorial")
+    run_notebook(TUTORIAL, folder / "done.ipynb", folder)
+    return [output for cell in nbformat.read(folder / "done.ipynb", 4).cells for output in cell.get("outputs", [])]
 
 
 @slow

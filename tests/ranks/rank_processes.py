@@ -11,7 +11,7 @@ import warnings
 
 import torch
 import torch.distributed as dist
-from cases import Case, key
+from cases import Case, keys
 from helpers import PATIENCE
 from hypothesis import strategies as st
 
@@ -21,6 +21,11 @@ MOST = 8
 #: Random cases; give more where scheduling, transport or resume change.
 EXAMPLES = int(os.environ.get("STREAM_DATALOADER_RANK_EXAMPLES", "20"))
 _groups = {}  # in a rank's process: the first n ranks
+
+
+def group(count):
+    """The process group of the first ranks, so many; in a rank's process."""
+    return _groups[count]
 
 
 def _serve(rank, world_size, port, pipe):
@@ -140,13 +145,11 @@ def loader_of(case, groups, known, workers=0, *, world_size=1, **options):
 
 def read(rank, world_size, drawn, workers, state=None, most=None):
     """A rank's batches, from a state on, at most some; and the state after them."""
-    loader = loader_of(
-        *drawn, workers[rank], world_size=world_size, process_group=_groups[world_size], timeout=PATIENCE
-    )
+    options = {"world_size": world_size, "process_group": group(world_size), "timeout": PATIENCE}
+    loader = loader_of(*drawn, workers[rank], **options)
     if state is not None:
         loader.load_state_dict(state)
-    batches = [key(batch) for batch in itertools.islice(loader, most)]
-    return batches, loader.state_dict()
+    return keys(itertools.islice(loader, most)), loader.state_dict()
 
 
 def side_by_side(batches):

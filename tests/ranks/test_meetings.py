@@ -1,12 +1,13 @@
 """Ranks that meet although one is new, late, out of step or slow; and the end of the rank that keeps the store."""
 
+import contextlib
 import gc
 import re
-import socket
 import subprocess
 import sys
 import threading
 import time
+from unittest import mock
 
 import pytest
 import torch.distributed as dist
@@ -16,6 +17,7 @@ from helpers import PATIENCE, ROOT
 from rank_processes import RankProcesses, free_port
 
 from stream_dataloader import RankError, StreamDataLoader
+from stream_dataloader._ranks.store import StoreConnection
 
 LENGTHS = [9, 4, 6, 3]
 
@@ -140,53 +142,22 @@ def test_epochs_of_several_threads_find_their_own(two, agent):
     assert two.run(2, in_threads, agent) == [{2: [6] * 5, 3: [9] * 5}] * 2
 
 
-class SlowLink:
-    """A port that stands for another, and passes each piece of data on late."""
+def slowed(method):
+    def slow(*args, **options):
+        time.sleep(0.05)
+        return method(*args, **options)
 
-    def __init__(self, port, seconds):
-        self._target, self._seconds = port, seconds
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port = self._listener.getsockname()[1]
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def _accept(self):
-        while True:
-            try:
-                near, _ = self._listener.accept()
-            except OSError:
-                return
-            far = self._connected()
-            for one, other in ((near, far), (far, near)):
-                threading.Thread(target=self._carry, args=(one, other), daemon=True).start()
-
-    def _connected(self):
-        while True:
-            try:
-                return socket.create_connection(("127.0.0.1", self._target))
-            except ConnectionRefusedError:  # nobody listens yet
-                if self._listener.fileno() < 0:
-                    raise
-                time.sleep(0.01)
-
-    def _carry(self, one, other):
-        try:
-            while data := one.recv(1 << 16):
-                time.sleep(self._seconds)
-                other.sendall(data)
-        except OSError:
-            pass
-        for end in (one, other):
-            end.close()
-
-    def close(self):
-        self._listener.shutdown(socket.SHUT_RDWR)  # wakes who accepts
-        self._listener.close()
+    return slow
 
 
-def to_the_end(rank, ports, options, lengths, known):
-    """Steps of the last epoch; rank 0 keeps the store, which ends when it does."""
-    start(rank, ports[rank], keeps=rank == 0)
-    found = steps_or_error(loader_for(lengths, known, **options))
+def to_the_end(rank, port, options, lengths, known):
+    """Steps of the last epoch; rank 0 keeps the store, which ends when it does, and rank 1 comes late to all."""
+    start(rank, port, keeps=rank == 0)
+    with contextlib.ExitStack() as patches:
+        for name in ("put", "put_first", "count", "has", "text", "wait") if rank else ():
+            slow = slowed(getattr(StoreConnection, name))
+            patches.enter_context(mock.patch.object(StoreConnection, name, slow))
+        found = steps_or_error(loader_for(lengths, known, **options))
     dist.destroy_process_group()
     gc.collect()
     return found
@@ -195,21 +166,14 @@ def to_the_end(rank, ports, options, lengths, known):
 @pytest.mark.parametrize("known", [pytest.param(False, marks=pytest.mark.slow), True])
 @pytest.mark.parametrize(("mode", "lengths", "steps"), [("drop", [3, 9], 3), ("zeros", [9, 3], 9)])
 def test_who_keeps_the_store_stays_until_the_others_have_read_the_end(two, mode, lengths, steps, known):
-    port = free_port()
-    link = SlowLink(port, 0.05)
-    try:
-        found = two.run(2, to_the_end, (port, link.port), {"padding_mode": mode}, lengths, known)
-    finally:
-        link.close()
-    assert found == [steps] * 2
+    assert two.run(2, to_the_end, free_port(), {"padding_mode": mode}, lengths, known) == [steps] * 2
 
 
 @pytest.mark.slow
 def test_a_program_that_ends_within_an_epoch_ends_well(agent):
     script = ROOT / "tests" / "trainers" / "rank_ends_at_once.py"
-    commands = [
-        [sys.executable, script, str(agent), f"ends {pair}", str(rank)] for pair in range(3) for rank in range(2)
-    ]
+    places = [(f"ends {pair}", str(rank)) for pair in range(3) for rank in range(2)]
+    commands = [[sys.executable, script, str(agent), *place] for place in places]
     programs = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for command in commands]
     ends = [(program.communicate(timeout=PATIENCE)[1], program.returncode) for program in programs]
     assert ends == [("", 0)] * len(programs)

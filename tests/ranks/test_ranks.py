@@ -1,5 +1,6 @@
 """Several ranks, as real processes: the same global batch for any world size, the same steps on all, no hang."""
 
+import functools
 import gc
 import itertools
 import os
@@ -8,21 +9,35 @@ import signal
 import threading
 import time
 import warnings
+from unittest import mock
 
 import numpy as np
 import pytest
-import rank_processes
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as checkpointing
-from cases import Case, key
-from helpers import FOREVER, FULL, PATIENCE, random_cases
+from cases import Case, key, keys
+from helpers import FULL, PATIENCE, random_cases
 from hypothesis import given
 from hypothesis import strategies as st
-from rank_processes import EXAMPLES, RankProcesses, loader_of, read, shared_cases, side_by_side, world_sizes
+from rank_processes import (
+    EXAMPLES,
+    Failed,
+    RankProcesses,
+    free_port,
+    group,
+    loader_of,
+    read,
+    shared_cases,
+    side_by_side,
+    world_sizes,
+)
 from torch.distributed.device_mesh import init_device_mesh
+from worker_streams import acting, hang, kill_self, raising
 
 from stream_dataloader import StreamDataLoader, StreamDataset, merge_states
+from stream_dataloader._ranks import keys as keys_of_ranks
+from stream_dataloader._ranks.store import StoreConnection
 
 
 @pytest.fixture(scope="module")
@@ -58,20 +73,12 @@ def test_any_number_of_ranks_goes_on_with_the_same_batches(ranks, drawn, data):
     assert [side_by_side(batch) for batch in zip(*tails, strict=True)] == whole[step:]
 
 
-def read_with(rank, world_size, options, kwargs, most=None, wait=0.0, epochs=1):
-    """Batches of a rank whose options may differ; `wait` seconds after each step."""
-    dataset = Case(**options[rank]).dataset(**kwargs.pop("dataset", {}))
-    loader = StreamDataLoader(dataset, **kwargs, process_group=rank_processes._groups[world_size])
-    found = []
-    for _ in range(epochs):
-        for batch in itertools.islice(loader, most):
-            found.append(key(batch))
-            time.sleep(wait)
-    return found
-
-
-def same(world_size, **options):
-    return [options] * world_size
+def read_with(rank, world_size, cases, dataset=None, most=None, epochs=1, **options):
+    """Batches of a rank, whose case may differ from the others'; `known` in it are its lengths."""
+    case = dict(cases[rank])
+    given = (dataset or {}) | ({"lengths": case.pop("known")} if "known" in case else {})
+    loader = StreamDataLoader(Case(**case).dataset(**given), **options, process_group=group(world_size))
+    return [key(batch) for _ in range(epochs) for batch in itertools.islice(loader, most)]
 
 
 @pytest.mark.parametrize(
@@ -82,24 +89,41 @@ def same(world_size, **options):
         ({"time_steps": 3}, "rank 1 has time_steps 3, and rank 0 2"),
         ({"lengths": [3, 4, 5, 6]}, "rank 1 has fingerprint '"),
         ({"lengths": [3, 4, 5]}, "rank 1 has num_sources 3, and rank 0 4"),
+        ({"known": None}, "rank 1 has lengths "),
+        ({"known": [5, 4, 3, 5]}, "rank 1 has lengths "),
     ],
 )
 def test_what_ranks_do_not_share_is_an_error_on_all_of_them(ranks, odd, reason):
-    options = same(3, lengths=[3, 4, 5, 5])
-    options[1] = options[1] | odd
-    for failed in ranks.run(3, read_with, 3, options, {}, failing=True):
+    whole = {"lengths": [3, 4, 5, 5]} | ({"known": [3, 4, 5, 5]} if "known" in odd else {})
+    for failed in ranks.run(3, read_with, 3, [whole, whole | odd, whole], failing=True):
         assert failed.kind == "RankError"
         assert reason in failed.message
-        assert "build dataset and loader alike on all ranks" in failed.message
-    assert all(len(found) == 3 for found in ranks.run(3, read_with, 3, same(3, lengths=[3, 4, 5, 5]), {}))
+    assert all(len(found) == 3 for found in ranks.run(3, read_with, 3, [whole] * 3))
+
+
+def differing_slowly(rank):
+    """Rank 1 does not know lengths, as the others do, and takes its time to say what differs."""
+    put_first = StoreConnection.put_first
+
+    def slow(connection, name, value):
+        time.sleep(0.3 * (name == keys_of_ranks.DIFFERS))
+        return put_first(connection, name, value)
+
+    cases = [{"lengths": [3, 4, 5, 5], "known": None if one == 1 else [3, 4, 5, 5]} for one in range(3)]
+    with mock.patch.object(StoreConnection, "put_first", slow):
+        return read_with(rank, 3, cases)
+
+
+def test_no_rank_begins_before_all_have_said_what_differs(ranks):
+    assert [type(failed) for failed in ranks.run(3, differing_slowly, failing=True)] == [Failed] * 3
 
 
 @pytest.mark.parametrize("mode", ["zeros", "data"])
 @pytest.mark.parametrize("known", [True, False])
 def test_a_rank_without_an_item_pads_what_others_read(ranks, known, mode):
     lengths = [0, 5, 0, 0, 0, 0]
-    dataset = {"lengths": lengths} if known else {}
-    found = ranks.run(2, read_with, 2, same(2, lengths=lengths, padding_mode=mode), {"dataset": dataset})
+    case = {"lengths": lengths, "padding_mode": mode} | ({"known": lengths} if known else {})
+    found = ranks.run(2, read_with, 2, [case] * 2)
     assert [len(batches) for batches in found] == [3, 3]
     idle = found[1 if known else 0]  # known lengths are dealt longest first
     for data, _, _, mask, source, *_ in idle:
@@ -115,7 +139,7 @@ def named(rank, known):
 
     lengths = [0, 4, 0, 0]
     dataset = StreamDataset(lengths, windows, 2, lengths=lengths if known else None, seed=0, fill_value=7)
-    loader = StreamDataLoader(dataset, 1, process_group=rank_processes._groups[2])
+    loader = StreamDataLoader(dataset, 1, process_group=group(2))
     return [(batch.data["name"], batch.data["window"].tolist(), batch.mask.any().item()) for batch in loader]
 
 
@@ -131,8 +155,10 @@ def test_other_ranks_tell_of_names_and_windows_too(ranks, known):
 
 def collated(rank):
     dataset = StreamDataset([0, 6, 0, 4], range, 2, time_steps=2, seed=0)
-    loader = StreamDataLoader(dataset, collate_fn=lambda windows: windows, process_group=rank_processes._groups[2])
-    return [[window.tolist() for window in windows] for windows in loader]
+    return [
+        [window.tolist() for window in windows]
+        for windows in StreamDataLoader(dataset, 0, list, process_group=group(2))
+    ]
 
 
 def test_collate_fn_is_given_padding_of_the_same_kind(ranks):
@@ -141,21 +167,21 @@ def test_collate_fn_is_given_padding_of_the_same_kind(ranks):
     assert idle == [[[0, 0], [0, 0]]] * 3
 
 
-def skipping(rank, known):
-    def stream(source):
-        index, length = source
-        for i in range(length):
-            if i == 2 and index % 3 == 1:
-                raise OSError("broken")
-            yield np.array([index, i])
+LENGTHS = [4, 9, 3, 8, 2, 2, 1, 9, 5, 3, 7, 1]
 
-    lengths = [4, 9, 3, 8, 2, 2, 1, 9, 5, 3, 7, 1]
-    known = {"lengths": lengths} if known else {}
-    dataset = StreamDataset(list(enumerate(lengths)), stream, 2, seed=0, time_steps=2, on_error="skip", **known)
-    loader = StreamDataLoader(dataset, process_group=rank_processes._groups[4])
+
+def skipping(rank, known):
+    acts = {(n, 2): raising(OSError) for n in range(1, 12, 3)}
+
+    def read(source):
+        return itertools.islice(acting(acts)(source), LENGTHS[source])
+
+    known = {"lengths": LENGTHS} if known else {}
+    dataset = StreamDataset(range(12), read, 2, seed=0, time_steps=2, on_error="skip", **known)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return [(batch.source[batch.mask].tolist(), batch.position[batch.mask].tolist()) for batch in loader]
+        batches = list(StreamDataLoader(dataset, process_group=group(4)))
+    return [(batch.source[batch.mask].tolist(), batch.position[batch.mask].tolist()) for batch in batches]
 
 
 @pytest.mark.parametrize("known", [True, False])
@@ -164,50 +190,47 @@ def test_steps_are_equal_where_streams_are_skipped(ranks, known):
     assert len({len(batches) for batches in found}) == 1
     assert any(batches[-1][0] for batches in found)  # the last step is not padding everywhere
     items = [item for batches in found for batch in batches for item in zip(*batch, strict=True)]
-    lengths = [4, 9, 3, 8, 2, 2, 1, 9, 5, 3, 7, 1]
-    read = [min(2, length) if i % 3 == 1 else length for i, length in enumerate(lengths)]
+    read = [min(2, length) if i % 3 == 1 else length for i, length in enumerate(LENGTHS)]
     assert sorted(items) == [(i, j) for i, length in enumerate(read) for j in range(length)]
 
 
 @pytest.mark.slow
-def test_first_come_first_served_reads_all_on_equal_steps(ranks):
+@pytest.mark.parametrize("known", [True, False])
+def test_first_come_first_served_reads_all_on_equal_steps(ranks, known):
     lengths = [int(n) for n in np.random.default_rng(0).integers(0, 9, 60)]
-    options = same(4, lengths=lengths, jitter=True, lanes=4)
-    for known in ({}, {"lengths": lengths}):
-        dataset = known | {"deterministic": False}
-        found = ranks.run(4, read_with, 4, options, {"num_workers": 2, "dataset": dataset})
-        assert len({len(batches) for batches in found}) == 1
-        items = [
-            (source, position)
-            for batches in found
-            for _, _, _, *table, _, _, _ in batches
-            for rows in zip(*table, strict=True)
-            for mask, source, position in zip(*rows, strict=True)
-            if mask
-        ]
-        assert sorted(items) == [(i, j) for i, length in enumerate(lengths) for j in range(length)]
+    dataset = {"deterministic": False} | ({"lengths": lengths} if known else {})
+    cases = [{"lengths": lengths, "jitter": True, "lanes": 4}] * 4
+    found = ranks.run(4, functools.partial(read_with, num_workers=2), 4, cases, dataset)
+    assert len({len(batches) for batches in found}) == 1
+    items = [
+        (source, position)
+        for batches in found
+        for _, _, _, *table, _, _, _ in batches
+        for rows in zip(*table, strict=True)
+        for mask, source, position in zip(*rows, strict=True)
+        if mask
+    ]
+    assert sorted(items) == [(i, j) for i, length in enumerate(lengths) for j in range(length)]
 
 
 @pytest.mark.slow
-def test_epochs_left_early_by_all_ranks_do_not_disturb_the_next(ranks):
-    for dataset in ({}, {"lengths": [9] * 8}):
-        kwargs = {"dataset": dataset, "num_workers": 1, "persistent_workers": True}
-        found = ranks.run(4, read_with, 4, same(4, lengths=[9] * 8), kwargs, 2, 0, 5)
-        assert [[batch[-1] for batch in batches] for batches in found] == [[0, 0, 1, 1, 2, 2, 3, 3, 4, 4]] * 4
+@pytest.mark.parametrize("known", [True, False])
+def test_epochs_left_early_by_all_ranks_do_not_disturb_the_next(ranks, known):
+    case = {"lengths": [9] * 8} | ({"known": [9] * 8} if known else {})
+    leaving = functools.partial(read_with, num_workers=1, persistent_workers=True, most=2, epochs=5)
+    found = ranks.run(4, leaving, 4, [case] * 4)
+    assert [[batch[-1] for batch in batches] for batches in found] == [[0, 0, 1, 1, 2, 2, 3, 3, 4, 4]] * 4
 
 
 def two_loaders(rank):
-    group = rank_processes._groups[3]
-    train = StreamDataLoader(Case([3, 9, 2, 6, 7]).dataset(), process_group=group)
-    valid = StreamDataLoader(Case([2, 8, 5]).dataset(), process_group=group)
+    train = StreamDataLoader(Case([3, 9, 2, 6, 7]).dataset(), process_group=group(3))
+    valid = StreamDataLoader(Case([2, 8, 5]).dataset(), process_group=group(3))
     steps = []
     for _ in range(2):
-        count = 0
-        for _ in train:
-            count += 1
-            if count == 2:
+        for batch in train:
+            if batch.step == 1:
                 steps.append(len(list(valid)))
-        steps.append(count)
+        steps.append(batch.step + 1)
     return steps
 
 
@@ -242,23 +265,9 @@ def test_model_parallel_ranks_read_the_same(four, way):
     assert len(found[0]) == len(found[2])
 
 
-def read_sources(rank, lengths, **options):
-    given = lengths[rank]
-    dataset = StreamDataset([8] * 6, range, 1, seed=0, time_steps=4, lengths=given, on_error="skip", **options)
-    loader = StreamDataLoader(dataset, process_group=rank_processes._groups[2], timeout=PATIENCE)
-    return [batch.source[batch.mask].tolist() for batch in loader]
-
-
-@pytest.mark.parametrize("other", [None, [9, 8, 6, 7, 9, 8]])
-def test_lengths_decide_who_reads_what_and_are_compared(ranks, other):
-    for failed in ranks.run(2, read_sources, [[8, 9, 7, 6, 8, 9], other], failing=True):
-        assert failed.kind == "RankError"
-        assert "rank 1 has lengths " in failed.message
-
-
 def late(rank, seconds):
     dataset = StreamDataset([8] * 6, range, 1, seed=0, time_steps=4, padding_mode="cycle")
-    loader = StreamDataLoader(dataset, process_group=rank_processes._groups[6], timeout=3)
+    loader = StreamDataLoader(dataset, process_group=group(6), timeout=3)
     if rank == 3:
         time.sleep(seconds)
     return [batch.step for batch in itertools.islice(loader, 5)]
@@ -302,20 +311,18 @@ def test_a_loader_may_be_one_ranks_own(ranks):
 
 def leftovers(rank, most):
     """Threads, descriptors and keys in the store after some epochs, and after many more."""
-    group = rank_processes._groups[2]
-    store = dist.distributed_c10d._get_default_store()
-    found = []
+    store, found = dist.distributed_c10d._get_default_store(), []
     for epochs in (5, 40):
-        loader = StreamDataLoader(Case([3, 9, 2, 6, 7]).dataset(), process_group=group)
+        loader = StreamDataLoader(Case([3, 9, 2, 6, 7]).dataset(), process_group=group(2))
         for _ in range(epochs):
             list(itertools.islice(loader, most))
-        dist.barrier(group)
+        dist.barrier(group(2))
         gc.collect()
         for thread in threading.enumerate():  # what was left ends in threads of its own
             if thread is not threading.current_thread():
                 thread.join(60)
         found.append((threading.active_count(), len(os.listdir("/proc/self/fd")), store.num_keys()))
-        dist.barrier(group)
+        dist.barrier(group(2))
     return found
 
 
@@ -331,23 +338,19 @@ def test_many_epochs_leave_no_thread_connection_or_key_behind(ranks, most):
 
 
 def test_a_rank_that_does_not_come_is_named(four):
-    for failed in four.run(2, read_with, 3, same(3, lengths=[3, 4, 5, 5]), {"timeout": 2}, failing=True):
+    reading = functools.partial(read_with, timeout=2)
+    for failed in four.run(2, reading, 3, [{"lengths": [3, 4, 5, 5]}] * 3, failing=True):
         assert failed.kind == "RankError"
-        assert "rank 2 did not begin the epoch within 2 s: dead, stuck, out of reach" in failed.message
+        assert "rank 2 did not begin the epoch within 2 s" in failed.message
 
 
-def stumble(rank, world_size, way, known=False, mode="zeros"):
+def stumble(rank, world_size, way):
     """One rank of several fails at its step 2; it is the only one with much to read. The others' error."""
     lengths = [3] * world_size + [40 if i == 1 else 0 for i in range(world_size)]
-    case = Case(lengths, lanes=1, padding_mode=mode)
-    dataset = case.dataset(**({"lengths": lengths} if known else {}))
-    loader = StreamDataLoader(dataset, process_group=rank_processes._groups[world_size], timeout=6)
+    loader = StreamDataLoader(Case(lengths, lanes=1).dataset(), process_group=group(world_size), timeout=6)
     for batch in loader:
         if rank == 1 and batch.step == 2:
-            if way == "killed":
-                os.kill(os.getpid(), signal.SIGKILL)
-            elif way == "stuck":
-                time.sleep(FOREVER)
+            {"killed": kill_self, "stuck": hang, "left": int}[way]()
             return "left"
     return "ended"
 
@@ -373,26 +376,24 @@ def test_a_rank_that_leaves_alone_is_named_at_once(ranks):
 
 
 @pytest.mark.slow
-def test_the_end_of_the_rank_that_keeps_the_store_is_an_error():
+@pytest.mark.parametrize(("number", "text"), [(signal.SIGKILL, "failed"), (signal.SIGSTOP, "did not answer within")])
+def test_the_end_of_the_rank_that_keeps_the_store_is_an_error(number, text):
+    """One that is stopped is as one behind a network that was cut: nothing answers, and nothing ends."""
     with RankProcesses(2, killed=True) as processes:
-        processes.pipes[0].send((die, ()))
-        processes.pipes[1].send((wait_for_another, ()))
+        for pipe in processes.pipes:
+            pipe.send((end_or_wait, (number,)))
         assert processes.pipes[1].poll(PATIENCE)
         _, (kind, message, _) = processes.pipes[1].recv()
         assert kind == "RankError"
-        assert "the store of torch.distributed, through which ranks agree, failed" in message
+        assert f"the store of torch.distributed, through which ranks agree, {text}" in message
 
 
-def die(rank):
-    loader = StreamDataLoader(Case([3, 3, 40, 0]).dataset(), process_group=rank_processes._groups[2])
+def end_or_wait(rank, number):
+    loader = StreamDataLoader(Case([3, 3, 40, 0]).dataset(), process_group=group(2), timeout=5)
     for batch in loader:
-        if batch.step == 3:
+        if rank == 0 and batch.step == 3:
             time.sleep(1)
-            os.kill(os.getpid(), signal.SIGKILL)
-
-
-def wait_for_another(rank):
-    return list(StreamDataLoader(Case([3, 3, 40, 0]).dataset(), process_group=rank_processes._groups[2], timeout=5))
+            os.kill(os.getpid(), number)
 
 
 # torch.distributed.checkpoint
@@ -400,16 +401,15 @@ def wait_for_another(rank):
 
 def save_and_go_on(rank, world_size, folder, step, workers):
     case = Case([7, 3, 9, 5, 8, 2, 6, 4, 9, 9, 1, 3], lanes=8 // world_size, shuffle=True)
-    loader = StreamDataLoader(case.dataset(), workers, groups=4, process_group=rank_processes._groups[world_size])
-    checkpoint = {"loader": loader}
+    loader = StreamDataLoader(case.dataset(), workers, groups=4, process_group=group(world_size))
+    where = {"checkpoint_id": folder, "process_group": group(world_size)}
     if step is None:
-        checkpointing.load(checkpoint, checkpoint_id=folder, process_group=rank_processes._groups[world_size])
+        checkpointing.load({"loader": loader}, **where)
+        return keys(loader)
     iterator = iter(loader)
-    if step is not None:
-        for _ in range(step):
-            next(iterator)
-        checkpointing.save(checkpoint, checkpoint_id=folder, process_group=rank_processes._groups[world_size])
-    return [key(batch) for batch in iterator]
+    list(itertools.islice(iterator, step))
+    checkpointing.save({"loader": loader}, **where)
+    return keys(iterator)
 
 
 @pytest.mark.parametrize(
@@ -428,32 +428,28 @@ def test_distributed_checkpoints_are_dealt_out_to_other_world_sizes(ranks, tmp_p
 def train(rank, world_size, epochs, seed):
     """Steps of each epoch, over streams of random, uneven lengths, lanes, windows and options."""
     torch.manual_seed(0)
-    group = rank_processes._groups[world_size]
-    model = torch.nn.parallel.DistributedDataParallel(torch.nn.GRU(3, 4), process_group=group)
-    rng = np.random.default_rng(seed)
-    steps = []
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.GRU(3, 4), process_group=group(world_size))
+    rng, steps = np.random.default_rng(seed), []
     for _ in range(epochs):
         lengths = (rng.pareto(1.2, rng.integers(4, 30)) * 3).astype(int).clip(0, 40).tolist()
-        mode = str(rng.choice(["zeros", "data"]))
         dataset = StreamDataset(
             list(enumerate(lengths)),
             lambda source: (torch.full((3,), float(i)) for i in range(source[1])),
             int(rng.integers(1, 4)),
-            mode,
+            str(rng.choice(["zeros", "data"])),
             seed=int(rng.integers(99)),
             time_steps=int(rng.integers(1, 6)),
             lengths=lengths if rng.random() < 0.3 else None,
             on_error="skip" if rng.random() < 0.2 else "raise",
         )
-        workers = int(rng.choice([0, 0, 0, 1, 2]))  # the same on all ranks is not needed, but these draws are shared
-        loader = StreamDataLoader(dataset, min(workers, dataset.batch_size), process_group=group, timeout=PATIENCE)
-        count = 0
+        workers = min(int(rng.choice([0, 0, 0, 1, 2])), dataset.batch_size)
+        loader = StreamDataLoader(dataset, workers, process_group=group(world_size), timeout=PATIENCE)
+        steps.append(0)
         for batch in loader:
             output, _ = model(batch.data)
             (output * batch.mask[..., None]).sum().backward()
             model.zero_grad()
-            count += 1
-        steps.append(count)
+            steps[-1] += 1
     return steps
 
 
@@ -481,7 +477,7 @@ def started_again(rank, method, times):
 
 @pytest.mark.parametrize(("kind", "times"), [pytest.param("tcp", 3, marks=pytest.mark.slow), ("file", 1)])
 def test_torch_distributed_may_be_started_again_and_with_a_file(tmp_path, kind, times):
-    method = f"tcp://127.0.0.1:{rank_processes.free_port()}" if kind == "tcp" else f"file://{tmp_path}/store"
+    method = f"tcp://127.0.0.1:{free_port()}" if kind == "tcp" else f"file://{tmp_path}/store"
     with RankProcesses(2, killed=True) as processes:
         assert processes.run(2, started_again, method, times) == [[40, 3, 30][:times]] * 2
 
@@ -493,52 +489,35 @@ def states_around_the_end(rank):
     dist.destroy_process_group()
     resumed = StreamDataLoader(Case([3, 9, 2, 6, 7]).dataset(), rank=rank, world_size=2)
     resumed.load_state_dict(loader.state_dict())
-    return loader.state_dict() == before == batches[1].state_dict(), resumed.state_dict() == before, len(before)
+    return loader.state_dict() == before == batches[1].state_dict() and resumed.state_dict() == before
 
 
 @pytest.mark.slow
 def test_a_rank_stays_what_it_is_when_torch_distributed_ends():
     with RankProcesses(2, killed=True) as processes:
-        found = processes.run(2, states_around_the_end)
-    assert [same for *same, _ in found] == [[True, True]] * 2
+        assert processes.run(2, states_around_the_end) == [True, True]
+
+
+LANES_OF_A_RUN = [4, 0, 9, 2, 2, 7, 1, 3]
 
 
 def read_epochs(rank, world_size, n, epochs, workers):
     """Epochs of n batches; each rank reads as many as it is told."""
-    loader = StreamDataLoader(
-        Case([4, 0, 9, 2, 2, 7, 1, 3], 2, 3, "packed", "cycle", 1, True, 3).dataset(),
-        workers,
-        batches_per_epoch=n,
-        process_group=rank_processes._groups[world_size],
-    )
-    found = [[key(batch) for batch in loader] for _ in range(epochs[rank])]
-    return found, loader.state_dict()
+    dataset = Case(LANES_OF_A_RUN, 2, 3, "packed", "cycle", 1, True, 3).dataset()
+    loader = StreamDataLoader(dataset, workers, batches_per_epoch=n[rank], process_group=group(world_size))
+    return [keys(loader) for _ in range(epochs[rank])], loader.state_dict()
 
 
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_epochs_of_n_batches_are_alike_on_all_ranks_and_no_rank_waits_for_another(ranks, workers):
-    found = ranks.run(2, read_epochs, 2, 3, [4, 1], workers)  # the second one stops after an epoch
-    whole = StreamDataLoader(
-        Case([4, 0, 9, 2, 2, 7, 1, 3], 4, 3, "packed", "cycle", 1, True, 3).dataset(), groups=2, batches_per_epoch=12
-    )
-    expected = [key(batch) for batch in whole]
+    found = ranks.run(2, read_epochs, 2, [3, 3], [4, 1], workers)  # the second one stops after an epoch
+    dataset = Case(LANES_OF_A_RUN, 4, 3, "packed", "cycle", 1, True, 3).dataset()
+    expected = keys(StreamDataLoader(dataset, groups=2, batches_per_epoch=12))
     assert [len(epoch) for epochs, _ in found for epoch in epochs] == [3] * 5
     (first, _), (second, _) = found
     assert [side_by_side(pair) for pair in zip(first[0], second[0], strict=True)] == expected[:3]
     assert [batch[-2] for epoch in first for batch in epoch] == list(range(12))
-
-
-def test_their_states_are_one(ranks):
-    states = [state for _, state in ranks.run(2, read_epochs, 2, 5, [1, 1], 0)]
+    states = [state for _, state in ranks.run(2, read_epochs, 2, [5, 5], [1, 1], workers)]
     assert merge_states(states)["stretch"] == {"number": 1, "delivered": 0, "batches_per_epoch": 5}
-
-
-def test_ranks_that_count_otherwise_are_told(ranks):
-    found = ranks.run(2, read_other_epochs, failing=True)
-    assert any("batches_per_epoch" in str(rank) for rank in found)
-
-
-def read_other_epochs(rank):
-    dataset = Case([4, 3, 9, 2], 2, 3, padding_mode="cycle").dataset()
-    loader = StreamDataLoader(dataset, batches_per_epoch=3 + rank, process_group=rank_processes._groups[2])
-    return len(list(loader))
+    otherwise = ranks.run(2, read_epochs, 2, [3, 4], [1, 1], workers, failing=True)
+    assert any("batches_per_epoch" in str(rank) for rank in otherwise)

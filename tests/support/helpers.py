@@ -92,6 +92,12 @@ def run_program(program, *arguments, ranks=1, flags=(), folder=None, **environme
     return done.stdout
 
 
+def run_notebook(notebook, executed, folder):
+    """Run a notebook, and write it with what its cells showed."""
+    script = ROOT / "tests" / "notebooks" / "run_notebook.py"
+    run_program(script, notebook, executed, PATIENCE, folder=folder, PYTHONPATH=str(ROOT))
+
+
 def run_trainer(script, folder, *arguments, ranks=2):
     """What each rank of a program of `tests/trainers` wrote down."""
     run_program(ROOT / "tests" / "trainers" / script, folder / "seen", *arguments, ranks=ranks, folder=folder)

@@ -19,17 +19,14 @@ from helpers import PATIENCE
 from stream_dataloader import StreamDataLoader, StreamDataset, WorkerDeathError
 
 SPAWNING = ["spawn", "forkserver"]
-ALL = ["fork", *SPAWNING]
 
 
-def run(script, folder, *, stdin=None, **options):
-    """Run a script, or an interactive session that is typed."""
+def run(script, folder, **options):
+    """Run a script."""
     path = folder / "script.py"
     path.write_text(script)
-    command = [sys.executable, path] if stdin is None else [sys.executable, "-i", "-q"]
-    return subprocess.run(
-        command, input=stdin, capture_output=True, text=True, timeout=PATIENCE, cwd=folder, check=False, **options
-    )
+    options = {"capture_output": True, "text": True, "timeout": PATIENCE, "cwd": folder} | options
+    return subprocess.run([sys.executable, path], check=False, **options)
 
 
 # A worker that was kept
@@ -89,7 +86,7 @@ MINE = """
 import enum, sys, threading
 from stream_dataloader import StreamDataLoader, StreamDataset
 
-{guard}
+if __name__ == "__main__":
     class Kind(enum.Enum):
         CLICK = 1
         KEY = 2
@@ -112,16 +109,9 @@ from stream_dataloader import StreamDataLoader, StreamDataset
 """
 
 
-@pytest.mark.parametrize(
-    ("method", "typed"),
-    [
-        *((method, False) for method in SPAWNING),
-        *(pytest.param(method, True, marks=pytest.mark.slow) for method in ALL),
-    ],
-)
-def test_classes_of_a_script_or_of_an_interactive_session_come_back_as_themselves(method, typed, tmp_path):
-    script = MINE.format(guard="if True:" if typed else 'if __name__ == "__main__":', method=method)
-    done = run("", tmp_path, stdin=script.replace("\n\n    ", "\n    ")) if typed else run(script, tmp_path)
+@pytest.mark.parametrize("method", SPAWNING)
+def test_what_is_defined_under_the_main_guard_comes_back_as_itself(method, tmp_path):
+    done = run(MINE.format(method=method), tmp_path)
     assert done.stdout == "[[True, True], [False, True]]\n", done.stderr
 
 
