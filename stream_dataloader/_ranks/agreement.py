@@ -7,8 +7,7 @@
     rank 1       # # # # # # .       another rank says that it has data. From then on, ranks that have data say so in
     rank 2       # # # # # # #       the background. The last rank to end says where that was.
 
-Where lengths are known, ranks exchange nothing; else, as long as all have data. With `padding_mode="drop"` the epoch
-ends where the first rank ends, so ranks ask each other at each step.
+As long as all have data, ranks exchange nothing; with `padding_mode="drop"` they ask each other at each step.
 
 Guarantee: a step is delivered on every rank or on none, unless a rank leaves before the end.
 """
@@ -175,7 +174,7 @@ class AgreedSteps(Steps):
         return self._wait(connection, step, keys.have(step))
 
     def _wait(self, connection: StoreConnection, step: int, counted: str) -> bool:
-        """Whether there is data for a step; `counted`: those who have not counted themselves in it may have some."""
+        """Whether there is data for a step; of `counted`, those who have not counted themselves may have some."""
         self._asked = step
         self._waiting = True
         try:

@@ -1,7 +1,6 @@
 """What ranks write to the store: the keys, under a prefix of each epoch's own, and the values.
 
-Some things each rank *counts itself in*: the count lies under the name of the thing, what each rank has counted under
-that and its number, and `all/` marks a full count.
+Ranks *count themselves in* some things: the count lies under a thing's name, and `all/` marks a full one.
 """
 
 from __future__ import annotations

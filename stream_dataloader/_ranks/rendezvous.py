@@ -5,9 +5,8 @@
     rank 1     call/1 = [[nonce, ...]], calls + 1                    waits for answer/<nonce>
     rank 0                     begins; sees that `calls` has changed:           answer/<nonce> = name
 
-They meet under a name that no earlier epoch or ended rank has used. The store may outlive the ranks, as an agent starts
-ranks again, so a call carries a nonce, which only a living rank 0 can answer. Epochs are not counted: a rank that
-missed one, or had one more, meets the others in the next.
+They meet under a name that no earlier epoch or ended rank has used. An agent's store may outlive the ranks, so a call
+carries a nonce, which only a living rank 0 can answer. Epochs are not counted: a rank that missed one meets the next.
 
 Guarantee: on all ranks the epoch begins, or an error says which rank differs and in what, or which one did not come.
 """
@@ -115,7 +114,7 @@ class Invitation:
                     self._heard = None
 
     def _admits(self, other: Wanted) -> bool:
-        """Whether a caller is meant to come here; one that wants another epoch is, if that can only be a mistake."""
+        """Whether a caller is meant to come here, or can only be mistaken."""
         if other.label == self._wanted.label:
             return True
         with self._use.lock:
@@ -125,13 +124,13 @@ class Invitation:
 
 
 def prefix_of(peers: str) -> str:
-    """Of the keys that ranks know beforehand: another one each time that an agent, which is alone, starts them."""
+    """Of the keys that ranks know beforehand: another one each time that an agent starts them."""
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if os.environ.get("GROUP_WORLD_SIZE") == "1" else "0"
     return f"stream_dataloader/{peers}/{attempt}"
 
 
 def counted_name(store: Store, peers: str) -> str:
-    """Names the next loader of ranks that are several processes each. Each process counts, as none speaks for all."""
+    """Names the next loader of ranks that are several processes each, of which each counts."""
     use, prefix = use_of(store), prefix_of(peers)
     if peers not in use.starts:
         use.starts[peers] = store.add(f"{prefix}/{keys.of_rank(keys.STARTS, dist.get_rank())}", 1)
@@ -208,9 +207,7 @@ class Rendezvous:
             connection.put_first(keys.DIFFERS, keys.pack(RankError(complaint, [rank])))
         arrived = connection.count(keys.HERE)
         if not (complaint or arrived or terms["deterministic"]):
-            complaint = (
-                f"two processes are rank {rank}, and would not read the same with deterministic=False; leave it at True"
-            )
+            complaint = f"two processes are rank {rank}, and read the same with deterministic=True only"
             connection.put_first(keys.DIFFERS, keys.pack(RankError(complaint, [rank])))
         if arrived == self.place.world_size:  # what the first to differ said holds for all
             differs = connection.text(keys.DIFFERS) if connection.has(keys.DIFFERS) else keys.YES
