@@ -174,7 +174,7 @@ class AgreedSteps(Steps):
         return self._wait(connection, step, keys.have(step))
 
     def _wait(self, connection: StoreConnection, step: int, counted: str) -> bool:
-        """Whether there is data for a step; of `counted`, those who have not counted themselves may have some."""
+        """Whether there is data for a step; those who are not `counted` may have some."""
         self._asked = step
         self._waiting = True
         try:

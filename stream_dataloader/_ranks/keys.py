@@ -59,7 +59,7 @@ def answer(nonce: str) -> str:
     return f"answer/{nonce}"
 
 
-#: Values where there is nothing else to say; not empty, as the store takes an empty one for one that was not set.
+#: Where there is nothing else to say; not empty, which the store takes for not set.
 YES, NO = "yes", "no"
 
 
