@@ -27,7 +27,7 @@ def written(folder, **info):
 
 @pytest.mark.parametrize("info", [{}, {"fileFormat": "tfrecord"}, {"fileFormat": "riegeli"}, {"fileFormat": "parquet"}])
 def test_files_without_random_access_are_refused_with_the_remedy(tmp_path, info):
-    with pytest.raises(StoreError, match=r"only ArrayRecord files .* file_format='array_record'.*stores.pack"):
+    with pytest.raises(StoreError, match=r"prepare it with file_format='array_record'.*stores.pack"):
         stores.open(written(tmp_path / "robot" / "1.0.0", **info))
 
 
@@ -41,11 +41,9 @@ def test_a_dataset_is_recognised_and_the_missing_package_is_named(tmp_path, monk
 def test_what_is_no_dataset_is_told(tmp_path):
     with pytest.raises(StoreError, match=r"dataset_info.json is missing"):
         TfdsStore(tmp_path)
-    with pytest.raises(StoreError, match=r"is remote.*copy the dataset here"):
+    with pytest.raises(FileNotFoundError, match=r"on this machine at gs:"):
         TfdsStore("gs://bucket/robot/1.0.0")
     folder = written(tmp_path / "1.0.0", fileFormat="array_record")
     (folder / "features.json").write_text("{")
     with pytest.raises(StoreError, match=r"features.json cannot be read"):
         TfdsStore(folder)
-    with pytest.raises(TypeError, match=r"split is None; give a text"):
-        TfdsStore(folder, split=None)

@@ -1,10 +1,9 @@
 """Fetches records of ArrayRecord files by a process of its own.
 
-Guarantee: the process that reads may be forked, and its children read too. A crash of array_record is an error, not the
-end of the training.
+Guarantee: the process that reads may be forked, and its children read too. A crash of array_record is an error.
 
-array_record keeps threads that wait on locks of their own: in a process that was forked after it was used, opening a
-file ends in a segmentation fault or never (array_record 0.8.6). So only a child that is started anew (exec) uses it.
+In a process that was forked after array_record was used, opening a file crashes or never ends (array_record 0.8.6). So
+only a child that is started anew uses it: it runs this file as a script. Requests and answers are pickled.
 """
 
 from __future__ import annotations
@@ -13,14 +12,13 @@ import contextlib
 import fcntl
 import os
 import pickle
+import signal
 import subprocess
 import sys
 import threading
 import weakref
+from functools import lru_cache
 from typing import Any
-
-from stream_dataloader.errors import StoreError
-from stream_dataloader.stores.tfds import server
 
 __all__ = ["Records"]
 
@@ -28,75 +26,80 @@ _PIPE_BYTES = 1 << 20
 
 
 class Records:
-    """Records, fetched by a child of this process; it is started when the first is wanted. For any thread."""
+    """Records, fetched by a child of this process until one cannot be read. For any thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, _dataset: str) -> None:
         self._lock = threading.Lock()
-        self._child: subprocess.Popen[bytes] | None = None
-        self._end: Any = None
+        self._child = subprocess.Popen(  # noqa: S603
+            [sys.executable, __file__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+        )
+        self.close = weakref.finalize(self, _end, self._child, os.getpid())
+        assert self._child.stdin is not None
+        assert self._child.stdout is not None
+        self._requests, self._answers = self._child.stdin, self._child.stdout
+        with contextlib.suppress(AttributeError, OSError):  # it writes a large part of a record at once
+            fcntl.fcntl(self._answers, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
 
-    def read(self, path: str, place: int, records: int, size: int) -> bytes:
-        """One record."""
+    def read(self, path: str, place: int, records: int) -> bytes:
+        """One record of a file that has so many."""
+        from stream_dataloader.errors import StoreError
+
         with self._lock:
-            child = self._started()
-            assert child.stdin is not None
-            assert child.stdout is not None
             try:
-                pickle.dump((os.path.abspath(path), place, records, size), child.stdin)
-                child.stdin.flush()
-                found: bytes | tuple[str, str] = pickle.load(child.stdout)
-            except (EOFError, BrokenPipeError, pickle.UnpicklingError):
-                self._stop()
-                raise StoreError(
-                    f"{path}: array_record ended with status {child.returncode} when it read record {place}; the file "
-                    "is damaged, or memory is short"
-                ) from None
-            except BaseException:  # interrupted within an answer: its rest must not be taken for the next one
-                self._stop()
+                pickle.dump((os.path.abspath(path), place, records), self._requests)
+                self._requests.flush()
+                found: bytes | tuple[str, str] = pickle.load(self._answers)
+                if isinstance(found, bytes):
+                    return found
+                kind, text = found
+            except (EOFError, BrokenPipeError, pickle.UnpicklingError) as error:
+                self.close()
+                kind, text = repr(error), f"array_record ended with status {self._child.returncode}"
+            except BaseException:  # the rest of an answer must not be taken for the next one
+                self.close()
                 raise
-        if isinstance(found, bytes):
-            return found
-        kind, text = found
         if kind == "ModuleNotFoundError":
-            raise ImportError(f"reading {path} needs array_record; install it: pip install 'stream-dataloader[tfds]'")
-        raise StoreError(f"{path}, record {place}: {kind}: {text}; prepare the dataset anew")
-
-    def _started(self) -> subprocess.Popen[bytes]:
-        if self._child is None:
-            paths = os.pathsep.join(path for path in sys.path if path)
-            self._child = subprocess.Popen(  # noqa: S603
-                [sys.executable, server.__file__],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                env=os.environ | {"PYTHONPATH": paths},
-            )
-            self._end = weakref.finalize(self, _end, self._child, os.getpid())
-            assert self._child.stdout is not None
-            with contextlib.suppress(AttributeError, OSError):  # it writes a large part of a record at once
-                fcntl.fcntl(self._child.stdout.fileno(), fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
-        return self._child
-
-    def _stop(self) -> None:
-        if self._end is not None:
-            self._end()
-        self._child = self._end = None
-
-    def close(self) -> None:
-        """End the child; the next read starts another."""
-        with self._lock:
-            self._stop()
+            raise ImportError(f"{path} needs array_record: pip install 'stream-dataloader[tfds]'")
+        raise StoreError(f"{path}, record {place}: {kind}: {text}")
 
 
-def _end(child: subprocess.Popen[bytes], owner: int) -> None:
-    """End the child, in the process that started it; one that was forked from it leaves it alone."""
-    if os.getpid() != owner:
-        return
-    for pipe in (child.stdin, child.stdout):
-        if pipe is not None:
-            with contextlib.suppress(OSError):
-                pipe.close()
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        child.wait(0.05)
-    child.kill()
-    child.wait()
+def _end(child: Any, owner: int) -> None:
+    """End the child, in the process that started it."""
+    if os.getpid() == owner:
+        child.kill()
+        child.communicate()
+
+
+@lru_cache(maxsize=8)  # a dataset may have thousands
+def _opened(path: str, records: int) -> Any:
+    from array_record.python import array_record_module
+
+    # Without read-ahead: the next record is often in another file.
+    reader = array_record_module.ArrayRecordReader(path, options="readahead_buffer_size:0,max_parallelism:0")
+    if reader.num_records() != records:
+        raise ValueError(f"it has {reader.num_records()} records, and dataset_info.json says {records}")
+    return reader
+
+
+def _serve() -> None:
+    """Answer requests, until the input ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for who asks
+    with contextlib.suppress(EOFError):
+        while True:
+            path, place, records = pickle.load(sys.stdin.buffer)
+            try:
+                reader = _opened(path, records)
+                reader.seek(place)
+                found = reader.read()
+            except Exception as error:
+                found = type(error).__name__, str(error)
+            pickle.dump(found, sys.stdout.buffer, pickle.HIGHEST_PROTOCOL)
+            sys.stdout.buffer.flush()
+
+
+if __name__ == "__main__":
+    _serve()

@@ -1,8 +1,7 @@
 """The store of a TFDS or RLDS dataset: what a builder's directory holds, and where the examples of a split lie.
 
-Guarantee: sizes that its JSON files claim are compared with the files before anything is made of them; no file outside
-of the directory is read, and no code of the dataset's builder is imported. An episode costs one record, read when its
-stream is opened; its steps are decoded when they are read.
+Guarantee: sizes that its JSON files claim are compared with the files; no file outside of the directory is read, and no
+code of the dataset's builder is imported. An episode's record is read when its stream is opened.
 """
 
 from __future__ import annotations
@@ -12,38 +11,36 @@ import hashlib
 import itertools
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from typing import Any, ClassVar, NamedTuple
 
 from stream_dataloader.errors import StoreError
-from stream_dataloader.stores._base.files import inside, read_json
+from stream_dataloader.stores._base.files import damage_named, inside, read_json
+from stream_dataloader.stores._base.handles import Handles
 from stream_dataloader.stores._base.options import given_columns, renamed
 from stream_dataloader.stores._base.rows import RowSteps
 from stream_dataloader.stores._base.store import Store
 from stream_dataloader.stores.tfds.episode import EpisodeReader
 from stream_dataloader.stores.tfds.records import Records
 from stream_dataloader.streams._media.known_file import KnownFile
-from stream_dataloader.streams.cache.file_cache import is_url
 
-__all__ = ["Builder", "Shard", "TfdsStore", "read_builder"]
+__all__ = ["TfdsStore"]
+
+_INFO, _FEATURES = "dataset_info.json", "features.json"
 
 
 class TfdsStore(Store):
     """A dataset that TFDS prepared in ArrayRecord files (`file_format="array_record"`), such as RLDS episodes.
 
     A stream is an episode: the steps in a nested feature, each a dict as `builder.as_data_source` gives it. Text
-    features are `str`, other strings `bytes`; the loader keeps both as objects. What the dataset says of an episode
-    besides its steps is `metadata(number)`, which reads its record. `lengths` is None: only an episode's record tells
-    its length; pack the dataset where lengths are wanted. A stream's key is TFDS's id: the file, and the place in it.
-
-    TensorFlow and the code of the dataset's builder are not needed. A record holds a whole episode, and is in memory
-    while its stream is open.
+    features are `str`, other strings `bytes`. `metadata(number)` is what else the dataset says of an episode. `lengths`
+    is None: only a record tells its length. A stream's key is TFDS's id: the file, and the place in it.
 
     Args:
         path: The builder's directory: `.../name/version`, or `.../name/config/version`.
-        split: Which examples: `"train"`, parts as `"train[10%:20%]"`, sums as `"train[:100]+validation"`, `"all"`.
+        split: Which examples: `"train"`, `"train[10%:20%]"`, `"train[:100]+validation"`, `"all"`.
         stream: The feature that holds a stream's steps: a `Dataset`, `Sequence` or `Video`.
-        columns: Which columns of a step to unpack, with their outer names: `"observation/image"`; `"observation"` is
-            all below it. None: all.
+        columns: Which columns of a step to unpack: `"observation/image"`, or `"observation"` for all below it.
     """
 
     format: ClassVar[str] = "tfds"
@@ -57,183 +54,124 @@ class TfdsStore(Store):
         stream: str = "steps",
         columns: Sequence[str] | None = None,
     ) -> None:
-        if not isinstance(split, str):
-            raise TypeError(f"split is {split!r}; give a text such as 'train' or 'train[:50%]+test'")
-        self._split, self._stream, self._columns = split, stream, given_columns(columns)
-        super().__init__(path, split=split, stream=stream, columns=self._columns)
-        self._records: dict[int, Records] = {}
-        if is_url(self.path):
-            raise StoreError(f"{self.path} is remote, and array_record reads local files; copy the dataset here")
+        super().__init__(path, split=split, stream=stream, columns=given_columns(columns))
+        self._records: Handles[str, Records] = Handles(Records)
         _ = self.index
 
-    def __getstate__(self) -> dict[str, Any]:
-        return super().__getstate__() | {"_records": {}}
+    def close(self) -> None:
+        """Also end the process that reads for this one; see `Store.close`."""
+        super().close()
+        self._records.close()
 
     def _read_index(self) -> _Index:
-        builder = read_builder(self.path, self._split)
-        return _Index(builder, EpisodeReader(builder.features, self.path, self._stream, self._columns))
+        """Read what there is."""
+        path, split = self.path, self._options["split"]
+        if not os.path.isdir(path):
+            raise FileNotFoundError(f"there is no builder's directory on this machine at {path}")
+        info = read_json(os.path.join(path, _INFO), dict)
+        formats = [info.get("fileFormat") or "tfrecord", *(info.get("alternativeFileFormats") or [])]
+        if "array_record" not in formats:
+            raise StoreError(
+                f"{path} holds {' and '.join(map(str, formats))} files; prepare it with file_format='array_record', "
+                "or read it by TensorFlow and pack it: stores.pack"
+            )
+        read_json(os.path.join(path, _FEATURES), dict)
+        try:
+            import tensorflow_datasets as tfds
+        except ImportError as error:
+            raise ImportError(f"{path} needs tensorflow-datasets: pip install 'stream-dataloader[tfds]'") from error
+        with damage_named(f"{path}, by tensorflow_datasets {tfds.__version__},"):
+            builder = tfds.builder_from_directory(path, file_format="array_record")
+            features, splits = builder.info.features, builder.info.splits
+            names = sorted(splits)
+        try:
+            instructions = splits[split].file_instructions
+        except Exception as error:
+            raise StoreError(f"{path} has no split {split!r} ({error}); it has {names}, and parts of them") from error
+        shards = [_shard(path, instruction) for instruction in instructions]
+        if not shards:
+            raise StoreError(f"{path} has no example in its split {split!r}; its splits are {names}")
+        with open(os.path.join(path, _FEATURES), "rb") as file:
+            digest = hashlib.blake2b(file.read(), digest_size=16)
+        what = [info.get(key) for key in ("name", "configName", "version")]
+        numbers = [
+            (os.path.basename(one.known.path), one.skip, one.take, one.records, one.known.size) for one in shards
+        ]
+        digest.update(repr([what, numbers]).encode())
+        reader = EpisodeReader(features, path, self._options["stream"], self._options["columns"])
+        return _Index(digest.hexdigest(), info, shards, reader)
 
     def _record(self, number: int) -> bytes:
-        shard, place = self.index.builder.find(number)
-        records = self._records.setdefault(os.getpid(), Records())
+        shard, place = self.index.find(number)
         try:
-            with shard.known:
-                return records.read(shard.path, place, shard.records, shard.known.size)
-        except StoreError as error:
-            raise StoreError(f"{self.name_of(number)}: {error}") from None
+            with shard.known, closing(self._records.lease(self.path)) as lease:
+                return lease.handle.read(shard.known.path, place, shard.records)
+        except BaseException as error:
+            self._records.close()  # the next read starts another
+            if isinstance(error, StoreError):
+                raise StoreError(f"{self.name_of(number)}: {error}") from None
+            raise
 
     def _open_steps(self, number: int) -> RowSteps:
-        index: _Index = self.index
-        return index.reader.episode(self._record(number), self.name_of(number))
+        reader: EpisodeReader = self.index.reader
+        return reader.episode(self._record(number), self.name_of(number))
 
     def key(self, number: int) -> str:
-        shard, place = self.index.builder.find(self._check_number(number))
-        return f"{os.path.basename(shard.path)}__{place}"
+        shard, place = self.index.find(self._check_number(number))
+        return f"{os.path.basename(shard.known.path)}__{place}"
 
     def metadata(self, number: int) -> Mapping[str, Any]:
         """What the dataset says of an episode besides its steps; reads its record."""
         number = self._check_number(number)
-        index: _Index = self.index
-        return index.reader.metadata(self._record(number), self.name_of(number))
+        reader: EpisodeReader = self.index.reader
+        return reader.metadata(self._record(number), self.name_of(number))
 
     def _version(self) -> str:
-        return str(self.index.builder.info.get("version", ""))
+        return str(self.index.info.get("version", ""))
 
     def _metadata(self) -> Mapping[str, Any]:
-        info = self.index.builder.info
-        return {
-            "name": info.get("name"),
-            "config": info.get("configName"),
-            "split": self._split,
-        }
-
-    def close(self) -> None:
-        """Close the index, and end the process that reads for this one; the store can be used."""
-        if (records := self._records.pop(os.getpid(), None)) is not None:
-            records.close()
-        super().close()
+        info = self.index.info
+        return {"name": info.get("name"), "config": info.get("configName"), "split": self._options["split"]}
 
 
-class _Index:
-    """See `Store._read_index`: where episodes lie, and what reads their steps."""
+class _Shard(NamedTuple):
+    """Part of a file: examples `[skip, skip + take)` of the `records` that it has."""
 
-    lengths = None
-
-    def __init__(self, builder: Builder, reader: EpisodeReader) -> None:
-        self.builder = builder
-        self.reader = reader
-        self.fingerprint = builder.fingerprint
-
-    def __len__(self) -> int:
-        return self.builder.stops[-1]
-
-
-INFO, FEATURES = "dataset_info.json", "features.json"
-
-
-class Shard(NamedTuple):
-    """Part of a file: examples `[skip, skip + take)` of the `records` that it has; `known` is it as it was listed."""
-
-    path: str
+    known: KnownFile
     skip: int
     take: int
     records: int
-    known: KnownFile
 
 
-class Builder(NamedTuple):
-    """A dataset's info and features, and the parts of files in which a split's examples lie, in order."""
+class _Index:
+    """See `Store._read_index`: where a split's examples lie, in order, and what reads their steps."""
 
-    info: dict[str, Any]
-    features: Any
-    shards: list[Shard]
-    stops: list[int]
-    fingerprint: str
+    lengths = None
 
-    def find(self, number: int) -> tuple[Shard, int]:
-        """Where an example lies: the file, and its place among all that the file has."""
-        found = bisect.bisect_right(self.stops, number)
-        shard = self.shards[found]
-        return shard, shard.skip + number - (self.stops[found] - shard.take)
+    def __init__(self, fingerprint: str, info: dict[str, Any], shards: list[_Shard], reader: EpisodeReader) -> None:
+        self.fingerprint = fingerprint
+        self.info = info
+        self.reader = reader
+        self._shards = shards
+        self._stops = list(itertools.accumulate(shard.take for shard in shards))
 
+    def __len__(self) -> int:
+        return self._stops[-1]
 
-def read_builder(path: str, split: str) -> Builder:
-    """Read what there is; `split` is as TFDS takes it."""
-    if not os.path.isdir(path):
-        raise FileNotFoundError(f"there is no dataset at {path}; give a builder's directory, such as .../name/1.0.0")
-    info = read_json(os.path.join(path, INFO), dict)
-    others = info.get("alternativeFileFormats") or []
-    formats = [
-        info.get("fileFormat") or "tfrecord",
-        *(others if isinstance(others, list) else []),
-    ]
-    if "array_record" not in formats:
-        raise StoreError(
-            f"{path} holds {' and '.join(map(str, formats))} files, and only ArrayRecord files can be read at any "
-            "episode; prepare the dataset with file_format='array_record', convert it by 'tfds convert_format "
-            "--out_file_format=array_record', or read it with TensorFlow once and pack it: stores.pack"
-        )
-    read_json(os.path.join(path, FEATURES), dict)
-    try:
-        import tensorflow_datasets as tfds
-    except ImportError as error:
-        raise ImportError(
-            f"a TFDS dataset needs tensorflow-datasets ({error}); install it: pip install 'stream-dataloader[tfds]'"
-        ) from error
-    try:
-        builder = tfds.builder_from_directory(path, file_format="array_record")
-        features, splits = builder.info.features, builder.info.splits
-        names = sorted(splits)
-    except Exception as error:
-        raise StoreError(
-            f"{path} is damaged, or of another version: tensorflow_datasets {tfds.__version__} cannot read it "
-            f"({_text(error)}); prepare the dataset anew"
-        ) from error
-    try:
-        instructions = splits[split].file_instructions
-    except Exception as error:
-        raise StoreError(
-            f"{path} has no split {split!r} ({_text(error)}); it has {names}, and takes parts of them such as "
-            f"'{names[0] if names else 'train'}[10%:20%]' and sums such as 'train+test'"
-        ) from error
-    shards = [_shard(path, instruction) for instruction in instructions]
-    if not shards or any(int(length) < 0 for found in info["splits"] for length in found.get("shardLengths") or ()):
-        raise StoreError(f"{path} has no example in its split {split!r}, or {INFO} is damaged; its splits are {names}")
-    with open(os.path.join(path, FEATURES), "rb") as file:
-        digest = hashlib.blake2b(file.read(), digest_size=16)
-    what = [info.get(key) for key in ("name", "configName", "version")]
-    numbers = [(os.path.basename(one.path), one.skip, one.take, one.records, one.known.size) for one in shards]
-    digest.update(repr([what, numbers]).encode())
-    return Builder(
-        info,
-        features,
-        shards,
-        list(itertools.accumulate(one.take for one in shards)),
-        digest.hexdigest(),
-    )
+    def find(self, number: int) -> tuple[_Shard, int]:
+        """Where an example lies: the file, and its place in it."""
+        found = bisect.bisect_right(self._stops, number)
+        shard = self._shards[found]
+        return shard, shard.skip + number - (self._stops[found] - shard.take)
 
 
-def _shard(path: str, instruction: Any) -> Shard:
+def _shard(path: str, instruction: Any) -> _Shard:
     name = os.path.relpath(os.path.abspath(os.fspath(instruction.filename)), os.path.abspath(path))
-    file = inside(path, name, os.path.join(path, INFO))
-    try:
+    file = inside(path, name, os.path.join(path, _INFO))
+    with damage_named(file):
         known = KnownFile.of(file)
-    except FileNotFoundError:
-        raise StoreError(f"{file} is missing, which {INFO} names; prepare the dataset anew") from None
-    shard = Shard(
-        file,
-        int(instruction.skip),
-        int(instruction.take),
-        int(instruction.examples_in_shard),
-        known,
-    )
-    if not 0 <= shard.skip <= shard.skip + shard.take <= shard.records <= known.size:  # a record takes more than a byte
-        raise StoreError(
-            f"{file} has {known.size:,} bytes, and {INFO} says that examples {shard.skip} to "
-            f"{shard.skip + shard.take} of {shard.records:,} are in it; prepare the dataset anew"
-        )
-    return shard
-
-
-def _text(error: Exception) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())[:400]
+    skip, take, records = int(instruction.skip), int(instruction.take), int(instruction.examples_in_shard)
+    if not 0 <= skip <= skip + take <= records <= known.size:  # a record takes more than a byte
+        told = f"{_INFO} says that it has examples {skip} to {skip + take} of {records:,}"
+        raise StoreError(f"{file} has {known.size:,} bytes, and {told}")
+    return _Shard(known, skip, take, records)
