@@ -73,7 +73,7 @@ def test_a_filter_key_chooses_demonstrations(robomimic):
         Hdf5Store(robomimic, filter_key="none")
 
 
-@pytest.mark.parametrize("names", [np.array([b"demo_0", b"demo_9"]), np.array([b"demo_0"] * 2), np.arange(3)])
+@pytest.mark.parametrize("names", [np.array([b"demo_0", b"demo_9"]), np.arange(3)])
 def test_a_wrong_filter_key_is_an_error(robomimic, names):
     with h5py.File(robomimic, "a") as file:
         file["mask/m"] = names
@@ -171,10 +171,10 @@ BROKEN = {
     "num_samples 9": lambda file: file["data/demo_2"].attrs.modify("num_samples", 9),
     "no dataset 'obs/image'": written("obs/image"),
     "no dataset 'obs/pose'": lambda file: (file.pop("data/demo_2/obs/pose"), file.create_group("data/demo_2/obs/pose")),
-    "/data/demo_2/dones holds strings": written("dones", data=["a"] * 7),
+    "/data/demo_2/dones is of dtype object": written("dones", data=["a"] * 7),
     "of dtype .S1": written("dones", data=np.full(7, b"a")),
     "2,147,483,648 bytes, more than the": written("obs/image", (7, 2**31), "u1", chunks=(1, 1024)),
-    "939,524,096 bytes, and 0 of them": written("obs/image", (7, 2**27), "u1", chunks=(1, 1024)),
+    "0 of 917,504 chunks": written("obs/image", (7, 2**27), "u1", chunks=(1, 1024)),
     "'dones' lies in another file": written("dones", h5py.ExternalLink("other.h5", "/x")),
     "'dones' lies in another": written("dones", (7,), "i8", external=[("raw.bin", 0, 56)]),
 }
@@ -200,9 +200,7 @@ def test_chunks_that_were_never_written_are_found_by_verify(tmp_path):
         del file["data/demo_1/dones"]
         file["data/demo_1"].create_dataset("dones", (31,), "i8", chunks=(10,))[:20] = 1
     (problem,) = Hdf5Store(path).verify()
-    assert (
-        problem == f"{path}, stream 1 (demo_1), dones has 2 of 4 chunks: it is half written or damaged; write it anew"
-    )
+    assert problem == f"{path}, stream 1 (demo_1), dones is half written: 2 of 4 chunks"
 
 
 def test_checksums_of_chunks_are_compared(tmp_path):

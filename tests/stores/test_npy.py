@@ -76,14 +76,15 @@ def test_one_file_is_one_stream(tmp_path):
     sources, store = stores.open(tmp_path / "x.npy")
     assert (list(sources), store.key(0), [int(item) for item in read(store(0))]) == ([0], "x", [0, 1, 2, 3, 4])
     os.rename(tmp_path / "x.npy", tmp_path / "x.dat")
-    with pytest.raises(StoreError, match=r"x.dat is no .npy file"):
-        stores.open(tmp_path / "x.dat", format="npy")
+    for wrong in (tmp_path / "x.dat", tmp_path):
+        with pytest.raises(StoreError, match=r"no .npy file"):
+            stores.open(wrong, format="npy")
 
 
 def test_some_leaves_can_be_read_alone(tmp_path):
     store = NpyStore(folders_of_leaves(tmp_path / "a"), columns=["state"])
     assert [list(item) for item in read(store(2))] == [["state"]] * 7
-    with pytest.raises(StoreError, match=r"episode8 \(stream 0\) has no depth.npy; it has .*action"):
+    with pytest.raises(StoreError, match=r"episode8 \(stream 0\) has .*action.*: not all streams have \['depth'\]"):
         NpyStore(store.path, columns=["depth"])
     with pytest.raises(StoreError, match="each stream is one array"):
         NpyStore(files_of_rows(tmp_path / "b"), columns=["state"])
@@ -92,10 +93,12 @@ def test_some_leaves_can_be_read_alone(tmp_path):
 STATE = "episode10/state.npy"
 DAMAGES = {
     "alone.npy": lambda folder: np.save(folder / "alone.npy", np.arange(3)),
-    "no state.npy": lambda folder: os.unlink(folder / STATE),
-    "depth.npy": lambda folder: np.save(folder / "episode10" / "depth.npy", np.zeros(7)),
-    "no action.npy": lambda folder: (folder / "episode99").mkdir(),
-    "has 6 rows": lambda folder: np.save(folder / STATE, np.zeros((6, 4), np.int16)),
+    "episode10 .* not all streams have \\['state'\\]": lambda folder: os.unlink(folder / STATE),
+    "episode10 .* not all streams have \\['depth'\\]": lambda folder: np.save(
+        folder / "episode10" / "depth.npy", np.zeros(7)
+    ),
+    "episode99": lambda folder: (folder / "episode99").mkdir(),
+    "6 steps of": lambda folder: np.save(folder / STATE, np.zeros((6, 4), np.int16)),
     "140 bytes of 184": lambda folder: os.truncate(folder / STATE, 140),
     "of dtype object": lambda folder: np.save(folder / STATE, np.array([{}, None]), allow_pickle=True),
     "184 bytes of 56,000,000,000,128": lambda folder: claim(
@@ -116,12 +119,6 @@ def test_what_is_no_store_is_refused_by_name(tmp_path, message):
         stores.open(tmp_path / "a")
 
 
-def test_a_folder_without_files_is_refused(tmp_path):
-    (tmp_path / "a").mkdir()
-    with pytest.raises(StoreError, match=r"has no .npy files"):
-        stores.open(tmp_path / "a", format="npy")
-
-
 def test_a_file_that_was_written_to_is_noticed_when_it_is_opened(tmp_path):
     store = NpyStore(files_of_rows(tmp_path / "a"))
     np.save(tmp_path / "a" / "clip11.npy", ARRAYS[2] + 1)
@@ -134,19 +131,6 @@ def test_a_file_that_was_written_to_is_noticed_when_it_is_opened(tmp_path):
         store(2)
 
 
-def test_rows_larger_than_none_are_counted(tmp_path):
-    (tmp_path / "a").mkdir()
-    np.save(tmp_path / "a" / "x.npy", np.zeros((3, 0)))
-    path = tmp_path / "a" / "x.npy"
-    assert len(read(stores.open(tmp_path / "a").open_stream(0))) == 3
-    path.write_bytes(path.read_bytes().replace(b"(3, 0), }            ", b"(900000000000000000, 0", 1))
-    with pytest.raises(StoreError, match=r"900,000,000,000,000,000 rows, of no bytes|header"):
-        stores.open(tmp_path / "a")
-
-
-def test_absurdly_many_rows_of_no_bytes_are_refused(tmp_path):
-    with open(tmp_path / "a.npy", "wb") as file:
-        header = {"descr": "<f8", "fortran_order": False, "shape": (1 << 50, 0)}
-        np.lib.format.write_array_header_1_0(file, header)
-    with pytest.raises(StoreError, match=r"a\.npy says that it has 1,125,899,906,842,624 steps, of no bytes"):
-        NpyStore(tmp_path)
+def test_rows_of_no_bytes_are_counted(tmp_path):
+    np.save(tmp_path / "x.npy", np.zeros((3, 0)))
+    assert len(read(stores.open(tmp_path).open_stream(0))) == 3

@@ -160,8 +160,7 @@ BROKEN = {
     "data/task is of dtype <U1": added("data/task", data=np.array(["a"] * 61)),
     "'extra': 7": added("data/extra", data=np.zeros(7)),
     "2,147,483,648 bytes, more than": added("data/x", shape=(61, 2**31), chunks=(1, 1 << 20), dtype="u1"),
-    "would be unpacked for a step": added("data/x", shape=(61, 2), chunks=(61, 1 << 34), dtype="u1"),
-    "8,000,000,000 bytes, and 0": added("meta/episode_ends", shape=(10**9,), chunks=(1 << 20,), dtype="i8"),
+    r"int64 \(1000000000,\); it should": added("meta/episode_ends", shape=(10**9,), chunks=(1 << 20,), dtype="i8"),
 }
 
 
@@ -210,13 +209,6 @@ def test_a_stream_that_is_open_does_not_go_on_in_another_store(tmp_path):
         list(stream)
 
 
-def test_ends_of_absurdly_many_chunks_are_refused_before_they_are_listed(buffer):
-    described = pathlib.Path(buffer) / "meta/episode_ends/.zarray"
-    described.write_text(json.dumps(json.loads(described.read_text()) | {"shape": [1 << 40]}))
-    with pytest.raises(StoreError, match=r"episode_ends has 8,796,093,022,208 bytes in [\d,]+ chunks"):
-        ZarrStore(buffer)
-
-
 def test_workers_read_an_archive_that_is_open_here(tmp_path):
     streams = episodes((40, 30, 35, 50))
     write_buffer(tmp_path / "folder", streams, compressors=BLOSC)
@@ -240,5 +232,5 @@ def test_workers_read_an_archive_that_is_open_here(tmp_path):
 
 def test_a_missing_package_is_named(buffer, monkeypatch):
     monkeypatch.setitem(sys.modules, "zarr", None)
-    with pytest.raises(ImportError, match=r"needs zarr, .*pip install 'stream-dataloader\[zarr\]'"):
+    with pytest.raises(ImportError, match=r"needs zarr: pip install 'stream-dataloader\[zarr\]'"):
         ZarrStore(buffer)

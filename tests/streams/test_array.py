@@ -278,15 +278,15 @@ BAD_FILES = {
     "objects": (npy(np.array([{}, None], object)), "is of dtype object"),
     "strings": (npy(np.array(["a", "b"])), "is of dtype <U1"),
     "dates": (npy(np.zeros(3, "M8[s]")), r"is of dtype datetime64\[s\]"),
-    "structured": (npy(PAIRS), "is a structured array"),
+    "structured": (npy(PAIRS), r"is of dtype \[\('x'"),
     "cut hdf5": (lambda path: cut(stored(path, rows=TABLE)), "is not a whole HDF5 file: .*truncated"),
     "head of hdf5": (bytes_of(b"\x89HDF\r\n\x1a\n"), "is not a whole HDF5 file"),
-    "several": (lambda path: stored(path, a=TABLE, deep__b=FRAMES), r"has 2 datasets: 'a' \(20, 3\), 'deep/b'"),
+    "several": (lambda path: stored(path, a=TABLE, deep__b=FRAMES), r"has 2 datasets: {'a': \(20, 3\), 'deep/b'"),
     "none": (stored, "has 0 datasets"),
     "hdf5 number": (hdf5_of(np.float32(1)), "dataset /a is a single number"),
-    "hdf5 empty": (hdf5_of(h5py.Empty("f4")), "dataset /a is empty"),
-    "hdf5 strings": (hdf5_of(["x", "y"]), "dataset /a holds strings"),
-    "hdf5 structured": (hdf5_of(PAIRS), "dataset /a is a structured array"),
+    "hdf5 empty": (hdf5_of(h5py.Empty("f4")), "dataset /a is a single"),
+    "hdf5 strings": (hdf5_of(["x", "y"]), "dataset /a is of dtype object"),
+    "hdf5 structured": (hdf5_of(PAIRS), r"dataset /a is of dtype \[\('x'"),
 }
 
 
@@ -302,10 +302,10 @@ def test_bad_files_are_named(tmp_path, bad, workers):
 @pytest.mark.parametrize(
     ("dataset", "message"),
     [
-        ("b", r"a\.h5 has 2 datasets: 'deep/rows' \(20, 3\), 'short' \(4, 3\); 'b' is none"),
+        ("b", r"a\.h5 has 2 datasets: {'deep/rows': \(20, 3\), 'short': \(4, 3\)}; 'b' is none"),
         ("deep", "'deep' is none of them"),
         (("deep/rows", "nope"), "'nope' is none of them"),
-        (("deep/rows", "short"), r"side by side need as many rows each, and they have {'deep/rows': 20, 'short': 4}"),
+        (("deep/rows", "short"), r"side by side have other numbers of rows: {'deep/rows': 20, 'short': 4}"),
     ],
 )
 def test_bad_datasets_are_named(tmp_path, dataset, message):
@@ -340,7 +340,7 @@ def test_bad_starts_are_refused(tmp_path):
 
 
 def test_a_dataset_of_a_file_that_has_none_by_name(tmp_path):
-    with pytest.raises(ValueError, match=r"a\.npy is a \.npy file, which is one array; dataset='x' is for HDF5"):
+    with pytest.raises(ValueError, match=r"a\.npy is a \.npy file, and dataset='x' is for HDF5"):
         ArrayStream(dataset="x")(saved(tmp_path / "a.npy", TABLE))
 
 

@@ -1,7 +1,6 @@
 """Rows of arrays.
 
-`stream` is the factory, `tables` reads `.npy` files and arrays in memory, and `hdf5` reads datasets of HDF5 files. It
-imports `_media` and `cache`. Open `stream` first.
+`stream` is the factory, `tables` reads `.npy` files and arrays in memory, and `hdf5` datasets. Open `stream` first.
 """
 
 from stream_dataloader.streams.array.stream import ArrayStream

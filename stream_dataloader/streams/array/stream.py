@@ -1,20 +1,18 @@
-"""Arrays whose rows are time steps: `.npy` files, read through a memory map, HDF5 datasets, and arrays in memory.
+"""Arrays whose rows are time steps.
 
-Guarantee: only the rows that are read are loaded, straight into the batch. A file that is cut off while it is read is
-an error, not a crash.
+Guarantee: only the rows that are read are loaded, straight into the batch.
 """
 
 from __future__ import annotations
 
-import operator
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from stream_dataloader.streams._media.section import check_file, section_of
-from stream_dataloader.streams.array.tables import NpyTable, Table, memory_table
+from stream_dataloader.streams._media.section import check_file, section_of, whole_number
+from stream_dataloader.streams.array.tables import MemoryTable, NpyTable, Table
 from stream_dataloader.streams.cache.file_cache import FileCache, open_local
 
 __all__ = ["ArrayStream"]
@@ -27,13 +25,12 @@ class ArrayStream:
     """Opens arrays: each row of the first axis is an item.
 
     A source is the path or URL of a `.npy` or HDF5 file, a NumPy array (or `numpy.memmap`), a tensor, a mapping of
-    arrays, or `(source, start, stop)`: some rows of one. A file's first bytes show which kind it is. HDF5 files need
-    the package h5py (`pip install 'stream-dataloader[h5py]'`). To be passed to `StreamDataset` as `open_stream`.
+    arrays, or `(source, start, stop)`: some rows of one. HDF5 files need the extra `h5py`.
 
     Args:
-        dataset: The dataset of HDF5 files, such as `"events/frames"`. Several names, or a mapping of an item's keys to
-            names, are read side by side, and an item is a dict of their rows. None takes the only dataset of a file.
-        cache: Where files from URLs are kept; None is the cache that all streams share, see `FileCache`.
+        dataset: The dataset of HDF5 files, such as `"events/frames"`. Several names, or a mapping of keys to names, are
+            read side by side, and an item is a dict of their rows. None takes a file's only dataset.
+        cache: Where files from URLs are kept; None is the cache that all streams share.
 
     Raises:
         TypeError: `dataset` is neither a name nor several.
@@ -55,30 +52,28 @@ class ArrayStream:
     cache: FileCache | None = None
 
     def __post_init__(self) -> None:
-        names = self.dataset
+        names: Any = self.dataset
         if names is None:
             return
-        if isinstance(names, Mapping):
+        if isinstance(names, str):
+            names = [names]
+        elif isinstance(names, Mapping):
             names = [*names, *names.values()]
-        elif isinstance(names, Sequence):
-            names = [names] if isinstance(names, str) else list(names)
-        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-            raise TypeError(
-                f"dataset is {self.dataset!r}; give a dataset's name, several, or a mapping of keys to names"
-            )
+        if not isinstance(names, Sequence) or not all(isinstance(name, str) for name in names):
+            raise TypeError(f"dataset is {self.dataset!r}; give a name, several, or a mapping")
         if not names or not all(names):
-            raise ValueError(f"dataset is {self.dataset!r}, which names nothing; leave it out for a file's only one")
+            raise ValueError(f"dataset is {self.dataset!r}, which names nothing")
 
     def __call__(self, source: Any, *, start: int = 0) -> Rows:
         """Open one source, from item `start` on, counted from its own first.
 
         Raises:
-            ValueError: The file or the array is not one whose rows can be read, or has fewer than asked for.
+            ValueError: There are no rows that can be read, or fewer than asked for.
             OSError: The file cannot be read.
             ImportError: What reads this kind of file is not installed.
         """
         whole, first, stop = section_of(source)
-        first, start = _index(first, "start"), _index(start, "start")
+        first, start = _rows("start", first), _rows("start", start)
         with ExitStack() as opened:
             tables = self._open(whole, opened)
             for table in tables.values():
@@ -86,32 +81,29 @@ class ArrayStream:
             lengths = {name: len(table) for name, table in tables.items()}
             rows = next(iter(lengths.values()))
             if len(set(lengths.values())) > 1:
-                raise ValueError(f"arrays that are read side by side need as many rows each, and they have {lengths}")
-            stop = rows if stop is None else _index(stop, "stop")
-            if not 0 <= first <= stop <= rows:
+                raise ValueError(f"arrays side by side have other numbers of rows: {lengths}")
+            stop = rows if stop is None else _rows("stop", stop)
+            if not first <= stop <= rows:
                 raise ValueError(f"rows {first} to {stop} were asked for, and the array has {rows}")
-            if not 0 <= start <= stop - first:
-                raise ValueError(
-                    f"start is {start}, and the source has {stop - first} rows; give at most that, or see whether it "
-                    "has changed"
-                )
+            if start > stop - first:
+                raise ValueError(f"start is {start}, and the source has {stop - first} rows")
             return Rows(tables, first + start, stop, opened.pop_all())
 
     def length(self, source: Any) -> int:
-        """The number of rows, by the file's header, for which a URL's file is fetched; raises as opening does."""
+        """The number of rows, by the file's header; raises as opening does."""
         with closing(self(source)) as rows:
             return rows.remaining
 
     def _open(self, whole: Any, opened: ExitStack) -> dict[Any, Table]:
-        """The arrays by their keys; `_ALONE` is the key of an array that is an item by itself."""
+        """The arrays by their keys."""
         if isinstance(whole, (str, os.PathLike)):
             local = opened.enter_context(open_local(whole, self.cache))
             return self._open_file(local.path, os.fspath(whole), opened)
         if isinstance(whole, Mapping):
             if not whole:
-                raise ValueError("the source is an empty mapping; give at least one array")
-            return {key: memory_table(array, f"the source's {key!r}") for key, array in whole.items()}
-        return {_ALONE: memory_table(whole, "the source")}
+                raise ValueError("the source is an empty mapping")
+            return {key: MemoryTable(array, f"the source's {key!r}") for key, array in whole.items()}
+        return {_ALONE: MemoryTable(whole, "the source")}
 
     def _open_file(self, path: str, name: str, opened: ExitStack) -> dict[Any, Table]:
         check_file(path)
@@ -119,21 +111,18 @@ class ArrayStream:
             head = file.read(len(_HDF5))
         if head.startswith(_NPY):
             if self.dataset is not None:
-                raise ValueError(f"{name} is a .npy file, which is one array; dataset={self.dataset!r} is for HDF5")
+                raise ValueError(f"{name} is a .npy file, and dataset={self.dataset!r} is for HDF5")
             return {_ALONE: NpyTable(path, name)}
         if head.startswith(_ZIP):
-            raise ValueError(
-                f"{name} is a zip archive (.npz, or one of torch.save), which cannot be read row by row; load it once, "
-                "and save its arrays as .npy"
-            )
-        from stream_dataloader.streams.array.hdf5 import Hdf5Table, is_hdf5, open_file
+            raise ValueError(f"{name} is a zip archive (.npz, or of torch.save); save its arrays as .npy")
+        from stream_dataloader.streams.array.hdf5 import Hdf5Table, found_in, is_hdf5, open_file
 
         if head == _HDF5 or is_hdf5(path):
             file, names = opened.enter_context(open_file(path, name)), self.dataset
             if names is None or isinstance(names, str):
-                return {_ALONE: Hdf5Table(file, name, names)}
+                return {_ALONE: Hdf5Table(found_in(file, name, names), name)}
             named = names if isinstance(names, Mapping) else {key: key for key in names}
-            return {key: Hdf5Table(file, name, dataset) for key, dataset in named.items()}
+            return {key: Hdf5Table(found_in(file, name, dataset), name) for key, dataset in named.items()}
         raise ValueError(f"{name} is neither a .npy nor an HDF5 file: it begins with {head!r}")
 
 
@@ -145,7 +134,6 @@ class Rows:
         self._position = position
         self._stop = stop
         self._opened = opened
-        self._alone = tables.get(_ALONE)
 
     @property
     def remaining(self) -> int:
@@ -153,18 +141,16 @@ class Rows:
         return self._stop - self._position
 
     def __iter__(self) -> Iterator[Any]:
-        while self._position < self._stop:
-            position = self._position
-            if self._alone is not None:
-                item = self._alone.row(position)
-            else:
-                item = {key: table.row(position) for key, table in self._tables.items()}
+        alone = self._tables.get(_ALONE)
+        while (position := self._position) < self._stop:
+            items = self._tables.items()
+            row = {key: table.row(position) for key, table in items} if alone is None else alone.row(position)
             self._position += 1
-            yield item
+            yield row
 
     def read_into(self, out: Any) -> int:
         """Write the next rows to `out`; see `protocols.ReadsInto`."""
-        leaves = {_ALONE: out} if self._alone is not None else out
+        leaves = {_ALONE: out} if _ALONE in self._tables else out
         count = min(len(next(iter(leaves.values()))), self._stop - self._position)
         for key, table in self._tables.items() if count else ():
             table.read(self._position, leaves[key][:count])
@@ -173,7 +159,7 @@ class Rows:
 
     def close(self) -> None:
         """Close the files; what was yielded stays."""
-        self._tables, self._alone, self._position = {}, None, self._stop
+        self._position = self._stop
         self._opened.close()
 
 
@@ -181,8 +167,5 @@ class Rows:
 _ALONE: Any = object()
 
 
-def _index(value: Any, name: str) -> int:
-    try:
-        return operator.index(value)
-    except TypeError:
-        raise TypeError(f"{name} is {value!r}; rows are counted, give an int") from None
+def _rows(name: str, value: Any) -> int:
+    return whole_number(name, value, "rows are counted, from 0", 0)
