@@ -1,7 +1,6 @@
 """Zarr replay buffers: arrays of all streams' steps, end to end, and where each stream ends.
 
-Guarantee: opening unpacks no array but that of the ends. Rows that share a chunk with others are taken from the chunk
-that was unpacked last, of which all streams of a process have one copy.
+Guarantee: opening unpacks no array but that of the ends. All streams of a process share the chunks that they keep.
 """
 
 from __future__ import annotations

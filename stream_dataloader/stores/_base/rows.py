@@ -7,7 +7,7 @@ What a damaged header claims is refused before anything is allocated for it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
@@ -15,15 +15,12 @@ import numpy as np
 
 from stream_dataloader._items.structure import flatten
 from stream_dataloader.errors import StoreError, shorten
-from stream_dataloader.streams.array.tables import Table, memory_table
+from stream_dataloader.streams.array.tables import MemoryTable, Table
 
 __all__ = ["RowSteps", "Selection", "loaded_if_small", "read_rows", "row_of", "selected"]
 
 #: What a step's leaf may take; a damaged header may say more.
 LARGEST_ROW_BYTES = 1 << 30
-
-#: So many steps may have leaves without any number in them.
-_MOST_UNTOLD = 1 << 24
 
 #: A table of no more bytes is read whole.
 _SMALL_BYTES = 128 << 10
@@ -83,12 +80,6 @@ def check_row(name: str, row_shape: Sequence[int], dtype: np.dtype[Any]) -> None
         )
 
 
-def check_untold(name: str, steps: int, row_bytes: Iterable[int]) -> None:
-    """Refuse many time steps of no bytes, which no file's size bears out."""
-    if steps > _MOST_UNTOLD and not any(row_bytes):
-        raise StoreError(f"{name} says that it has {steps:,} steps, of no bytes; it is damaged, write it anew")
-
-
 def check_lengths(name: str, lengths: Mapping[str, int]) -> int:
     by_length: dict[int, list[str]] = {}
     for leaf, length in lengths.items():
@@ -97,8 +88,7 @@ def check_lengths(name: str, lengths: Mapping[str, int]) -> int:
         found = "; ".join(f"{length} steps of {shorten(leaves, 200)}" for length, leaves in by_length.items())
         most = max(by_length.values(), key=len)
         raise StoreError(
-            f"{name}: leaves that are read side by side need as many steps each, and there are {found}; choose "
-            f"some that have, such as columns={shorten(most, 200)}, or cut the others"
+            f"{name}: there are {found}; choose some that have, such as columns={shorten(most, 200)}, or cut the others"
         )
     return next(iter(by_length), 0)
 
@@ -183,4 +173,4 @@ def loaded_if_small(table: Any) -> Any:
     rows = np.empty(shape, table.dtype)
     table.read(0, rows)
     table.close()
-    return memory_table(rows, "")
+    return MemoryTable(rows, "")
