@@ -205,7 +205,7 @@ def read_as(store, out):
         ([("0.npy", npy(np.zeros(1)))], {"npy": np.zeros((1, 3))}, r"float64 \(1,\).* float64 \(3,\)"),
         ([("0.json", b"1.5")], {"json": np.zeros(1, np.int64)}, r"float64 \(\).*int64 \(\)"),
         ([("0.json", b'{"a": 1}')], {"json": np.zeros(1, np.int64)}, "another structure"),
-        ([("0.cls", b"1")], {"id": np.zeros(1, np.int64)}, "give the columns that all have"),
+        ([("0.cls", b"1")], {"id": np.zeros(1, np.int64)}, "columns="),
     ],
 )
 def test_a_sample_unlike_those_before_it_is_an_error(tmp_path, members, out, message):
@@ -225,16 +225,16 @@ def member(name, kind=tarfile.REGTYPE, size=0, **fields):
 @pytest.mark.parametrize(
     ("members", "message"),
     [
-        ([member("/etc/0.txt")], "leads out of the tar"),
-        ([member("a/../../0.txt")], "leads out of the tar"),
-        ([member("0.txt", tarfile.SYMTYPE, linkname="/etc/passwd")], "is a link"),
-        ([member("0.txt", tarfile.LNKTYPE, linkname="1.txt")], "is a link"),
-        ([member("0.txt", tarfile.CHRTYPE)], "is a device"),
-        ([member("0.txt", tarfile.FIFOTYPE)], "is a device"),
+        ([member("/etc/0.txt")], "no plain file"),
+        ([member("a/../../0.txt")], "no plain file"),
+        ([member("0.txt", tarfile.SYMTYPE, linkname="/etc/passwd")], "no plain file"),
+        ([member("0.txt", tarfile.LNKTYPE, linkname="1.txt")], "no plain file"),
+        ([member("0.txt", tarfile.CHRTYPE)], "no plain file"),
+        ([member("0.txt", tarfile.FIFOTYPE)], "no plain file"),
         ([("0.txt", b"a"), ("0.TXT", b"b")], "two members '0.TXT'"),
-        ([("0.txt", b"a"), ("1.txt", b"a"), ("0.cls", b"1")], "not one behind the other.*tar --sort=name"),
-        ([member("0.txt", pax_headers={"GNU.sparse.major": "1", "GNU.sparse.minor": "0"})], "0.txt|tar"),
-        ([("b/0.txt", b"a"), ("a/0.txt", b"a"), ("b/1.txt", b"a")], "stream 'b' are in .*'shard'"),
+        ([("0.txt", b"a"), ("1.txt", b"a"), ("0.cls", b"1")], "apart from its sample.*tar --sort=name"),
+        ([member("0.txt", pax_headers={"GNU.sparse.major": "1", "GNU.sparse.minor": "0"})], "damaged"),
+        ([("b/0.txt", b"a"), ("a/0.txt", b"a"), ("b/1.txt", b"a")], "the stream 'b' in .*'shard'"),
     ],
 )
 def test_members_that_make_no_samples_are_refused(tmp_path, members, message):
@@ -246,7 +246,7 @@ def test_members_that_make_no_samples_are_refused(tmp_path, members, message):
 def test_a_stream_with_a_sample_twice_is_an_error(tmp_path):
     write_tar(tmp_path / "0.tar", texts("a/0", "a/1"))
     write_tar(tmp_path / "1.tar", texts("a/1", "a/2"))
-    with pytest.raises(StoreError, match=r"1\.tar: samples of the stream 'a' are in .*0\.tar already"):
+    with pytest.raises(StoreError, match=r"1\.tar: 'a/1' .* the stream 'a' in .*0\.tar"):
         WebDatasetStore(tmp_path)
 
 
@@ -272,11 +272,11 @@ def claim(path, place, text):
 @pytest.mark.parametrize(
     ("place", "text", "message"),
     [
-        (124, b"77777777777\0", "8,589,934,591 bytes from byte 512"),
-        (124, b"\x80\0\0\0\x7f" + b"\xff" * 7, "tar"),
-        (124, b"\xff" * 12, "tar"),
-        (156, b"x", "header"),
-        (156, b"L", "header|tar"),
+        (124, b"77777777777\0", "8,589,934,591 bytes at 512"),
+        (124, b"\x80\0\0\0\x7f" + b"\xff" * 7, "damaged"),
+        (124, b"\xff" * 12, "damaged"),
+        (156, b"x", "damaged"),
+        (156, b"L", "damaged"),
     ],
 )
 def test_absurd_sizes_in_headers_are_refused_at_once(tmp_path, place, text, message):

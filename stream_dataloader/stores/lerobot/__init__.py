@@ -1,7 +1,6 @@
-"""LeRobot datasets: episodes of a robot as streams of dicts, read by pyarrow and PyAV alone.
+"""LeRobot datasets: episodes of a robot as streams of dicts.
 
-`info` says what a dataset holds, `episodes` where each lies, `rows` reads its table, `frames` its cameras, `store` puts
-them together. It imports `_base`, `stores.parquet` and `streams`. Open `store` first.
+`info` says what there is, `tables` where, `frames` reads cameras. Open `store` first.
 """
 
 from stream_dataloader.stores.lerobot.store import LeRobotStore

@@ -1,7 +1,6 @@
-"""The cameras of an episode: which frame belongs to which row, and one camera's pictures, in order.
+"""The cameras of an episode: which frame belongs to which row, and one camera's pictures.
 
-A video holds several episodes end to end. An episode's rows say when their frames are shown, counted from where the
-episode begins in the video; the file's packets say when each frame is shown. So frames are found without decoding::
+Rows say when their frames are shown, from the episode's begin on; packets, when each frame is::
 
     file's frames      0     1     2     3     4     5     6     7         (shown at n / fps, or nearly)
     episode                        |<- begin         end ->|
@@ -16,7 +15,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Generator, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,7 +23,8 @@ from numpy.typing import NDArray
 
 from stream_dataloader.errors import StoreError
 from stream_dataloader.stores._base.files import inside
-from stream_dataloader.stores.lerobot.episodes import EpisodeVideo
+from stream_dataloader.stores.lerobot.tables import EpisodeVideo
+from stream_dataloader.streams._media.items import PictureItems
 from stream_dataloader.streams._media.picture import ArrayConverter, Picture
 from stream_dataloader.streams._media.section import Section
 from stream_dataloader.streams._media.still import decoded_image
@@ -37,12 +37,7 @@ __all__ = ["Camera", "frames_of_rows", "image_pictures", "video_pictures"]
 
 
 class Camera:
-    """The pictures of an episode by row; reading on costs no seek.
-
-    Args:
-        name: For errors.
-        pictures: Opens those from a row on: an iterable, with `read_into` and `close`.
-    """
+    """The pictures of an episode by row; `pictures` opens those from a row on."""
 
     def __init__(self, name: str, pictures: Callable[[int], Any]) -> None:
         self._name = name
@@ -51,41 +46,39 @@ class Camera:
         self._items: Iterator[Any] = iter(())
         self._row = 0
 
-    def item(self, row: int) -> Any:
-        """The picture of a row."""
-        try:
-            self._at(row)
+    def row(self, row: int) -> Any:
+        with self._named(row):
+            self._open_at(row)
             picture = next(self._items)
-        except (OSError, ValueError, StopIteration) as error:
-            raise self._error(row, error) from error
         self._row += 1
         return picture
 
     def read(self, row: int, out: Any) -> None:
-        """Write the pictures of rows `[row, row + len(out))` to `out`."""
         done = 0
         while done < len(out):
-            try:
-                count = self._at(row + done).read_into(out[done:])
+            with self._named(row + done):
+                self._open_at(row + done)
+                count = self._opened.read_into(out[done:])
                 if not count:
                     raise ValueError("it ends here")
-            except (OSError, ValueError, StopIteration) as error:
-                raise self._error(row + done, error) from error
             done += count
             self._row += count
 
-    def _at(self, row: int) -> Any:
+    def _open_at(self, row: int) -> None:
         if self._opened is None or self._row != row:
             self.close()
             self._opened = self._pictures(row)
             self._items = iter(self._opened)
             self._row = row
-        return self._opened
 
-    def _error(self, row: int, error: BaseException) -> Exception:
-        self.close()
-        what = str(error).split("; use on_corrupt", maxsplit=1)[0] or "it ends here"
-        return _kind(error)(f"{self._name}, step {row}: {what}; download it anew, or leave the episode out")
+    @contextmanager
+    def _named(self, row: int) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, ValueError, StopIteration) as error:
+            self.close()
+            what = str(error).split("; use on_corrupt", maxsplit=1)[0] or "it ends here"
+            raise _kind(error)(f"{self._name}, step {row}: {what}; download it anew") from error
 
     def close(self) -> None:
         """Close the file; the next picture opens it again."""
@@ -96,60 +89,55 @@ class Camera:
 
 def _kind(error: BaseException) -> type[Exception]:
     """What becomes of an error: the dataset is damaged, unless the disk is."""
-    return OSError if isinstance(error, OSError) and not isinstance(error, FileNotFoundError) else StoreError
-
-
-class _Shown(NamedTuple):
-    """When the frames of a video are shown: in the stream's time base, and in seconds."""
-
-    ticks: NDArray[np.int64]
-    seconds: NDArray[np.float64]
-
-
-def _shown(path: str) -> _Shown:
-    status = os.stat(path)
-    return _remembered(os.path.abspath(path), status.st_size, status.st_mtime_ns)
+    if isinstance(error, FileNotFoundError):
+        return StoreError
+    return OSError if isinstance(error, OSError) else StoreError
 
 
 @functools.lru_cache(maxsize=16)
-def _remembered(path: str, _size: int, _changed: int) -> _Shown:
+def _shown(path: str, _size: int, _changed: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     ticks = frame_index(path).times
     if ticks is None:
         raise StoreError(f"{path} does not tell when its frames are shown; encode it anew")
     with closing(FrameReader(path)) as reader:
         base = reader.stream.time_base
-    return _Shown(ticks, ticks * base.numerator / base.denominator)
+    return ticks, ticks * base.numerator / base.denominator
 
 
 def frames_of_rows(
-    seconds: NDArray[np.float64], video: EpisodeVideo, timestamps: NDArray[Any], fps: float, tolerance: float, name: str
+    seconds: NDArray[np.float64],
+    video: EpisodeVideo,
+    timestamps: NDArray[Any],
+    fps: float,
+    tolerance: float,
+    name: str,
 ) -> NDArray[np.int64]:
-    """Which frame of a video, whose frames are shown at `seconds`, each row of an episode has: numbers, ascending."""
+    """Which of the frames, shown at `seconds`, each row of an episode has: numbers, ascending."""
     rows = len(timestamps)
     slack = 0.5 / fps
-    first, stop = map(int, np.searchsorted(seconds, (video.begin - slack, video.end - slack)))
+    borders = video.begin - slack, video.end - slack
+    first, stop = map(int, np.searchsorted(seconds, borders))
     if stop - first < rows:
-        until = "on" if video.end == np.inf else f"to {video.end:.3f} s"
         raise StoreError(
-            f"{name}: its video has {stop - first} frames (from {video.begin:.3f} s {until} of {video.path}), and its "
-            f"table {rows} rows: it is damaged or unfinished; download it anew"
+            f"{name}: its video has {stop - first} frames (from {video.begin:.3f} s "
+            f"to {video.end:.3f} s of {video.path}), and its table {rows} rows"
         )
     wanted = video.begin + timestamps.astype(np.float64)
-    after = np.clip(np.searchsorted(seconds, wanted), 1, len(seconds) - 1) if len(seconds) > 1 else np.ones(rows, int)
-    before = after - 1
-    later = seconds[np.minimum(after, len(seconds) - 1)] - wanted < wanted - seconds[before]
-    frames = np.where(later, np.minimum(after, len(seconds) - 1), before)
+    after = np.clip(np.searchsorted(seconds, wanted), 0, len(seconds) - 1)
+    before = np.maximum(after - 1, 0)
+    later = seconds[after] - wanted < wanted - seconds[before]
+    frames = np.where(later, after, before)
     away = np.abs(seconds[frames] - wanted)
     if len(far := np.flatnonzero(~(away <= tolerance))):  # also if it is NaN
         row = int(far[0])
         raise StoreError(
-            f"{name}, step {row}: it is at {wanted[row]:.4f} s of {video.path}, and the nearest frame is shown at "
-            f"{seconds[frames[row]]:.4f} s, further away than {tolerance:.4f} s; a larger tolerance_s would take it"
+            f"{name}, step {row}: it is at {wanted[row]:.4f} s of {video.path}, the nearest "
+            f"frame at {seconds[frames[row]]:.4f} s; tolerance_s is {tolerance:.4f} s"
         )
     if frames[0] < first or frames[-1] >= stop or (np.diff(frames) <= 0).any():
         raise StoreError(
-            f"{name}: {rows} rows take frames {frames[0]} to {frames[-1]} of {video.path}, not each another one of the "
-            f"episode's own, {first} to {stop - 1}; their timestamps are wrong"
+            f"{name}: its timestamps take frames {frames[0]} to {frames[-1]} of {video.path}, "
+            f"not each another one of its own, {first} to {stop - 1}"
         )
     return frames.astype(np.int64)
 
@@ -162,79 +150,72 @@ class _RowFrames(NamedTuple):
     ticks: NDArray[np.int64]
 
     def frames(self, reader: FrameReader, start: int = 0) -> Generator[tuple[Any, Any], None, None]:
-        """From row `start` on, each with its time stamp."""
-        rows = list(zip(self.frames_of[start:].tolist(), self.ticks[start:].tolist(), strict=True))
-        if not rows:
+        numbers, ticks = self.frames_of[start:].tolist(), self.ticks[start:].tolist()
+        if not numbers:
             return
-        wanted = iter(rows)
-        number, ticks = next(wanted)
-        for found, frame in enumerate(reader.frames(number), number):
-            if found < number:
+        row = 0
+        for number, frame in enumerate(reader.frames(numbers[0]), numbers[0]):
+            if number < numbers[row]:
                 continue
-            if frame.pts != ticks:
-                raise ValueError(f"frame {found} of {self.section.path} is shown at {frame.pts}, not at {ticks}")
-            yield frame, ticks
-            following = next(wanted, None)
-            if following is None:
+            if frame.pts != ticks[row]:
+                what = f"frame {number} of {self.section.path}"
+                raise ValueError(f"{what} is shown at {frame.pts}, not at {ticks[row]}")
+            yield frame, ticks[row]
+            row += 1
+            if row == len(numbers):
                 return
-            number, ticks = following
 
 
 def video_pictures(
-    options: VideoStream, video: EpisodeVideo, timestamps: NDArray[Any], fps: float, tolerance: float, name: str
+    options: VideoStream,
+    video: EpisodeVideo,
+    timestamps: NDArray[Any],
+    fps: float,
+    tolerance: float,
+    name: str,
 ) -> Callable[[int], Any]:
-    """Find the frames of an episode; what is returned opens them from a row on."""
+    """Find an episode's frames; returns what opens them from a row on."""
     try:
-        shown = _shown(video.path)
+        status = os.stat(video.path)
+        ticks, seconds = _shown(video.path, status.st_size, status.st_mtime_ns)
     except (OSError, ValueError) as error:
         raise _kind(error)(f"{name}: {error}; download it anew") from error
-    frames = frames_of_rows(shown.seconds, video, timestamps, fps, tolerance, name)
-    chosen = _RowFrames(Section(video.path), frames, shown.ticks[frames])
+    frames = frames_of_rows(seconds, video, timestamps, fps, tolerance, name)
+    chosen = _RowFrames(Section(video.path), frames, ticks[frames])
     return lambda row: OpenVideo(options, chosen, row, open_local(video.path))
 
 
-class _ImagePictures:
-    """A camera's pictures in a table, encoded, from some row on."""
+class _Images(PictureItems):
+    def close(self) -> None:
+        self._frames.close()  # type: ignore[attr-defined]
 
-    def __init__(self, images: Iterator[dict[str, Any]], folder: str, picture: Picture, row: int, name: str) -> None:
-        self._images = images
-        self._folder = folder
-        self._name = name
-        self._converter = ArrayConverter(picture)
-        for passed in range(row):
-            image = next(images)
-            if not passed and picture.size is None:  # the size is the first one's
-                self._converter.empty(self._decoded(image))
 
-    def __iter__(self) -> Iterator[Any]:
-        return self
+def image_pictures(
+    images: Callable[[], Iterator[dict[str, Any]]],
+    folder: str,
+    picture: Picture,
+    name: str,
+) -> Callable[[int], Any]:
+    """As `video_pictures`, of a table; their size is the first one's."""
 
-    def __next__(self) -> Any:
-        image = self._decoded(next(self._images))
-        out = self._converter.empty(image)
-        self._converter.write(image, out)
-        return out
-
-    def read_into(self, out: Any) -> int:
-        """Write the next one to `out`."""
-        self._converter.write(self._decoded(next(self._images)), out[0])
-        return 1
-
-    def _decoded(self, encoded: dict[str, Any]) -> Any:
+    def decoded(encoded: dict[str, Any]) -> Any:
         data, path = encoded.get("bytes"), encoded.get("path")
         if data is None and path is not None:
-            with open(inside(self._folder, path, self._name), "rb") as file:
+            with open(inside(folder, path, name), "rb") as file:
                 data = file.read()
         if not isinstance(data, bytes) or not data:
             raise ValueError("there is no picture")
         return decoded_image(data, "the picture")
 
-    def close(self) -> None:
-        self._images.close()  # type: ignore[attr-defined]
+    def frames(row: int, converter: ArrayConverter) -> Iterator[tuple[Any, None]]:
+        for number, encoded in enumerate(images()):
+            if number >= row:
+                yield decoded(encoded), None
+            elif not number and picture.size is None:
+                converter.empty(decoded(encoded))
 
+    def opened(row: int) -> _Images:
+        converter = ArrayConverter(picture)
+        return _Images(frames(row, converter), converter)
 
-def image_pictures(
-    images: Callable[[], Iterator[dict[str, Any]]], folder: str, picture: Picture, name: str
-) -> Callable[[int], Any]:
-    """Pictures that lie in a table, encoded; what is returned opens them from a row on."""
-    return lambda row: _ImagePictures(images(), folder, picture, row, name)
+    return opened

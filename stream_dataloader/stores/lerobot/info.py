@@ -1,6 +1,6 @@
 """What a LeRobot dataset says of itself, and which files it is made of.
 
-The layout is that of the package lerobot 0.4.4, dataset version v3.0; and v2.1, as its converter reads it. ::
+The layout is that of the package lerobot 0.4.4; and v2.1, as its converter reads it. ::
 
     v3.0   meta/info.json                              features, fps, templates of paths
            meta/tasks.parquet                          task_index, and the text as pandas' index
@@ -21,7 +21,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -34,28 +34,17 @@ INFO = "meta/info.json"
 
 _VERSION = re.compile(r"v?(3\.0|2\.[01])(\.\d+)?")
 _FIELD = re.compile(r"\{(\w+)(?::0?([1-9]\d?)d)?\}")
-_DTYPES = frozenset(
-    {"bool", "float16", "float32", "float64"} | {f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)}
-)
-_MOST_INFO_BYTES = 1 << 26
+_NUMBER = re.compile("bool|float(16|32|64)|u?int(8|16|32|64)")
 _FASTEST = 1e6
 
 
-@dataclass(frozen=True)
-class Feature:
-    """A feature of the dataset.
-
-    Attributes:
-        name: Such as `observation.state`.
-        kind: `"video"`, `"image"`, `"string"`, `"number"`, or what the dataset calls it if that is none of these.
-        dtype: Of numbers.
-        shape: Of one time step; `()` for one number, which the dataset writes as `(1,)`.
-    """
+class Feature(NamedTuple):
+    """A feature of the dataset, such as `observation.state`."""
 
     name: str
-    kind: str
-    dtype: np.dtype[Any] | None
-    shape: tuple[int, ...]
+    kind: str  # "video", "image", "string", "number", or another one that is not read
+    dtype: np.dtype[Any] | None  # of numbers
+    shape: tuple[int, ...]  # of one time step; () where the dataset says (1,)
 
     @property
     def is_camera(self) -> bool:
@@ -65,28 +54,16 @@ class Feature:
 
 @dataclass(frozen=True)
 class Info:
-    """What info.json says.
+    """What info.json says."""
 
-    Attributes:
-        path: The dataset's folder.
-        version: `"v3.0"`, `"v2.1"`, ...
-        fps: Time steps a second.
-        features: By name, in the dataset's order.
-        data_path: Template of the tables' paths.
-        video_path: Template of the videos' paths; None if there are no videos.
-        chunk_episodes: Episodes a folder, in version 2.
-        episodes: How many episodes there should be; None if it does not tell.
-        content: All of it.
-    """
-
-    path: str
+    path: str  # the dataset's folder
     version: str
     fps: float
-    features: Mapping[str, Feature]
-    data_path: str
-    video_path: str | None
-    chunk_episodes: int
-    episodes: int | None
+    features: Mapping[str, Feature]  # by name, in the dataset's order
+    data_path: str  # template of the tables' paths
+    video_path: str | None  # template of the videos' paths; None if there are none
+    chunk_episodes: int  # in version 2
+    episodes: int | None  # how many there should be; None if it does not tell
     content: Mapping[str, Any]
 
     @property
@@ -100,7 +77,7 @@ class Info:
 
         def filled(field: re.Match[str]) -> str:
             if field[1] not in values:
-                raise StoreError(f"{what}: the path {template!r} has {{{field[1]}}}; known are {', '.join(values)}")
+                raise StoreError(f"{what}: {template!r} has {{{field[1]}}}; known are {list(values)}")
             return str(values[field[1]]).zfill(int(field[2] or 0))
 
         return inside(self.path, _FIELD.sub(filled, template), what)
@@ -111,29 +88,29 @@ def read_info(folder: str) -> Info:
     if not os.path.isdir(folder):
         raise FileNotFoundError(f"there is no dataset at {folder}; give the folder that has meta/info.json")
     path = os.path.join(folder, INFO)
-    content = read_json(path, dict, _MOST_INFO_BYTES)
+    content = read_json(path, dict)
     version = content.get("codebase_version")
     if not isinstance(version, str) or not _VERSION.fullmatch(version):
         raise StoreError(
-            f"{path} is of version {shorten(version)}, and v3.0, v2.1 and v2.0 are read; convert the dataset with "
-            "lerobot's own scripts"
+            f"{path} is of version {shorten(version)}, and v3.0, v2.1 and v2.0 are read; lerobot's scripts convert it"
         )
+    videos, episodes = content.get("video_path"), content.get("total_episodes")
     try:
         info = Info(
             path=folder,
             version=version,
             fps=float(content["fps"]),
-            features={name: _feature(name, found) for name, found in content["features"].items()},
+            features={name: _feature(name, one) for name, one in content["features"].items()},
             data_path=_text(content["data_path"]),
-            video_path=None if content.get("video_path") is None else _text(content["video_path"]),
+            video_path=None if videos is None else _text(videos),
             chunk_episodes=int(content.get("chunks_size") or 1000),
-            episodes=None if content.get("total_episodes") is None else int(content["total_episodes"]),
+            episodes=None if episodes is None else int(episodes),
             content=content,
         )
         if not 0 < info.fps <= _FASTEST or info.chunk_episodes < 1:
             raise ValueError(f"fps is {info.fps}, chunks_size {info.chunk_episodes}")
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        raise StoreError(f"{path} is damaged or no LeRobot dataset's: {error!r}; write it anew") from None
+        raise StoreError(f"{path} is damaged or no LeRobot dataset's: {error!r}") from None
     return info
 
 
@@ -141,7 +118,7 @@ def _feature(name: str, found: Mapping[str, Any]) -> Feature:
     kind, shape = _text(found["dtype"]), tuple(map(int, found["shape"]))
     if any(side < 0 for side in shape) or math.prod(shape) > 1 << 40:
         raise ValueError(f"{name} has the shape {shape}")
-    number = kind in _DTYPES
+    number = _NUMBER.fullmatch(kind) is not None
     dtype = np.dtype(kind) if number else None
     return Feature(name, "number" if number else kind, dtype, () if shape == (1,) else shape)
 

@@ -1,7 +1,6 @@
-"""Tables as streams: Parquet files, Arrow IPC files (Feather version 2), and Arrow IPC streams as datasets are saved.
+"""Tables as streams: Parquet, Arrow IPC (Feather version 2), and datasets that were saved.
 
-`tables` reads files by groups of rows, `columns` makes arrays of Arrow's columns, `rows` finds and reads the streams,
-`store` is the factory. It imports `_base`, `streams`, and pyarrow where it is used. Open `store` first.
+`tables` reads files, `columns` makes arrays. Open `store` first.
 """
 
 from stream_dataloader.stores.parquet.store import ParquetStore

@@ -2,7 +2,7 @@
 
 - numbers and booleans are as they are, in most cases without a copy;
 - timestamps, dates, times and durations are int64, in the column's unit (dates: days);
-- lists, fixed-size lists and tensors are arrays `(rows, n, ...)`: all rows of a store need one length;
+- lists and tensors are arrays `(rows, n, ...)`, of one length;
 - structs are dicts, and dictionaries what they stand for;
 - strings, binary and lists of them are objects; images by `decode=`;
 - decimals, maps, unions and intervals are refused.
@@ -21,40 +21,22 @@ from stream_dataloader._items.structure import flatten, unflatten
 from stream_dataloader.errors import StoreError
 from stream_dataloader.stores._base.stream import put_row
 
-__all__ = [
-    "Column",
-    "Images",
-    "Numbers",
-    "Objects",
-    "Source",
-    "column_of",
-    "constant_column",
-]
+__all__ = ["Column", "Numbers", "Objects", "Source", "column_of"]
 
 
 class Source(NamedTuple):
-    """Where a column is from, for errors, and how it is read.
-
-    Attributes:
-        file: The file's name.
-        column: The column's, with dots.
-        row: The file's row that is its first.
-        rows: How many there are.
-        images: Columns that hold encoded images, by their names with dots.
-        pictures: Decodes these; None if there are none.
-        fill: What takes the place of nulls; None has them raise.
-    """
+    """Where a column is from, for errors, and how it is read."""
 
     file: str
-    column: str
-    row: int
+    column: str  # with dots
+    row: int  # the file's, that is the column's first
     rows: int
-    images: frozenset[str]
-    pictures: Any
-    fill: Any
+    images: frozenset[str] = frozenset()  # the columns that hold encoded images
+    pictures: Any = None  # decodes these
+    fill: Any = None  # what takes the place of nulls; None has them raise
 
     def error(self, text: str, place: int = 0, places: int = 0) -> StoreError:
-        """An error that names file, column and the row of a place, where each row has as many."""
+        """An error that names the row of a place, where each row has as many."""
         row = self.row + (place * self.rows // places if places else place)
         return StoreError(f"{self.file}, column {self.column!r}, row {row}: {text}")
 
@@ -67,21 +49,16 @@ class Numbers:
         self.source = source
 
     def row(self, row: int) -> Any:
-        """One row, as a copy."""
-        return np.array(self.array[row])[()]
+        found = self.array[row]
+        return found.copy() if isinstance(found, np.ndarray) else found
 
     def read(self, row: int, out: Any) -> None:
         """Write rows from `row` on to a batch's `(n, ...)`."""
         array = self.array
         if out.dtype != array.dtype or out.shape[1:] != array.shape[1:]:
-            found, before = (
-                f"{array.dtype} {array.shape[1:]}",
-                f"{out.dtype} {out.shape[1:]}",
-            )
-            raise self.source.error(
-                f"it is {found}, and the rows before it are {before}; write all alike",
-                row,
-            )
+            before = f"{out.dtype} {out.shape[1:]}"
+            what = f"{array.dtype} {array.shape[1:]}"
+            raise self.source.error(f"it is {what}, and the rows before it are {before}", row)
         out[...] = array[row : row + len(out)]
 
 
@@ -95,15 +72,8 @@ class Objects:
     def row(self, row: int) -> Any:
         try:
             return self.array[row].as_py()
-        except (
-            ValueError,
-            OverflowError,
-        ) as error:  # no UTF-8, or beyond what Python has
-            raise self.source.error(
-                f"it cannot be read: {error}; write the table anew",
-                row,
-                len(self.array),
-            ) from None
+        except (ValueError, OverflowError) as error:  # no UTF-8
+            raise self.source.error(f"it cannot be read: {error}", row) from None
 
     def read(self, row: int, out: Any) -> None:
         for place in range(len(out)):
@@ -120,8 +90,8 @@ class Images(Objects):
         return self.source.pictures.item(self.array[row].as_py(), self._name(row))
 
     def read(self, row: int, out: Any) -> None:
-        for place in range(len(out)):
-            self.source.pictures.item(self.array[row + place].as_py(), self._name(row + place), out[place])
+        for place, room in enumerate(out, row):
+            self.source.pictures.item(self.array[place].as_py(), self._name(place), room)
 
 
 Column = Numbers | Objects | dict[str, Any]
@@ -136,47 +106,35 @@ def column_of(array: Any, source: Source) -> Column:
         return _extension(array, source)
     if kind.is_dictionary(array.type):
         return column_of(array.dictionary_decode(), source)
-    if kind.is_struct(array.type) and source.column in source.images and "bytes" in array.type.names:
-        array = array.flatten()[array.type.get_field_index("bytes")]  # an image of the package datasets, with its path
+    is_image = source.column in source.images
+    if is_image and kind.is_struct(array.type) and "bytes" in array.type.names:
+        array = array.flatten()[array.type.get_field_index("bytes")]  # beside its path
     array = _without_nulls(array, source)
     found = array.type
     if kind.is_struct(found):
         if not len(found.names) or len(set(found.names)) < len(found.names):
-            raise source.error(f"a struct of {found.names}; its fields need names of their own")
-        if set(found.names) == {"bytes", "path"} and source.fill is None and any(c.null_count for c in array.flatten()):
-            name = source.column
-            raise source.error(f"encoded images of the package datasets; decode them, by decode={{{name!r}: 'image'}}")
+            raise source.error(f"a struct of {found.names}, which need names of their own")
         return {
             name: column_of(child, source._replace(column=f"{source.column}.{name}"))
             for name, child in zip(found.names, array.flatten(), strict=True)
         }
-    if source.column in source.images:
-        if not (kind.is_binary(found) or kind.is_large_binary(found) or kind.is_fixed_size_binary(found)):
+    if is_image:
+        if "binary" not in str(found):
             raise source.error(f"it is of type {found}, and decode= takes columns of binary")
         return Images(array, source)
     if kind.is_fixed_size_list(found):
-        return _rows_of(array, column_of(array.flatten(), source), found.list_size, source)
+        inside = column_of(array.flatten(), source)
+        return _rows_of(array, inside, found.list_size, source)
     if kind.is_list(found) or kind.is_large_list(found):
         return _list(array, source)
     if kind.is_boolean(found) or kind.is_integer(found) or kind.is_floating(found):
         return Numbers(array.to_numpy(zero_copy_only=False), source)
     if kind.is_temporal(found) and not kind.is_interval(found):
-        return Numbers(
-            array.view(f"int{found.bit_width}").cast("int64").to_numpy(zero_copy_only=False),
-            source,
-        )
-    if str(found) in (
-        "string",
-        "large_string",
-        "string_view",
-        "binary",
-        "large_binary",
-        "binary_view",
-    ):
+        numbers = array.view(f"int{found.bit_width}").cast("int64")
+        return Numbers(numbers.to_numpy(zero_copy_only=False), source)
+    if str(found).removeprefix("large_").startswith(("string", "binary", "fixed_size_binary")):
         return Objects(array, source)
-    if kind.is_fixed_size_binary(found) and not kind.is_decimal(found):
-        return Objects(array, source)
-    raise source.error(f"it is of type {found}, which is not read; leave it out by columns=, or write it as numbers")
+    raise source.error(f"it is of type {found}, which is not read; leave it out by columns=")
 
 
 def _without_nulls(array: Any, source: Source) -> Any:
@@ -191,22 +149,20 @@ def _without_nulls(array: Any, source: Source) -> Any:
         except (pa.ArrowException, TypeError, ValueError) as error:
             raise source.error(f"{array.null_count} nulls cannot be {source.fill!r}: {error}") from None
     place = int(np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))[0])
-    raise source.error(
-        "it is null; leave the column out by columns=, fill it by fill_null= where there is that, or write it anew",
-        place,
-        len(array),
-    )
+    images = source.column.rpartition(".")[0] or source.column
+    text = f"it is null; leave it out by columns=, give fill_null=, or decode={{{images!r}: 'image'}}"
+    raise source.error(text, place, len(array))
 
 
 def _extension(array: Any, source: Source) -> Column:
-    """Arrow's tensors are lists that know their shape; other extensions are what they are stored as."""
+    """Tensors are lists that know their shape; others are what they are stored as."""
     found = column_of(array.storage, source)
     shape = getattr(array.type, "shape", None)
     if shape is None or not isinstance(found, Numbers):
         return found
     order = getattr(array.type, "permutation", None)
     if order is not None and list(order) != list(range(len(order))):
-        raise source.error(f"tensors with their axes in the order {order} are not read; write them in C order")
+        raise source.error(f"its axes are in the order {order}; write tensors in C order")
     return Numbers(found.array.reshape(len(array), *shape), source)
 
 
@@ -219,8 +175,7 @@ def _list(array: Any, source: Source) -> Column:
     wrong = np.flatnonzero(lengths != length)
     if len(wrong):
         raise source.error(
-            f"a list of {lengths[wrong[0]]} values, and those before it have {length}; a batch needs one shape: "
-            "pad the lists when the table is written, or leave the column out by columns=",
+            f"a list of {lengths[wrong[0]]} values, and those before it have {length}; pad them",
             int(wrong[0]),
             len(array),
         )
@@ -228,23 +183,16 @@ def _list(array: Any, source: Source) -> Column:
 
 
 def _rows_of(array: Any, inside: Column, length: int, source: Source) -> Column:
-    """Values of all lists, by rows."""
     if _holds_objects(inside):
         return Objects(array, source)
     structure, leaves = flatten(inside)
-    rows = (Numbers(one.array.reshape(len(array), length, *one.array.shape[1:]), one.source) for one in leaves)
-    found: Column = unflatten(structure, rows)
+    rows = []
+    for leaf in leaves:
+        values = leaf.array.reshape(len(array), length, *leaf.array.shape[1:])
+        rows.append(Numbers(values, leaf.source))
+    found: Column = unflatten(structure, iter(rows))
     return found
 
 
 def _holds_objects(column: Column) -> bool:
     return not all(isinstance(leaf, Numbers) for leaf in flatten(column)[1])
-
-
-def constant_column(value: Any, source: Source) -> Column:
-    """A column that has one value."""
-    if isinstance(value, str):
-        import pyarrow as pa
-
-        return Objects(pa.repeat(value, source.rows), source)
-    return Numbers(np.broadcast_to(np.int64(value), (source.rows,)), source)

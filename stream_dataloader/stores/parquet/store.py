@@ -1,43 +1,51 @@
-"""Reads streams out of tables: runs of rows that share a key, or files."""
+"""Reads streams out of tables: runs of rows that share a key, or files.
+
+Guarantee: no row is handled alone to find the streams. Rows with one key in several places are an error. A group is
+read once while streams of the process are in it; numbers are copied once, from Arrow's memory to the batch.
+"""
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import os
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, Literal, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
+from stream_dataloader._items.structure import flatten
 from stream_dataloader.errors import StoreError
+from stream_dataloader.stores._base.files import damage_named
 from stream_dataloader.stores._base.options import given_columns, renamed
 from stream_dataloader.stores._base.pictures import Pictures
+from stream_dataloader.stores._base.rows import read_rows, row_of
 from stream_dataloader.stores._base.store import Store
-from stream_dataloader.stores.parquet.rows import Rows, RowSteps
-from stream_dataloader.stores.parquet.tables import (
-    TableFile,
-    find_tables,
-    open_table,
-    pyarrow_of,
-)
+from stream_dataloader.stores.parquet.columns import Column, Source, column_of
+from stream_dataloader.stores.parquet.tables import TableFile, find_tables, pyarrow_of
 from stream_dataloader.streams._media.picture import Picture
 from stream_dataloader.streams._media.section import whole_number
 from stream_dataloader.streams.cache.file_cache import FileCache
 
-__all__ = ["ParquetStore"]
+__all__ = ["ParquetStore", "RowSteps", "Rows"]
 
 
 class ParquetStore(Store):
-    """Streams in Parquet and Arrow files: rows with one key, one after the other, are a stream; each row is a step.
+    """Streams in Parquet and Arrow files: a run of rows with one key is a stream, each row a step.
 
     Items are dicts by column; see `stream_dataloader.stores.parquet.columns` for what becomes of Arrow's types. It
     needs the package pyarrow: `pip install 'stream-dataloader[arrow]'`.
 
-    Parquet is read by row groups. One that was read is kept for all streams of the process, up to `cache_bytes`, so
-    row groups of some thousand rows serve best. Arrow's IPC files are memory-mapped, and read without a copy unless
-    they are compressed.
+    Parquet is read by row groups, which are kept for all streams of the process, up to `cache_bytes`: some thousand
+    rows serve best. Arrow's IPC files are memory-mapped, and read without a copy unless they are compressed.
 
     Args:
         path: A file, a folder of files, also with folders `key=value` in it, a pattern `"data-{00..15}.parquet"` or
             `"*.parquet"`, or a URL. Files are read in the order of their names.
-        stream: The column whose runs of one value are streams, also from one file to the next. None: each file is one.
+        stream: The column whose runs of one value are streams, across files too. None: each file is one.
         columns: Which to read, in this order; None reads all.
         decode: Columns of binary that hold encoded images: `{"image": "image"}`; with dots in structs.
         fill_null: What takes the place of nulls: a value, or values by column. None has nulls raise.
@@ -45,7 +53,7 @@ class ParquetStore(Store):
         layout: `"CHW"`, channels first, or `"HWC"`.
         color: `"rgb"` or `"gray"`.
         upright: Turn images as their EXIF says; False leaves them as they are stored.
-        cache_bytes: How much decoded row groups may take that no stream is in, in each process.
+        cache_bytes: What decoded row groups that no stream is in may take, in each process.
         cache: Where files from URLs are kept; None is the cache that all streams share.
     """
 
@@ -94,35 +102,214 @@ class ParquetStore(Store):
     def _read_index(self) -> Rows:
         pyarrow_of("ParquetStore")
         paths = find_tables(self.path, self._cache)
-        files = [open_table(path, self.path, self._cache) for path in paths]
-        pictures = Pictures(self._picture, "reading images of a table") if self._images else None
-        wanted = self._wanted(files)
-        return Rows(self.path, files, self._key, wanted, self._images, pictures, self._fill, self._cache_bytes)
-
-    def _wanted(self, files: list[TableFile]) -> list[str]:
-        wanted = self._columns or list(files[0].columns)
-        needed = {
-            *wanted,
-            *([] if self._key is None else [self._key]),
-            *(name.split(".")[0] for name in self._images),
-        }
+        files = [TableFile(path, self.path, self._cache) for path in paths]
+        wanted = self._columns or files[0].columns
+        needed = {*wanted, *(name.split(".")[0] for name in self._images)}
+        if self._key is not None:
+            needed.add(self._key)
         for file in files:
-            if missing := sorted(needed - set(file.columns)):
+            if missing := sorted(needed.difference(file.columns)):
                 raise StoreError(f"{file.name} has no column {missing}; it has {sorted(file.columns)}")
-        return wanted
+        pictures = Pictures(self._picture, "reading images of a table") if self._images else None
+        fill = self._fill
+
+        def decode(array: Any, source: Source) -> Column:
+            filled = fill.get(source.column) if isinstance(fill, Mapping) else fill
+            source = source._replace(images=self._images, pictures=pictures, fill=filled)
+            return column_of(array, source)
+
+        return Rows(self.path, files, self._key, wanted, decode, self._cache_bytes)
 
     def _open_steps(self, number: int) -> RowSteps:
-        return RowSteps(self.index, number, self.name_of(number))
+        rows: Rows = self.index
+        first, count = int(rows.start[number]), int(rows.lengths[number])
+        return RowSteps(rows, first, count, self.name_of(number))
 
     def key(self, number: int) -> str:
-        return str(self.index.key(self._check_number(number)))
+        return str(self.index.keys[self._check_number(number)])
 
     def metadata(self, number: int) -> Mapping[str, Any]:
         return {"file": self.index.file_of(self._check_number(number)).name}
 
     def _metadata(self) -> Mapping[str, Any]:
-        return {"files": len(self.index.files), "row_groups": len(self.index.first) - 1}
+        files = self.index.files
+        return {"files": len(files), "row_groups": sum(len(file.first) - 1 for file in files)}
 
     def _disk_bytes(self) -> int | None:
         rows: Rows = self.index
         return sum(file.known.size for file in rows.files)
+
+
+class _Group(NamedTuple):
+    """A group of rows, decoded: rows `[first, stop)`, counted over all files."""
+
+    first: int
+    stop: int
+    columns: dict[str, Column]
+    file: TableFile
+    size: int  # in bytes
+
+
+class Rows:
+    """Where streams and groups are among the rows of all files; see `Store._read_index`."""
+
+    def __init__(
+        self,
+        path: str,
+        files: Sequence[TableFile],
+        key: str | None,
+        columns: Sequence[str],
+        decode: Callable[[Any, Source], Column],
+        cache_bytes: int,
+    ) -> None:
+        self.files, self._path, self._key, self._columns = files, path, key, columns
+        self._decode, self._limit = decode, cache_bytes
+        self._kept: OrderedDict[tuple[int, int], _Group] = OrderedDict()  # the last ones used
+        self._lock = threading.Lock()
+        #: The row that each file begins at, and the number of all rows.
+        counts = [file.first[-1] for file in files]
+        self._begin: NDArray[np.int64] = np.cumsum([0, *counts], dtype=np.int64)
+        self.start: NDArray[np.int64]
+        self.keys: Sequence[Any]
+        if key is None:
+            self.start = self._begin[:-1]
+            self.keys = [_short(file.name, path) for file in files]
+        else:
+            self.start, self.keys = self._runs(key)
+        borders: Any = np.append(self.start, self._begin[-1:])
+        self.lengths: NDArray[np.int64] = np.diff(borders)
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """Of the ends of all files."""
+        text = ""
+        for file in self.files:
+            text += f"{file.digest} {_short(file.name, self._path)} "
+        text += f"{self._key} {self._columns}"
+        encoded = text.encode("utf-8", "surrogateescape")
+        return hashlib.blake2b(encoded, digest_size=16).hexdigest()
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+    def file_of(self, number: int) -> TableFile:
+        """The file that a stream begins in."""
+        if self._key is not None:
+            number = self._place(int(self.start[number]))
+        return self.files[number]
+
+    def _place(self, row: int) -> int:
+        return int(np.searchsorted(self._begin, row, "right")) - 1
+
+    def _runs(self, key: str) -> tuple[NDArray[np.int64], list[Any]]:
+        starts: list[NDArray[np.int64]] = [np.zeros(0, np.int64)]
+        keys: list[Any] = []
+        seen: set[Any] = set()
+        for file, begin in zip(self.files, self._begin.tolist(), strict=False):
+            with damage_named(file.name):
+                rows, found = _changes(file, key)
+                if found and keys[-1:] == found[:1]:
+                    rows, found = rows[1:], found[1:]
+                for row, value in zip(rows.tolist(), found, strict=True):
+                    if value in seen:
+                        what = f"{file.name}, row {row}: rows with {key} = {value!r}"
+                        raise StoreError(f"{what} are in several places; sort by it, as table.sort_by does")
+                    seen.add(value)
+            starts.append(begin + rows)
+            keys += found
+        return np.concatenate(starts), keys
+
+    def at(self, row: int) -> _Group:
+        """The group that has a row; the last ones used are kept, within the limit."""
+        place = self._place(row)
+        file, begin = self.files[place], int(self._begin[place])
+        group = int(np.searchsorted(file.first, row - begin, "right")) - 1
+        with self._lock:
+            found = self._kept.pop((place, group), None)
+            if found is None:
+                found = self._read(file, group, begin)
+            self._kept[place, group] = found
+            size = sum(kept.size for kept in self._kept.values())
+            while size > self._limit:
+                size -= self._kept.popitem(last=False)[1].size
+            return found
+
+    def _read(self, file: TableFile, group: int, begin: int) -> _Group:
+        first, stop = file.first[group : group + 2].tolist()
+        arrays = file.read(self._columns, group)
+        with damage_named(file.name):
+            columns = {
+                name: self._decode(array, Source(file.name, name, first, stop - first))
+                for name, array in arrays.items()
+            }
+        size = sum(int(column.array.nbytes) for column in flatten(columns)[1])
+        return _Group(begin + first, begin + stop, columns, file, size)
+
+
+def _changes(file: TableFile, key: str) -> tuple[NDArray[np.int64], list[Any]]:
+    array = file.read([key])[key]
+    if array.null_count:
+        row = int(np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))[0])
+        raise StoreError(f"{file.name}, row {row}: {key} is null")
+    try:
+        encoded = array if hasattr(array, "indices") else array.dictionary_encode()
+    except NotImplementedError:
+        raise StoreError(f"{file.name}: {key} is of type {array.type}, no key") from None
+    codes = encoded.indices.to_numpy(zero_copy_only=False)
+    first = np.zeros(len(codes[:1]), np.int64)
+    changes = np.concatenate([first, 1 + np.flatnonzero(codes[1:] != codes[:-1])])
+    return changes, array.take(changes).to_pylist()
+
+
+def _short(name: str, path: str) -> str:
+    if name == path:
+        return os.path.basename(name)
+    return name.removeprefix(path.rstrip("/") + "/")
+
+
+class RowSteps:
+    """The steps of a stream, rows `[first, first + count)`; see `Steps`."""
+
+    def __init__(self, rows: Rows, first: int, count: int, name: str) -> None:
+        self._rows = rows
+        self._first, self._count = first, count
+        self._name = name
+        self._group: _Group | None = None
+
+    def __len__(self) -> int:
+        return self._count
+
+    def item(self, index: int) -> Any:
+        ((group, row, _),) = self._pieces(self._first + index, 1)
+        with group.file.held_while_read:
+            return row_of(group.columns, row)
+
+    def read(self, start: int, out: Any) -> None:
+        leaf, done = out, 0
+        while isinstance(leaf, dict):
+            leaf = next(iter(leaf.values()))
+        count = len(leaf)
+        for group, row, here in self._pieces(self._first + start, count):
+            part = out if here == count else _part(out, slice(done, done + here))
+            with damage_named(self._name), group.file.held_while_read:
+                read_rows(group.columns, row, part)
+            done += here
+
+    def _pieces(self, row: int, count: int) -> Iterator[tuple[_Group, int, int]]:
+        stop = row + count
+        while row < stop:
+            if self._group is None or not self._group.first <= row < self._group.stop:
+                self._group = self._rows.at(row)
+            group = self._group
+            here = min(stop, group.stop) - row
+            yield group, row - group.first, here
+            row += here
+
+    def close(self) -> None:
+        self._group = None
+
+
+def _part(out: Any, rows: slice) -> Any:
+    if not isinstance(out, dict):
+        return out[rows]
+    return {name: _part(below, rows) for name, below in out.items()}

@@ -2,53 +2,53 @@
 
 Guarantee: members that lie side by side are read by one call. A tar that is not what its index says is an error.
 
-What the package webdataset decodes (1.0.2, `autodecode`), with less trust:
+Extensions are those of the package webdataset (1.0.2, `autodecode`); of `depth.png` the last part.
 
-- images (jpg, png, webp, bmp, ppm, tiff, ...), by OpenCV: `(3, H, W)` RGB, uint8 or uint16; see the options;
-- npy: an array of numbers; cls, id, count and the like: a whole number, as text: int64;
-- txt, text, transcript: a string; json, jsn: what it says, in dicts and lists;
-- pth, pkl, pickle: refused unless allowed, as they run code when they are read;
+- images, by OpenCV: `(3, H, W)` RGB, uint8 or uint16;
+- npy: an array of numbers; cls, id, count and the like: int64;
+- txt, text, transcript: a string; json, jsn: dicts and lists;
+- pth, pkl, pickle: refused unless allowed;
 - anything else: bytes.
-
-Of `depth.png`, the last part counts.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import io
 import json
 import os
 import pickle
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from stream_dataloader._items.structure import flatten
-from stream_dataloader.errors import StoreError, shorten
+from stream_dataloader.errors import StoreError
 from stream_dataloader.stores._base.pictures import Pictures
+from stream_dataloader.stores._base.store import replaced
 from stream_dataloader.stores._base.stream import put_row
 from stream_dataloader.stores.webdataset.members import TarIndex, forget
 from stream_dataloader.streams._media.known_file import KnownFile
 from stream_dataloader.streams._media.picture import Picture
 from stream_dataloader.streams._media.section import closed_on_error
 from stream_dataloader.streams.array.tables import read_header
-from stream_dataloader.streams.cache.file_cache import FileCache, LocalFile, is_url, open_local
+from stream_dataloader.streams.cache.file_cache import FileCache, is_url, open_local
 
 __all__ = ["Decoder", "KEY", "Samples", "state_of"]
 
 
-#: Members that lie no further apart than that are read together, and no more than that at once.
+#: What may lie between members that are read together, and how much is read together.
 _GAP_BYTES, _MOST_AT_ONCE_BYTES = 1 << 16, 1 << 24
+KEY = "__key__"  # as a column
 
-#: The key of a sample, as a column.
-KEY = "__key__"
+_Members = dict[str, tuple[bytes, str]]  # by column: the bytes, and what errors call them
 
 
 def state_of(status: os.stat_result) -> str:
-    """What tells a local file from what it was: its size and time of change."""
+    """What tells a local file from what it was."""
     return f"{status.st_size} {status.st_mtime_ns}"
 
 
@@ -64,82 +64,67 @@ class Samples:
         decoder: Decoder,
         cache: FileCache | None,
     ) -> None:
-        self._index = index
+        self._index, self._name = index, name
         self._first, self._count = int(index.start[number]), int(index.lengths[number])
-        self._name = name
-        self._columns = columns
-        self._decoder = decoder
-        self._cache = cache
+        self._columns, self._decoder, self._cache = columns, decoder, cache
         self._shard = -1
         self._file: _TarFile | None = None
-        self._wanted: NDArray[np.bool_] = np.zeros(0, bool)
 
     def __len__(self) -> int:
         return self._count
 
     def item(self, index: int) -> Any:
         ((_, members),) = self._read(index, 1)
-        found = {
-            extension: self._decoder.item(extension, data, name)
-            for extension, (data, name) in members.items()
-            if extension != KEY
-        }
-        if self._columns is None:
-            return found
-        return {name: found[name] if name != KEY else members[KEY][1] for name in self._columns}
+        columns = self._columns or members
+        return {name: self._decoder.item(name, *members[name]) for name in columns}
 
     def read(self, start: int, out: Any) -> None:
         for row, (key, members) in enumerate(self._read(start, len(flatten(out)[1][0]))):
             if not isinstance(out, dict) or out.keys() != members.keys():
-                raise StoreError(
-                    f"{self._name}: sample {key!r} has {sorted(members)}, and those before it have {sorted(out)}; give "
-                    "the columns that all have, by columns="
-                )
-            for extension, (data, name) in members.items():
-                self._decoder.write(extension, data, name, out[extension], row)
+                raise self._unlike(key, members, out)
+            for column, (data, name) in members.items():
+                self._decoder.write(column, data, name, out[column], row)
 
-    def _read(self, start: int, count: int) -> Iterator[tuple[str, dict[str, tuple[bytes, str]]]]:
-        """Samples: the key, and by column the bytes and what errors call them."""
+    def _read(self, start: int, count: int) -> Iterator[tuple[str, _Members]]:
         sample, stop = self._first + start, self._first + start + count
         while sample < stop:
             shard = self._index.shard_of(sample)
-            end = min(stop, int(self._index.starts[shard + 1]))
-            yield from self._of_shard(shard, sample - int(self._index.starts[shard]), end - sample)
+            begin, end = self._index.starts[shard : shard + 2].tolist()
+            yield from self._of_shard(shard, sample - begin, min(stop, end) - sample)
             sample = end
 
-    def _of_shard(self, shard: int, first: int, count: int) -> Iterator[tuple[str, dict[str, tuple[bytes, str]]]]:
-        tar, file = self._index.tars[shard], self._opened(shard)
+    def _of_shard(self, shard: int, first: int, count: int) -> Iterator[tuple[str, _Members]]:
+        tar, path = self._index.tars[shard], self._index.paths[shard]
+        file = self._opened(shard, path, tar)
         begin, end = int(tar.first[first]), int(tar.first[first + count])
         wanted = (begin + np.flatnonzero(self._wanted[tar.kind[begin:end]])).tolist()
         contents = _contents(file, tar, wanted)
         for sample in range(first, first + count):
             key = tar.key(sample)
-            found: dict[str, tuple[bytes, str]] = {}
+            found: _Members = {}
             for kind in tar.kind[int(tar.first[sample]) : int(tar.first[sample + 1])].tolist():
                 if self._wanted[kind]:
-                    name = f"{self._name}, {self._index.paths[shard]}: {key}.{tar.extensions[kind]}"
-                    found[tar.extensions[kind]] = next(contents), name
-            self._check(key, found)
+                    extension = tar.extensions[kind]
+                    found[extension] = next(contents), f"{self._name}, {path}: {key}.{extension}"
+            for column in self._columns or ():
+                if column == KEY:
+                    found[KEY] = key.encode("utf-8", "surrogateescape"), KEY
+                elif column not in found:
+                    raise self._unlike(key, found, [column])
             yield key, found
 
-    def _check(self, key: str, found: dict[str, tuple[bytes, str]]) -> None:
-        for column in self._columns or ():
-            if column == KEY:
-                found[KEY] = b"", key
-            elif column not in found:
-                raise StoreError(
-                    f"{self._name}: sample {key!r} has no {column!r}, it has {sorted(found)}; give the columns that "
-                    "all have, by columns="
-                )
+    def _unlike(self, key: str, found: Iterable[str], wanted: Iterable[str]) -> StoreError:
+        found, wanted = sorted(found), sorted(wanted)
+        what = f"{self._name}: sample {key!r} has {found}, not {wanted}"
+        return StoreError(f"{what}; give columns= that all have")
 
-    def _opened(self, shard: int) -> _TarFile:
+    def _opened(self, shard: int, path: str, tar: TarIndex) -> _TarFile:
         if self._file is None or shard != self._shard:
             self.close()
-            tar = self._index.tars[shard]
-            self._file = _TarFile(self._index.paths[shard], tar, self._cache)
-            self._shard = shard
+            self._file, self._shard = _TarFile(path, tar, self._cache), shard
             columns = self._columns
-            self._wanted = np.array([columns is None or name in columns for name in tar.extensions], bool)
+            wanted = [columns is None or name in columns for name in tar.extensions]
+            self._wanted = np.array(wanted, bool)
         return self._file
 
     def close(self) -> None:
@@ -149,13 +134,14 @@ class Samples:
 
 
 def _contents(file: _TarFile, tar: TarIndex, members: list[int]) -> Iterator[bytes]:
-    """What members hold; those that lie side by side are read by one call."""
     starts = tar.offset[members]
-    spans = list(zip(starts.tolist(), (starts + tar.size[members]).tolist(), strict=True))
+    stops = starts + tar.size[members]
+    spans = list(zip(starts.tolist(), stops.tolist(), strict=True))
     first = 0
     for number, (_, stop) in enumerate(spans, 1):
         begin, after = spans[first][0], spans[number : number + 1]
-        if not after or after[0][0] - stop > _GAP_BYTES or after[0][1] - begin > _MOST_AT_ONCE_BYTES:
+        is_far = not after or after[0][0] - stop > _GAP_BYTES
+        if is_far or after[0][1] - begin > _MOST_AT_ONCE_BYTES:
             held = file.read(begin, stop - begin)
             for one, other in spans[first:number]:
                 yield held[one - begin : other - begin]
@@ -167,24 +153,20 @@ class _TarFile:
 
     def __init__(self, path: str, tar: TarIndex, cache: FileCache | None) -> None:
         self._path = path
-        self._local: LocalFile = open_local(path, cache)
-        with closed_on_error(self._local):
-            self._fd = os.open(self._local.path, os.O_RDONLY | os.O_CLOEXEC)
-        self._close = weakref.finalize(self, os.close, self._fd)
+        opened = contextlib.ExitStack()
+        self.close = weakref.finalize(self, opened.close)
         with closed_on_error(self):
-            status = os.fstat(self._fd)
-            self._known = KnownFile.of(self._local.path, self._fd, name=path)
-            state = os.path.basename(self._local.path) if is_url(path) else state_of(status)
-            if state != tar.state or int((tar.offset + tar.size).max(initial=0)) > status.st_size:
+            local = opened.enter_context(open_local(path, cache))
+            file = opened.enter_context(open(local.path, "rb", buffering=0))  # noqa: SIM115
+            self._fd = file.fileno()
+            self._known = KnownFile.of(local.path, self._fd, name=path)
+            state = os.path.basename(local.path) if is_url(path) else state_of(os.fstat(self._fd))
+            if state != tar.state:
                 if is_url(path):
                     forget(path)
-                raise StoreError(
-                    f"{path} is another file now than when its members were listed ({shorten(state)}, not "
-                    f"{shorten(tar.state)}): it was replaced or written to; open the store again, with stores.open"
-                )
+                raise replaced(path)
 
     def read(self, start: int, count: int) -> bytes:
-        """Read bytes that were there when the file was opened."""
         with self._known:
             data = os.pread(self._fd, count, start)
             while len(data) < count:  # a signal, or more than the kernel reads at once
@@ -192,10 +174,6 @@ class _TarFile:
                     raise EOFError(f"{self._path} ends before byte {start + count:,}")
                 data += more
             return data
-
-    def close(self) -> None:
-        self._close()
-        self._local.close()
 
 
 _IMAGES = frozenset({"jpg", "jpeg", "png", "webp", "bmp", "ppm", "pgm", "tif", "tiff"})
@@ -213,16 +191,18 @@ class Decoder:
     """Decodes members; used by one thread at a time."""
 
     def __init__(self, picture: Picture, *, decode: bool, allow_pickle: bool) -> None:
-        self._decode = decode
-        self._picture = picture
-        self._allow_pickle = allow_pickle
-        self._pictures: Pictures | None = None
+        self._picture, self._decode, self._allow_pickle = picture, decode, allow_pickle
+
+    @functools.cached_property
+    def _images(self) -> Pictures:
+        return Pictures(self._picture, "reading images of a WebDataset")
 
     def item(self, extension: str, data: bytes, name: str) -> Any:
-        """What a member holds."""
+        if extension == KEY:
+            return data.decode("utf-8", "surrogateescape")
         kind = extension.rpartition(".")[2] if self._decode else ""
         if kind in _IMAGES:
-            return self._images().item(data, name)
+            return self._images.item(data, name)
         try:
             if kind == "npy":
                 return _array(data, name)
@@ -233,29 +213,18 @@ class Decoder:
             if kind in _JSON:
                 return json.loads(data)
         except (ValueError, RecursionError, OverflowError) as error:
-            if isinstance(error, StoreError):
-                raise
             raise StoreError(f"{name} cannot be decoded: {error}") from None
         return self._unpickled(kind, data, name) if kind in _PICKLED else data
 
     def write(self, extension: str, data: bytes, name: str, out: Any, row: int) -> None:
-        """Decode a member into a row of a batch."""
         if self._decode and isinstance(out, np.ndarray) and extension.rpartition(".")[2] in _IMAGES:
-            self._images().item(data, name, out[row])
+            self._images.item(data, name, out[row])
         else:
             put_row(self.item(extension, data, name), out, row, name)
 
-    def _images(self) -> Pictures:
-        if self._pictures is None:
-            self._pictures = Pictures(self._picture, "reading images of a WebDataset")
-        return self._pictures
-
     def _unpickled(self, kind: str, data: bytes, name: str) -> Any:
         if not self._allow_pickle:
-            raise StoreError(
-                f"{name} is pickled, and reading it may run any code; leave it out by columns=, or give "
-                "allow_pickle=True if you trust who made it"
-            )
+            raise StoreError(f"{name} is pickled, and may run any code; allow_pickle=True reads it")
         try:
             if kind == "pth":
                 import torch
@@ -263,17 +232,17 @@ class Decoder:
                 return torch.load(io.BytesIO(data), map_location="cpu", weights_only=False)
             return pickle.loads(data)
         except Exception as error:  # a pickle may raise anything
-            raise StoreError(f"{name} cannot be unpickled: {type(error).__name__}: {error}") from error
+            raise StoreError(f"{name} cannot be unpickled: {error!r}") from error
 
 
 def _array(data: bytes, name: str) -> Any:
-    """The array of a `.npy` file, whose header is compared with the bytes there are before anything is allocated."""
-    file = io.BytesIO(data)
-    header = read_header(file, name)
-    if header.dtype.hasobject or header.dtype.kind not in "biufc":
-        raise StoreError(f"{name} is of dtype {header.dtype}, and arrays are of numbers; leave it out by columns=")
+    """The array of a `.npy` file; nothing is allocated before its size is checked."""
+    header = read_header(io.BytesIO(data), name)
+    if header.dtype.kind not in "biufc":
+        raise ValueError(f"it is of dtype {header.dtype}; leave it out by columns=")
     if header.file_bytes != len(data):
-        raise StoreError(f"{name} is damaged: {len(data):,} bytes of {header.file_bytes:,}; write it anew")
+        raise ValueError(f"{len(data):,} bytes of {header.file_bytes:,}")
     flat = np.frombuffer(data, header.dtype, offset=header.offset)
     order: Any = "F" if header.fortran_order else "C"
-    return np.array(flat.reshape(header.shape, order=order), header.dtype.newbyteorder("="), order="C")[()]
+    array = flat.reshape(header.shape, order=order)
+    return np.array(array, header.dtype.newbyteorder("="), order="C")[()]

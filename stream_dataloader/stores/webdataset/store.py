@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import operator
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -37,22 +38,20 @@ _TARS = (".tar", ".tar.gz", ".tgz")
 
 
 class WebDatasetStore(Store):
-    r"""Streams in WebDataset's tars: samples are members with one key, a stream is a run of samples, each a step.
+    r"""Streams in WebDataset's tars: samples are members with one key, streams are runs of samples.
 
-    A sample's key is the name of its members up to the first dot behind the last slash, its columns are what follows:
-    `video_0001/000017.jpg` and `video_0001/000017.cls` are the sample `video_0001/000017`. Items are dicts by
-    column, decoded by the extension; see `stream_dataloader.stores.webdataset.samples`.
+    A sample's key is the name of its members up to the first dot behind the last slash, its columns are what follows,
+    as of `video_0001/000017.jpg`. Items are dicts, decoded as `stream_dataloader.stores.webdataset.samples` says.
 
-    Each tar's headers are read once, to an index that is kept in this library's cache. A stream may go on in the next
-    tar. Tars on servers are fetched by `FileCache`: all of them when the store is opened for the first time, and then
-    as they are read.
+    A stream may go on in the next tar. Tars on servers are fetched by `FileCache`: all of them when the store is
+    opened for the first time, and then as they are read.
 
     Args:
         path: A folder of tars, one tar, or a pattern: `"train-{000..015}.tar"`, also of URLs, or `"train-*.tar"`.
-        shards: Names, paths, URLs or patterns of the tars, in order; relative to `path`. None takes what `path` says.
-        stream: Which stream a sample is of, by its key. None: the directory part of the key, or the tar if it has none.
-            `"shard"`: the tar. A regular expression with a group, `r"(ep\d+)_"`: what the group matches at the key's
-            beginning. Another string, `"_"`: what stands before the last of it.
+        shards: Names, paths, URLs or patterns of the tars, in order, relative to `path`.
+        stream: Which stream a sample is of. None: the key's directory, or the tar if it has none. `"shard"`: the tar.
+            A regular expression with a group, `r"(ep\d+)_"`: what the group matches at the key's beginning. Another
+            string, `"_"`: what stands before the last of it.
         columns: Which to read; `"__key__"` is the sample's key. None reads those that a sample has.
         decode: False leaves all columns bytes.
         size: `(height, width)` of images; None keeps theirs.
@@ -113,16 +112,17 @@ class WebDatasetStore(Store):
         return stamp_of(path for path in self._paths() if not is_url(path))
 
     def _paths(self) -> list[str]:
-        """The tars; those of a server are listed once."""
         if self._remote:
             return self._remote
         if self._shards is not None:
-            found = [tar for name in self._shards for tar in matching(_joined(self.path, name), self._cache)]
+            names = [_joined(self.path, name) for name in self._shards]
+            found = [tar for name in names for tar in matching(name, self._cache)]
         elif os.path.isdir(self.path):
-            names = [name for name in os.listdir(self.path) if name.endswith(_TARS) and not name.startswith(".")]
-            if not names:
-                raise StoreError(f"{self.path} has no tars: no name in it ends with .tar; give their folder")
-            found = [os.path.join(self.path, name) for name in sorted(names, key=natural_order)]
+            names = sorted(os.listdir(self.path), key=natural_order)
+            tars = [name for name in names if name.endswith(_TARS) and name[0] != "."]
+            found = [os.path.join(self.path, name) for name in tars]
+            if not found:
+                raise StoreError(f"{self.path} has no tars: no name in it ends with .tar")
         else:
             found = list(matching(self.path, self._cache))
         self._remote = found if any(map(is_url, found)) else []
@@ -135,17 +135,16 @@ class WebDatasetStore(Store):
                 tars = list(pool.map(self._tar, paths))
         else:
             tars = list(map(self._tar, paths))
-        return Streams(self.path, paths, tars, rule_of(self._stream))
+        return Streams(paths, tars, rule_of(self._stream))
 
     def _tar(self, path: str) -> TarIndex:
-        """A tar's index: kept, or made now."""
         name, state = path, None
         if not is_url(path):
             status = os.stat(path)
             check_kind(path, status.st_mode)
             name, state = os.path.abspath(path), state_of(status)
         elif self._expected is None and (self._cache or FileCache()).has(path):
-            with open_local(path, self._cache) as local:  # which asks the server whether it is another one now
+            with open_local(path, self._cache) as local:  # which asks the server
                 state = os.path.basename(local.path)
         if (found := load(name, state)) is not None:
             return found
@@ -156,7 +155,8 @@ class WebDatasetStore(Store):
 
     def _open_steps(self, number: int) -> Samples:
         decoder = Decoder(self._picture, **self._decoding)
-        return Samples(self.index, number, self.name_of(number), self._columns, decoder, self._cache)
+        name = self.name_of(number)
+        return Samples(self.index, number, name, self._columns, decoder, self._cache)
 
     def key(self, number: int) -> str:
         return str(self.index.name(self._check_number(number)))
@@ -170,7 +170,9 @@ class WebDatasetStore(Store):
 
     def _disk_bytes(self) -> int | None:
         paths = self.index.paths
-        return None if any(map(is_url, paths)) else sum(os.stat(path).st_size for path in paths)
+        if any(map(is_url, paths)):
+            return None
+        return sum(os.stat(path).st_size for path in paths)
 
 
 def _joined(path: str, name: str) -> str:
@@ -184,9 +186,7 @@ def rule_of(stream: str | None) -> Callable[[str, str], str]:
     if stream is None:
         return _directory
     if not isinstance(stream, str) or not stream:
-        raise ValueError(
-            f"stream is {stream!r}; give None, 'shard', a separator such as '_', or a regular expression with a group"
-        )
+        raise ValueError(f"stream is {stream!r}; give None, 'shard', a separator, or an expression")
     if stream == "shard":
         return lambda _, shard: shard
     if "(" not in stream:
@@ -196,12 +196,12 @@ def rule_of(stream: str | None) -> Callable[[str, str], str]:
     except re.error as error:
         raise ValueError(f"stream is {stream!r}, which is no regular expression: {error}") from None
     if not pattern.groups:
-        raise ValueError(f"stream is {stream!r}; put what names the stream into a group, as in '(ep[0-9]+)_'")
+        raise ValueError(f"stream is {stream!r}; it needs a group, as in '(ep[0-9]+)_'")
 
     def matched(key: str, shard: str) -> str:
         found = pattern.match(key)
         if found is None or found[1] is None:
-            raise StoreError(f"{shard}: the key {key!r} does not match stream={stream!r}; give one that all keys match")
+            raise StoreError(f"{shard}: the key {key!r} does not match stream={stream!r}")
         return found[1]
 
     return matched
@@ -215,80 +215,53 @@ def _directory(key: str, shard: str) -> str:
 class Streams:
     """Where the streams are in the tars; see `Store._read_index`."""
 
-    def __init__(self, path: str, paths: list[str], tars: list[TarIndex], rule: Callable[[str, str], str]) -> None:
-        self.path, self.paths, self.tars = path, paths, tars
-        self._rule = rule
-        self._names = _short_names(paths)
-        #: The number of each tar's first sample, counted over all tars, and of all samples.
+    def __init__(
+        self,
+        paths: list[str],
+        tars: list[TarIndex],
+        rule: Callable[[str, str], str],
+    ) -> None:
+        self.paths, self.tars, self._rule = paths, tars, rule
+        self._names = [os.path.basename(path) for path in paths]
+        if len(set(self._names)) < len(paths):
+            self._names = paths
+        #: Each tar's first sample, and the number of all.
         self.starts = np.cumsum([0, *(tar.samples for tar in tars)], dtype=np.int64)
-        start: list[int] = []
-        lengths: list[int] = []
-        seen: dict[str, int] = {}
-        self._last: set[str] = set()  # the keys of the last stream, which may go on in the next tar
-        for shard, tar in enumerate(tars):
-            self._group(shard, tar, start, lengths, seen)
-        self._last.clear()
-        self.start = np.array(start, np.int64)
-        self.lengths: NDArray[np.int64] = np.array(lengths, np.int64)
+        first: dict[str, int] = {}  # the first sample of each stream
+        name, last = "", set[str]()  # the stream that was read last, and its keys
+        for tar, path, short, begin in zip(tars, paths, self._names, self.starts.tolist(), strict=False):
+            sample = begin
+            named = ((rule(key, short), key) for key in tar.all_keys())
+            for found, group in itertools.groupby(named, operator.itemgetter(0)):
+                keys = [key for _, key in group]
+                if found not in first:
+                    first[found], name, last = sample, found, set()
+                elif found != name or not last.isdisjoint(keys):
+                    raise StoreError(
+                        f"{path}: {keys[0]!r} does not follow on the stream {found!r} in "
+                        f"{paths[self.shard_of(first[found])]}; sort the tars by name, or give stream='shard'"
+                    )
+                last.update(keys)
+                sample += len(keys)
+        self.start = np.array(list(first.values()), np.int64)
+        borders: Any = np.append(self.start, self.starts[-1:])
+        self.lengths: NDArray[np.int64] = np.diff(borders)
         digest = hashlib.blake2b(digest_size=16)
         for tar in tars:
             digest.update(f"{tar.digest} {tar.samples} ".encode())
         digest.update(self.start.tobytes())
         self.fingerprint = digest.hexdigest()
 
-    def _group(
-        self,
-        shard: int,
-        tar: TarIndex,
-        start: list[int],
-        lengths: list[int],
-        seen: dict[str, int],
-    ) -> None:
-        """Add a tar's samples to the streams."""
-        first, short = int(self.starts[shard]), self._names[shard]
-        keys = tar.all_keys()
-        names = [self._rule(key, short) for key in keys]
-        changes = [place for place, (one, other) in enumerate(itertools.pairwise(names), 1) if one != other]
-        for begin, stop in itertools.pairwise([0, *changes, len(keys)] if keys else []):
-            name = names[begin]
-            if name not in seen:
-                seen[name] = len(start)
-                start.append(first + begin)
-                lengths.append(stop - begin)
-                if stop == len(keys):
-                    self._last = set(keys[begin:])
-            elif begin or seen[name] != len(start) - 1 or not self._last.isdisjoint(keys[:stop]):
-                raise StoreError(
-                    f"{self.paths[shard]}: samples of the stream {name!r} are in {self._place(start[seen[name]])} "
-                    f"already, and {keys[begin]!r} does not follow on them; write the tars sorted by name, or give "
-                    "another stream=, such as 'shard'"
-                )
-            else:
-                lengths[-1] += stop - begin
-                self._last.update(keys[:stop])
-
-    def _place(self, sample: int) -> str:
-        return self.paths[self.shard_of(sample)]
-
     def __len__(self) -> int:
         return len(self.start)
 
     def shard_of(self, sample: int) -> int:
-        """Which tar has a sample."""
         return int(np.searchsorted(self.starts, sample, "right")) - 1
 
     def sample_key(self, sample: int) -> str:
-        """A sample's key."""
         shard = self.shard_of(sample)
         return self.tars[shard].key(sample - int(self.starts[shard]))
 
     def name(self, number: int) -> str:
-        """A stream's name."""
         sample = int(self.start[number])
         return self._rule(self.sample_key(sample), self._names[self.shard_of(sample)])
-
-
-def _short_names(paths: list[str]) -> list[str]:
-    """Tars by names that are short and differ."""
-    names = [os.path.basename(path) for path in paths]
-    return names if len(set(names)) == len(names) else paths
