@@ -112,17 +112,17 @@ def test_tars_are_found_by_patterns_lists_and_urls(tmp_path):
 def test_tars_on_a_server_are_fetched_when_they_are_read(tmp_path):
     fsspec = pytest.importorskip("fsspec")
     memory = fsspec.filesystem("memory")
-    memory.put(two_tars(tmp_path), "/tars", recursive=True)
-    store = stores.open("memory://tars/train-{000..001}.tar").open_stream
+    memory.put(two_tars(tmp_path), "/webdataset", recursive=True)
+    store = stores.open("memory://webdataset/train-{000..001}.tar").open_stream
     assert [len(list(store(number))) for number in store.sources] == [23, 9, 31]
     assert store.info().disk_bytes is None
-    before = WebDatasetStore("memory://tars/train-{000..001}.tar", cache=FileCache(check_seconds=0))
+    before = WebDatasetStore("memory://webdataset/train-{000..001}.tar", cache=FileCache(check_seconds=0))
     os.remove(tmp_path / "train-000.tar")
     write_tar(tmp_path / "train-000.tar", texts("other/0"))
-    memory.put(str(tmp_path / "train-000.tar"), "/tars/train-000.tar")
+    memory.put(str(tmp_path / "train-000.tar"), "/webdataset/train-000.tar")
     with pytest.raises(StoreError):
         list(before(0))
-    new = WebDatasetStore("memory://tars/train-{000..001}.tar", cache=FileCache(check_seconds=0))
+    new = WebDatasetStore("memory://webdataset/train-{000..001}.tar", cache=FileCache(check_seconds=0))
     assert [new.key(number) for number in new.sources] == ["other", "video_0002", "video_0003"]
 
 
