@@ -13,6 +13,7 @@ import torch
 from helpers import FULL, random_cases
 from hypothesis import given
 from hypothesis import strategies as st
+from worker_streams import acting, few, raising
 
 from stream_dataloader import ItemError, LengthError, ReadError, StreamDataLoader, StreamDataset, sections
 from stream_dataloader._items.layout import Layout
@@ -126,27 +127,17 @@ def build(tree, x):
 
 
 def leaves_of(item):
-    if isinstance(item, (dict, tuple, Sample)):
-        parts = item.values() if isinstance(item, dict) else item if isinstance(item, tuple) else vars(item).values()
-        return [leaf for part in parts for leaf in leaves_of(part)]
-    return [item]
+    if not isinstance(item, (dict, tuple, Sample)):
+        return [item]
+    parts = item if isinstance(item, tuple) else (item if isinstance(item, dict) else vars(item)).values()
+    return [leaf for part in parts for leaf in leaves_of(part)]
 
 
 def is_copied(leaf):
     """Not so if it is an object to the loader, which is passed on as it is."""
-    if isinstance(leaf, torch.Tensor):
-        return not leaf.is_sparse
     if isinstance(leaf, (np.ndarray, np.generic)):
         return leaf.dtype.char not in "qUM" and not isinstance(leaf, np.ma.MaskedArray)
-    return isinstance(leaf, (bool, int, float, complex))
-
-
-def spoil(leaves):
-    """Write over them, as a stream does that uses its memory again."""
-    for leaf in leaves:
-        with torch.no_grad():
-            if isinstance(leaf, (np.ndarray, torch.Tensor)) and is_copied(leaf):
-                leaf[...] = 0
+    return not leaf.is_sparse if isinstance(leaf, torch.Tensor) else isinstance(leaf, (bool, int, float, complex))
 
 
 @st.composite
@@ -173,12 +164,15 @@ def sources(draw):
 
 
 def items_of(trees):
+    """Items, whose memory is used again if all of it is copied."""
     reuses = all(map(is_copied, leaves_of(build(trees[0], 0.0))))
     for x, tree in enumerate(trees):
         item = build(tree, float(x % 5))
         yield item
-        if reuses:
-            spoil(leaves_of(item))
+        for leaf in leaves_of(item) if reuses else []:
+            if isinstance(leaf, (np.ndarray, torch.Tensor)) and is_copied(leaf):
+                with torch.no_grad():
+                    leaf[...] = 0
 
 
 def plain(value):
@@ -213,19 +207,17 @@ def cut(data, t):
 def steps_of(streams, time_steps, **options):
     """All that one lane reads, step by step, and the error at its end."""
     dataset = StreamDataset(streams, items_of, 1, time_steps=time_steps, windows="packed", **options)
-    found, error, failures = [], None, []
+    found, error = [], None
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
             for batch in StreamDataLoader(dataset):
-                for t in range(batch.time_steps):
-                    if batch.mask[t, 0]:
-                        place = batch.source[t, 0].item(), batch.position[t, 0].item()
-                        found.append((*place, plain(cut(batch.data, t))))
+                for t in batch.mask[:, 0].nonzero()[:, 0].tolist():
+                    place = batch.source[t, 0].item(), batch.position[t, 0].item()
+                    found.append((*place, plain(cut(batch.data, t))))
         except ItemError as raised:
             error = str(raised)
-        failures = [str(warning.message) for warning in caught if "skipped" in str(warning.message)]
-    return found, error, failures
+    return found, error, [str(warning.message) for warning in caught if "skipped" in str(warning.message)]
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -268,93 +260,67 @@ class Careless:
         self.count, self.asked, self.given = count, 0, 0
 
     def __iter__(self):
-        self.asked += 1
-        self.given = 0
+        self.asked, self.given = self.asked + 1, 0
         return self
 
     def __next__(self):
-        if self.given == self.count:
-            self.given = 0
+        self.given = (self.given + 1) % (self.count + 1)
+        if not self.given:
             raise StopIteration
-        self.given += 1
         return self.given
+
+
+def read(dataset):
+    """The data of the one lane."""
+    return [x for batch in StreamDataLoader(dataset) for x in batch.data[batch.mask].tolist()]
 
 
 @pytest.mark.parametrize("count", [3, 4, 5, 8])
 def test_a_stream_is_iterated_once_and_asked_for_nothing_behind_its_end(count):
-    opened = []
-
-    def open_stream(count):
-        opened.append(Careless(count))
-        return opened[-1]
-
-    batches = StreamDataLoader(StreamDataset([count], open_stream, 1, time_steps=4))
-    assert [x for batch in batches for x in batch.data[batch.mask].tolist()] == list(range(1, count + 1))
-    assert [stream.asked for stream in opened] == [1]
-    assert opened[0].given == 0, "it went on behind its end"
+    stream = Careless(count)
+    assert read(StreamDataset([0], lambda _: stream, 1, time_steps=4)) == list(range(1, count + 1))
+    assert stream.asked == 1
+    assert stream.given == 0, "it went on behind its end"
 
 
 @pytest.mark.parametrize("broken", [1, 2, 3, 4, 7])
-def test_a_stream_that_breaks_is_opened_again_where_it_broke(broken):
-    left = [1]
-
-    def count(stop):
-        for i in range(stop):
-            if i == broken and left:
-                left.pop()
-                raise OSError("the line is dead")
-            yield i
-
-    dataset = StreamDataset([9], count, 1, time_steps=4, retries=1)
-    assert [x for batch in StreamDataLoader(dataset) for x in batch.data[batch.mask].tolist()] == list(range(9))
-    left.append(1)
-    with pytest.raises(ReadError, match=f"item {broken}, lane 0.*the line is dead") as caught:
-        list(StreamDataLoader(StreamDataset([9], count, 1, time_steps=4)))
+def test_a_stream_that_breaks_is_opened_again_where_it_broke(broken, tmp_path):
+    open_stream = acting({(0, broken): few(tmp_path / "broken", raising(OSError, "the line is dead"))})
+    with pytest.raises(ReadError) as caught:
+        read(StreamDataset([0], open_stream, 1, time_steps=4))
     assert caught.value.position == broken
+    (tmp_path / "broken").unlink()
+    assert read(StreamDataset([0], open_stream, 1, time_steps=4, retries=1)) == list(range(9))
 
 
-@pytest.mark.parametrize(("promised", "at", "has"), [(3, 3, "at least 4"), (5, 5, "at least 6"), (8, 7, "only 7")])
-def test_a_stream_of_another_length_is_found_at_the_same_item(promised, at, has):
-    with pytest.raises(LengthError, match=f"has {has} items") as caught:
-        list(StreamDataLoader(StreamDataset([7], range, 1, time_steps=4, lengths=[promised])))
+@pytest.mark.parametrize(("promised", "at"), [(3, 3), (5, 5), (8, 7)])
+def test_a_stream_of_another_length_is_found_at_the_same_item(promised, at):
+    with pytest.raises(LengthError, match=f"{min(at + 1, 7)} items, and lengths") as caught:
+        read(StreamDataset([7], range, 1, time_steps=4, lengths=[promised]))
     assert caught.value.position == at
 
 
-def test_no_item_behind_a_section_is_taken():
+def test_no_item_behind_a_section_or_a_misfit_is_taken():
     taken = []
 
-    def count(stop, start=0):
+    def count(stop, start=0, odd=None):
         for i in range(start, stop):
             taken.append(i)
-            yield i
+            yield i if i != odd else "odd"
 
     cuts = sections([10], 4, jitter=False)
-    dataset = StreamDataset([10], count, 1, time_steps=3, sections=cuts, lengths=[10])
-    read = [x for batch in StreamDataLoader(dataset) for x in batch.data[batch.mask].tolist()]
-    assert read == taken == list(range(10))
-
-
-def test_the_items_before_a_misfit_are_all_that_is_taken():
-    taken = []
-
-    def count(stop):
-        for i in range(stop):
-            taken.append(i)
-            yield i if i != 5 else "five"
-
-    with pytest.raises(ItemError, match=r"item 5, lane 0.*item is an object, and was int64"):
-        list(StreamDataLoader(StreamDataset([9], count, 1, time_steps=9)))
+    assert read(StreamDataset([10], count, 1, time_steps=3, sections=cuts)) == taken == list(range(10))
+    taken.clear()
+    with pytest.raises(ItemError) as caught:
+        read(StreamDataset([9], lambda stop: count(stop, odd=5), 1, time_steps=9))
+    assert caught.value.position == 5
     assert taken == list(range(6))
 
 
 def test_the_cells_behind_an_item_that_fits_in_part_are_padded():
-    def two(_):
-        yield {"a": 1, "b": "x"}
-        yield {"a": 2, "b": "y"}
-        yield {"a": 1 << 70, "b": "z"}
-
+    items = [{"a": 1, "b": "x"}, {"a": 2, "b": "y"}, {"a": 1 << 70, "b": "z"}]
     with pytest.warns(RuntimeWarning, match="number does not fit"):
-        (batch,) = StreamDataLoader(StreamDataset([0], two, 1, time_steps=4, on_error="skip", fill_value=-1))
+        (batch,) = StreamDataLoader(StreamDataset([items], iter, 1, time_steps=4, on_error="skip", fill_value=-1))
     assert batch.data["a"].T.tolist() == [[1, 2, -1, -1]]
     assert batch.mask.T.tolist() == [[True, True, False, False]]
 

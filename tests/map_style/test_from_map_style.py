@@ -7,10 +7,11 @@ import pickle
 import numpy as np
 import pytest
 import torch
+from cases import cases
 from helpers import START_METHODS, random_cases
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import Dataset
 
 from stream_dataloader import (
     ReadError,
@@ -54,6 +55,10 @@ def rows(loader):
     return [batch.data[..., 0].T.tolist() for batch in loader]
 
 
+def of_groups(numbers, groups, lanes=1, time_steps=2, **options):
+    return StreamDataset.from_map_style(numbers, groups, lanes, **({"time_steps": time_steps, "seed": 0} | options))
+
+
 IDS = [4, 4, 4, 9, 9, 2]
 SAME = [
     IDS,
@@ -71,101 +76,81 @@ SAME = [
 
 @pytest.mark.parametrize("groups", SAME, ids=[str(number) for number in range(len(SAME))])
 def test_groups_are_the_same_however_they_are_given(groups):
-    dataset = StreamDataset.from_map_style(Numbers(6), groups, 1, time_steps=2, fill_value=-1, seed=0)
+    dataset, expected = of_groups(Numbers(6), groups, fill_value=-1), of_groups(Numbers(6), IDS)
     assert rows(StreamDataLoader(dataset)) == [[[0, 1]], [[2, -1]], [[3, 4]], [[5, -1]]]
-    expected = StreamDataset.from_map_style(Numbers(6), IDS, 1, time_steps=2)
     assert dataset.fingerprint == expected.fingerprint
     assert list(dataset.sources) == list(expected.sources)
 
 
-@pytest.mark.parametrize(
-    "order",
-    [
-        [5, 4, 3, 2, 1, 0],
-        lambda index: -index,
-        np.array([5.0, 4, 3, 2, 1, 0]),
-        list("fedcba"),
-        [(9 - i,) for i in range(6)],
-    ],
-)
+ORDERS = [[5, 4, 3, 2, 1, 0], lambda i: -i, np.arange(5.0, -1, -1), list("fedcba"), [(9 - i,) for i in range(6)]]
+
+
+@pytest.mark.parametrize("order", ORDERS)
 def test_scattered_ids_are_put_together_in_the_order_of_keys(order):
-    dataset = StreamDataset.from_map_style(Numbers(6), ["x", "y", "x", "z", "y", "x"], 1, order=order, time_steps=3)
+    dataset = of_groups(Numbers(6), ["x", "y", "x", "z", "y", "x"], order=order)
     assert [list(source) for source in dataset.sources] == [[5, 2, 0], [4, 1], [3]]
 
 
 def test_lists_may_leave_out_and_repeat_where_that_is_asked_for():
-    groups = [[3, 1, 3], [], [0, 1]]
-    dataset = StreamDataset.from_map_style(
-        Numbers(5), groups, 1, time_steps=3, fill_value=-1, allow_partial=True, allow_repeats=True
-    )
+    options = {"fill_value": -1, "allow_partial": True, "allow_repeats": True}
+    dataset = of_groups(Numbers(5), [[3, 1, 3], [], [0, 1]], time_steps=3, **options)
     assert rows(StreamDataLoader(dataset)) == [[[3, 1, 3]], [[0, 1, -1]]]
 
 
 WRONG = [
-    ([0, 0, 1], ValueError, r"groups has 3 ids, and the dataset 6 items; give one id for each item"),
-    ([3, 3], ValueError, r"they add up to 6: if they are the lengths of consecutive groups"),
+    ([0, 0, 1], ValueError, "groups has 3 ids, and the dataset 6 items"),
+    ([3, 3], ValueError, "they add up to 6: if they are the lengths of consecutive groups"),
     ([0, 1, 0, 1, 1, 1], ValueError, r"id 0 at index 0, and, with other ids between, again at index 2.*order="),
     ([0, 0, 0, None, 1, 1], ValueError, r"groups\[3\] is None"),
-    ([range(5)], ValueError, r"no group has index 5, and the dataset has 6 items.*allow_partial=True"),
+    ([range(5)], ValueError, r"no group has index 5.*allow_partial=True"),
     ([range(4), range(3, 6)], ValueError, r"index 3 is in groups\[0\] and \[1\].*allow_repeats=True"),
     ([[0, 1, 2, 1], [3, 4, 5]], ValueError, r"index 1 is twice in groups\[0\].*allow_repeats=True"),
-    ([[0, 1], [2, -1]], ValueError, r"groups\[1\]\[1\] is -1, and indices count from 0 to 5; a negative index"),
-    ([[0, 1], [2, 6]], ValueError, r"groups\[1\]\[1\] is 6, and the dataset has 6 items, so indices count from 0 to 5"),
-    ([range(3), 4], TypeError, r"groups\[1\] is 4, a int, and groups\[0\] a list of indices"),
-    ([0, [1]] * 3, TypeError, r"groups\[1\] is \[1\], a list, and groups\[0\] 0"),
-    ([["a"]], TypeError, r"groups\[0\] is \['a'\], and must be a flat list of integers"),
+    ([[0, 1], [2, -1]], ValueError, r"groups\[1\]\[1\] is -1"),
+    ([[0, 1], [2, 6]], ValueError, r"groups\[1\]\[1\] is 6"),
+    ([range(3), 4], TypeError, r"groups\[1\] is 4"),
+    ([0, [1]] * 3, TypeError, r"groups\[1\] is \[1\]"),
+    ([["a"]], TypeError, r"groups\[0\] is \['a'\]"),
     ([], ValueError, "groups is empty"),
-    ("abc", TypeError, "groups is 'abc', a str"),
-    (3, TypeError, "groups is 3, a int"),
+    ("abc", TypeError, "groups is 'abc'"),
+    (3, TypeError, "groups is 3"),
 ]
 
 
 @pytest.mark.parametrize(("groups", "kind", "text"), WRONG)
 def test_groups_that_do_not_fit_are_refused(groups, kind, text):
     with pytest.raises(kind, match=text):
-        StreamDataset.from_map_style(Numbers(6), groups, 1, time_steps=2)
+        of_groups(Numbers(6), groups)
 
 
-def test_orders_that_do_not_fit_are_refused():
-    for order, text in [
-        ([1, 2], "order has 2 sort keys, and there are 3 indices"),
-        ([1, 2, float("nan")], r"order\[2\] is nan"),
-        ([1, "a", None], "cannot be compared"),
-        (5, "order is 5, a int"),
-    ]:
-        with pytest.raises((ValueError, TypeError), match=text):
-            StreamDataset.from_map_style(Numbers(3), [0, 1, 0], 1, order=order, time_steps=1)
-    with pytest.raises(ValueError, match="groups are lists of indices; sort those"):
-        StreamDataset.from_map_style(Numbers(3), [range(3)], 1, order=[1, 2, 3], time_steps=1)
+@pytest.mark.parametrize(
+    ("groups", "order", "kind", "text"),
+    [
+        ([0, 1, 0], [1, 2], ValueError, "order has 2 sort keys, and there are 3 indices"),
+        ([0, 1, 0], [1, 2, float("nan")], ValueError, r"order\[2\]"),
+        ([0, 1, 0], [1, "a", None], TypeError, "cannot be compared"),
+        ([0, 1, 0], 5, TypeError, "order is 5"),
+        ([range(3)], [1, 2, 3], ValueError, "groups are lists of indices; sort those"),
+    ],
+)
+def test_orders_that_do_not_fit_are_refused(groups, order, kind, text):
+    with pytest.raises(kind, match=text):
+        of_groups(Numbers(3), groups, order=order)
 
 
-class Endless(IterableDataset):
-    def __iter__(self):
-        return itertools.count()
-
-
-class NoLength(Dataset):
-    def __getitem__(self, index):
-        return index
-
-
-def test_what_is_no_map_style_dataset_is_refused():
-    for dataset, text in [
-        (Endless(), "has no items by index"),
-        (NoLength(), "without __len__"),
-        (5, "a int, which has"),
-    ]:
-        with pytest.raises(TypeError, match=text):
-            StreamDataset.from_map_style(dataset, [0], 1, time_steps=1)
+@pytest.mark.parametrize(
+    ("dataset", "text"), [(StreamDataset([0], range, 1), "by index"), (Dataset(), "__len__"), (5, "a int")]
+)
+def test_what_is_no_map_style_dataset_is_refused(dataset, text):
+    with pytest.raises(TypeError, match=text):
+        of_groups(dataset, [0])
     with pytest.raises(TypeError, match="leave lengths= out"):
-        StreamDataset.from_map_style(Numbers(1), [0], 1, time_steps=1, lengths=[1])
+        of_groups(Numbers(1), [0], lengths=[1])
 
 
 @pytest.mark.parametrize("windows", ["aligned", "packed"])
 def test_a_windows_items_come_by_one_call(windows):
     numbers = ManyNumbers(40)
-    dataset = StreamDataset.from_map_style(numbers, [range(17), range(17, 40)], 2, time_steps=4, windows=windows)
-    batches = list(StreamDataLoader(dataset))
+    batches = list(StreamDataLoader(of_groups(numbers, [range(17), range(17, 40)], 2, 4, windows=windows)))
     assert sorted(itertools.chain(*numbers.calls)) == list(range(40))
     assert len(numbers.calls) <= 2 * len(batches)
     if windows == "aligned":
@@ -173,23 +158,18 @@ def test_a_windows_items_come_by_one_call(windows):
 
 
 @random_cases(400, 30)
-@given(st.lists(st.integers(0, 7), min_size=1, max_size=12), st.data())
-def test_all_options_are_as_for_sources(lengths, data):
-    ends = list(itertools.accumulate(lengths))
-    groups = [range(end - length, end) for length, end in zip(lengths, ends, strict=True)]
-    options = {
-        "time_steps": data.draw(st.integers(1, 4)),
-        "padding_mode": data.draw(st.sampled_from(["zeros", "data"])),
-        "windows": data.draw(st.sampled_from(["aligned", "packed"])),
-        "shuffle": data.draw(st.booleans()),
-        "schedule": data.draw(st.sampled_from(["listed", "balanced", "longest_first"])),
-        "lookahead": data.draw(st.integers(0, 2)),
-        "seed": 3,
-    }
-    lanes = data.draw(st.integers(1, 4))
-    kind = data.draw(st.sampled_from([Numbers, ManyNumbers]))
-    ours = StreamDataLoader(StreamDataset.from_map_style(kind(ends[-1]), groups, lanes, **options))
-    plain = StreamDataLoader(StreamDataset(groups, open_numbers, lanes, lengths=lengths, **options))
+@given(
+    cases(max_streams=12, max_length=7, max_lanes=4, modes=("zeros", "data")),
+    st.sampled_from(["listed", "balanced", "longest_first"]),
+    st.sampled_from([Numbers, ManyNumbers]),
+)
+def test_all_options_are_as_for_sources(case, schedule, kind):
+    ends = list(itertools.accumulate(case.lengths))
+    groups = [range(end - length, end) for length, end in zip(case.lengths, ends, strict=True)]
+    names = ("time_steps", "padding_mode", "windows", "shuffle", "lookahead", "seed", "mark_ends")
+    options = {name: getattr(case, name) for name in names} | {"schedule": schedule}
+    ours = StreamDataLoader(StreamDataset.from_map_style(kind(ends[-1]), groups, case.lanes, **options))
+    plain = StreamDataLoader(StreamDataset(groups, open_numbers, case.lanes, lengths=case.lengths, **options))
     assert len(ours) == len(plain)
     assert [batch_key(batch) for batch in ours] == [batch_key(batch) for batch in plain]
 
@@ -202,21 +182,16 @@ def open_numbers(group):
 @pytest.mark.parametrize("method", START_METHODS)
 def test_workers_of_any_start_method_read_the_same(method):
     groups = [[3, 1, 2], [0, 4], [9, 8, 7, 6, 5]]
-
-    def loader(workers, **options):
-        dataset = StreamDataset.from_map_style(ManyNumbers(10), groups, 2, time_steps=2, seed=0)
-        return StreamDataLoader(dataset, workers, **options)
-
-    expected = [batch_key(batch) for batch in loader(0)]
-    assert [batch_key(batch) for batch in loader(2, multiprocessing_context=method)] == expected
+    loader = StreamDataLoader(of_groups(ManyNumbers(10), groups, 2), 2, multiprocessing_context=method)
+    expected = StreamDataLoader(of_groups(ManyNumbers(10), groups, 2))
+    assert [batch_key(batch) for batch in loader] == [batch_key(batch) for batch in expected]
 
 
 def test_resume_reads_nothing_again():
     numbers = ManyNumbers(50)
-    dataset = StreamDataset.from_map_style(numbers, [range(30), range(30, 50)], 2, time_steps=3, seed=0)
-    loader = StreamDataLoader(dataset)
-    batches = list(itertools.islice(loader, 4))
-    state = json.loads(json.dumps(batches[-1].state_dict()))
+    loader = StreamDataLoader(of_groups(numbers, [range(30), range(30, 50)], 2, 3))
+    list(itertools.islice(loader, 4))
+    state = json.loads(json.dumps(loader.state_dict()))
     numbers.calls.clear()
     loader.load_state_dict(state)
     assert next(iter(loader)).data[..., 0].T.tolist() == [[12, 13, 14], [42, 43, 44]]
@@ -225,23 +200,15 @@ def test_resume_reads_nothing_again():
 
 
 def test_every_state_resumes():
-    def make(workers):
-        groups = [[2, 0, 1], [3], [9, 8, 4, 6, 5, 7], [11, 10]]
-        return StreamDataLoader(
-            StreamDataset.from_map_style(ManyNumbers(12), groups, 2, time_steps=2, windows="packed", seed=1),
-            workers,
-        )
-
-    check_resume(make)
+    groups = [[2, 0, 1], [3], [9, 8, 4, 6, 5, 7], [11, 10]]
+    dataset = of_groups(ManyNumbers(12), groups, 2, windows="packed")
+    check_resume(lambda workers: StreamDataLoader(dataset, workers))
 
 
 @pytest.mark.parametrize("named", [None, "mine"])
 def test_a_dataset_whose_length_changed_does_not_take_the_state(named):
     def loader(count):
-        dataset = StreamDataset.from_map_style(
-            Numbers(count), [range(4), range(4, count)], 2, time_steps=2, seed=0, fingerprint=named
-        )
-        return StreamDataLoader(dataset)
+        return StreamDataLoader(of_groups(Numbers(count), [range(4), range(4, count)], 2, fingerprint=named))
 
     before = loader(9)
     next(iter(before))
@@ -252,14 +219,11 @@ def test_a_dataset_whose_length_changed_does_not_take_the_state(named):
 @pytest.mark.parametrize("kind", [Numbers, ManyNumbers])
 @pytest.mark.parametrize("broken", [0, 4, 5, 6, 9])
 def test_an_error_comes_at_its_own_item(kind, broken):
-    dataset = StreamDataset.from_map_style(kind(10, [broken]), [range(10)], 1, time_steps=4, seed=0)
-    loader = StreamDataLoader(dataset)
-    with pytest.raises(ReadError, match=rf"item {broken}, .*item {broken} is gone") as caught:
-        list(loader)
+    with pytest.raises(ReadError) as caught:
+        list(StreamDataLoader(of_groups(kind(10, [broken]), [range(10)], 1, 4)))
+    assert caught.value.position == broken
     assert isinstance(caught.value.__cause__, OSError)
-    skipping = StreamDataset.from_map_style(
-        kind(10, [broken]), [range(10)], 1, time_steps=4, on_error="skip", fill_value=-1
-    )
+    skipping = of_groups(kind(10, [broken]), [range(10)], 1, 4, on_error="skip", fill_value=-1)
     with pytest.warns(RuntimeWarning, match="skipped the rest"):
         read = rows(StreamDataLoader(skipping))
     assert [item for batch in read for item in batch[0] if item >= 0] == list(range(broken))
@@ -277,11 +241,10 @@ class Stops(Numbers):
         return super().__getitem__(index)
 
 
-def test_too_few_items_and_a_stop_are_errors():
-    for numbers, text in [(Few(8), "was given 1 indices.*and returned 0"), (Stops(8), "item 5, .*StopIteration")]:
-        dataset = StreamDataset.from_map_style(numbers, [range(8)], 1, time_steps=4)
-        with pytest.raises(ReadError, match=text):
-            list(StreamDataLoader(dataset))
+@pytest.mark.parametrize(("numbers", "text"), [(Few(8), "was given 1 indices.*and returned 0"), (Stops(8), "item 5")])
+def test_too_few_items_and_a_stop_are_errors(numbers, text):
+    with pytest.raises(ReadError, match=text):
+        list(StreamDataLoader(of_groups(numbers, [range(8)], 1, 4)))
 
 
 def test_without_time_steps_an_item_is_a_window():
@@ -294,18 +257,16 @@ def test_without_time_steps_an_item_is_a_window():
 
 def test_ends_are_marked_without_an_item_more():
     numbers = ManyNumbers(9)
-    dataset = StreamDataset.from_map_style(numbers, [range(4), range(4, 9)], 2, time_steps=2, mark_ends=True)
-    ends = [batch.is_last.T.tolist() for batch in StreamDataLoader(dataset)]
+    loader = StreamDataLoader(of_groups(numbers, [range(4), range(4, 9)], 2, mark_ends=True))
+    ends = [batch.is_last.T.tolist() for batch in loader]
     assert ends == [[[False] * 2] * 2, [[False, True], [False, False]], [[False] * 2, [True, False]]]
     assert sorted(itertools.chain(*numbers.calls)) == list(range(9))
 
 
-@pytest.mark.parametrize(
-    "groups", [[range(11), range(11, 13), range(13, 40)], [[*range(0, 40, 2)], [*range(1, 40, 2)]]]
-)
+@pytest.mark.parametrize("groups", [[range(11), range(11, 13), range(13, 40)], [range(0, 40, 2), range(1, 40, 2)]])
 def test_groups_are_cut_into_sections_and_no_item_is_fetched_twice(groups):
     numbers = ManyNumbers(40)
-    dataset = StreamDataset.from_map_style(numbers, groups, 2, time_steps=4, sections=sections(None, 5), seed=0)
+    dataset = of_groups(numbers, list(map(list, groups)), 2, 4, sections=sections(None, 5))
     loader = StreamDataLoader(dataset)
     for _ in range(2):
         count, numbers.calls = len(loader), []
@@ -323,28 +284,22 @@ def test_a_subclass_is_built_as_itself():
     assert type(Own.from_map_style(Numbers(1), [0], 1, time_steps=1)) is Own
 
 
-class Pickles:
+class Pickles(Numbers):
     """A large dataset; counts how often it is pickled."""
 
-    count = 0
-
-    def __len__(self):
-        return 4
-
-    def __getitem__(self, index):
-        return torch.tensor([index])
+    pickled = 0
 
     def __reduce__(self):
-        Pickles.count += 1
-        return Pickles, ()
+        Pickles.pickled += 1
+        return Pickles, (self.count,)
 
 
 @pytest.mark.slow
 def test_a_dataset_is_pickled_once_for_each_worker():
-    Pickles.count = 0
-    dataset = StreamDataset.from_map_style(Pickles(), [0, 0, 1, 1], 2, time_steps=1)
+    Pickles.pickled = 0
+    dataset = of_groups(Pickles(4), [0, 0, 1, 1], 2, 1)
     assert len(list(StreamDataLoader(dataset, 2, multiprocessing_context="spawn"))) == 2
-    assert Pickles.count == 2
+    assert Pickles.pickled == 2
 
 
 def test_a_million_groups_are_a_few_arrays():
