@@ -109,17 +109,16 @@ def test_rooms_import_only_what_stands_before_them():
             assert other == room or ROOMS.index(other) < ROOMS.index(room), f"{module} imports {imported}"
 
 
-def test_streams_import_no_engine():
-    for module, path in modules():
-        if room_of(module) == "streams":
-            rooms = {room_of(imported) for imported in imported_modules(path)}
-            assert rooms <= {"streams", "errors", "protocols", "stream_info", "_notices"}, (module, rooms)
+GROUND = {"errors", "protocols", "stream_info"}
 
 
-def test_stores_import_no_engine():
-    allowed = {"stores", "streams", "errors", "protocols", "stream_info", "_items", "_memory"}
+@pytest.mark.parametrize(
+    ("room", "allowed"),
+    [("streams", {"streams", "_notices", *GROUND}), ("stores", {"stores", "streams", "_items", "_memory", *GROUND})],
+)
+def test_streams_and_stores_import_no_engine(room, allowed):
     for module, path in modules():
-        if room_of(module) == "stores" and "_packing" not in module:  # that stands above the loader
+        if room_of(module) == room and "_packing" not in module:  # that stands above the loader
             rooms = {room_of(imported) for imported in imported_modules(path)}
             assert rooms <= allowed, (module, rooms)
 
@@ -135,9 +134,8 @@ def test_kinds_of_streams_import_only_what_stands_before_them():
 
 
 def test_no_module_imports_itself_in_a_circle():
-    graph = {module: set(imported_modules(path)) - {module} for module, path in modules()}
-    packages = {module for module, path in modules() if path.name == "__init__.py"}
-    graph = {module: imported - packages for module, imported in graph.items() if module not in packages}
+    files = {module: path for module, path in modules() if path.name != "__init__.py"}
+    graph = {module: set(imported_modules(path)) & set(files) - {module} for module, path in files.items()}
     done = set()
     while ready := {name for name, imported in graph.items() if name not in done and imported <= done}:
         done |= ready
@@ -155,20 +153,17 @@ def test_every_room_says_what_is_in_it():
 
 
 def test_the_schedule_is_pure():
+    impure = {"torch", "time", "threading", "multiprocessing", "os", "fcntl"}
     for path in PACKAGE.glob("_schedule/*.py"):
-        found = {
-            alias.name.split(".")[0]
-            for node in ast.walk(ast.parse(path.read_text()))
-            if isinstance(node, (ast.Import, ast.ImportFrom))
-            for alias in (node.names if isinstance(node, ast.Import) else [ast.alias(node.module)])
-        }
-        assert not found & {"torch", "time", "threading", "multiprocessing", "os", "fcntl"}, path
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module] if isinstance(node, ast.ImportFrom) else []
+            assert not {name.split(".")[0] for name in names} & impure, path
 
 
 @pytest.mark.parametrize("module", PUBLIC)
 def test_public_names_are_where_they_were(module):
-    for name in PUBLIC[module]:
-        assert hasattr(importlib.import_module(module), name)
+    assert set(PUBLIC[module]) <= set(dir(importlib.import_module(module)))
 
 
 @pytest.mark.parametrize("module", ["stream_dataloader", *(f"stream_dataloader.{room}" for room in LISTED)])
