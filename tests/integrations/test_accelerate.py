@@ -302,13 +302,14 @@ ALL = [(i, j) for i, length in enumerate([9, 14, 3, 12, 8, 7, 11, 5, 2, 6]) for 
 
 
 def test_a_loader_that_accelerate_prepares_itself_shards_nothing_again(tmp_path):
-    path = tmp_path / "state.pt"
-    whole = run_trainer("accelerate_two.py", tmp_path, path, 10**6)
+    def run(stop):
+        found = run_trainer("accelerate_prepared.py", tmp_path, tmp_path / "state.pt", stop, "itself")
+        return [seen for seen, *_ in found]
+
+    whole = run(10**6)
     assert len(whole[0]) == len(whole[1]) > 5
     assert items_of(whole) == ALL
-    head = run_trainer("accelerate_two.py", tmp_path, path, 4)
-    tail = run_trainer("accelerate_two.py", tmp_path, path, 0)
-    assert [mine + rest for mine, rest in zip(head, tail, strict=True)] == whole
+    assert [head + tail for head, tail in zip(run(4), run(0), strict=True)] == whole
 
 
 def test_two_processes_go_on_from_one_checkpoint(tmp_path):

@@ -22,12 +22,9 @@ def tokens(source):
     return torch.randint(90, (LENGTHS[source],), generator=torch.Generator().manual_seed(source))
 
 
-def open_features(length):
-    return iter(features(get_stream_info().source_index))
-
-
-def open_tokens(length):
-    return iter(tokens(get_stream_info().source_index))
+def opening(make):
+    """Streams of what is made of their sources' numbers."""
+    return lambda length: iter(make(get_stream_info().source_index))
 
 
 def batches_of(open_stream, windows, **options):
@@ -82,7 +79,7 @@ def test_torchrl_gives_each_stream_what_it_has_alone(kind, backend, windows):
     def started_zeroed(batch, state):
         return state * ~batch.reset.view(-1, 1, 1)
 
-    batches = batches_of(open_features, windows)
+    batches = batches_of(opening(features), windows)
     assert not run(batches, started_zeroed)
     if backend == "pad":  # which is the default; it does not zero the state at `is_init`
         assert run(batches, lambda batch, state: state)
@@ -92,7 +89,7 @@ def test_torchrl_gives_each_stream_what_it_has_alone(kind, backend, windows):
 @WINDOWS
 def test_torchrl_counts_trajectories_by_is_init(windows):
     utils = pytest.importorskip("torchrl.objectives.value.utils")
-    for batch in batches_of(open_features, windows):
+    for batch in batches_of(opening(features), windows):
         begins = batch.is_start.clone()
         begins[0] = True
         counted = utils._get_num_per_traj_init(batch.is_init().squeeze(-1))
@@ -103,7 +100,7 @@ def test_torchrl_counts_trajectories_by_is_init(windows):
 def test_returns_of_torchrl_end_at_done(windows):
     functional = pytest.importorskip("torchrl.objectives.value.functional")
     lasts = 0
-    for batch in batches_of(open_features, windows, mark_ends=True):
+    for batch in batches_of(opening(features), windows, mark_ends=True):
         reward, done, value = batch.data[..., :1].transpose(0, 1), batch.done(), torch.zeros(LANES, STEPS, 1)
         advantage, _ = functional.vec_generalized_advantage_estimate(0.9, 0.5, value, value, reward, done, done)
         for b in range(LANES):
@@ -118,7 +115,7 @@ def test_returns_of_torchrl_end_at_done(windows):
 def test_the_collator_of_transformers_flattens_windows_alike():
     transformers = pytest.importorskip("transformers")
     collate = transformers.DataCollatorWithFlattening(return_flash_attn_kwargs=True)
-    for batch in batches_of(open_tokens, "packed"):
+    for batch in batches_of(opening(tokens), "packed"):
         row = batch.flatten_lanes(batch.data)
         theirs = collate([{"input_ids": row[0, a:b].tolist()} for a, b in pairwise(batch.cu_seqlens().tolist())])
         assert theirs["input_ids"].equal(row)
@@ -130,10 +127,10 @@ def test_the_collator_of_transformers_flattens_windows_alike():
 
 
 @WINDOWS
-def test_flash_attention_in_transformers_sees_all_cuts_by_positions_in_segments_and_not_by_those_in_streams(windows):
+def test_flash_attention_sees_cuts_by_positions_in_segments(windows):
     utils = pytest.importorskip("transformers.modeling_flash_attention_utils")
     missed = 0
-    for batch in batches_of(open_tokens, windows):
+    for batch in batches_of(opening(tokens), windows):
         (cuts, _), _ = utils.prepare_fa_kwargs_from_position_ids(batch.position_ids())
         assert cuts.equal(batch.cu_seqlens())
         (cuts, _), _ = utils.prepare_fa_kwargs_from_position_ids(batch.position_ids("stream"))
@@ -178,7 +175,7 @@ def test_a_model_of_transformers_attends_within_segments(attention, windows):
             input_ids, position_ids=position_ids, cu_seq_lens_q=cuts, cu_seq_lens_k=cuts, use_cache=False, **lengths
         ).last_hidden_state
 
-    for batch in batches_of(open_tokens, windows):
+    for batch in batches_of(opening(tokens), windows):
         within = "segment" if attention == "sdpa" else "stream"  # rotary: only differences of positions count
         outputs = run(batch.flatten_lanes(batch.data), batch.position_ids(within), batch.cu_seqlens())
         outputs = batch.unflatten_lanes(outputs)

@@ -46,7 +46,7 @@ CASES = {
 
 
 @pytest.mark.parametrize(("saved", "standing"), CASES.values(), ids=CASES)
-def test_a_checkpoint_says_where_the_run_stood_and_counters_say_it_in_a_way_that_is_taken_up(saved, standing):
+def test_a_checkpoint_says_where_the_run_stood(saved, standing):
     assert standing_of(saved) == standing
     before = copy.deepcopy(saved)
     taken = taken_up(saved, standing)

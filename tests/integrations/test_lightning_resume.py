@@ -261,7 +261,7 @@ def test_several_loaders(tmp_path, mode, known):
 
 @kinds_of_loader
 @pytest.mark.parametrize("when", [{"every_n_train_steps": 8}, {}], ids=str)
-def test_where_the_number_of_steps_was_asked_for_before_the_checkpoint_is_loaded(tmp_path, make, when):
+def test_where_the_number_of_steps_was_asked_for_before(tmp_path, make, when):
     class Asking(Model):
         def configure_optimizers(self):
             self.asked = self.trainer.estimated_stepping_batches

@@ -121,29 +121,40 @@ def test_without_lengths_max_steps_says_how_long(trainer_of):
 
 @pytest.mark.parametrize("steps", [2, 5])
 def test_gradients_are_accumulated_over_the_ends_of_epochs(trainer_of, steps):
-    trainer = trainer_of(loader(), num_train_epochs=3, gradient_accumulation_steps=steps)
+    trainer, epochs = trainer_of(loader(), num_train_epochs=3, gradient_accumulation_steps=steps), epochs_of(4)
     trainer.train()
-    epochs = epochs_of(4)
     batches = -(-sum(map(len, epochs[:3])) // 3)
     assert trainer.model.seen == list(itertools.chain(*epochs))[: 3 * batches]
     assert trainer.state.global_step == 3 * -(-batches // steps)
 
 
-def interrupted(trainer_of, tmp_path, stop, train, more=(), **options):
+def interrupted(trainer_of, stop, train, **options):
     """Two runs in one: the first is cut off after so many optimizer steps, the second goes on from its checkpoint."""
     from transformers import TrainerCallback
 
     class Stops(TrainerCallback):
         def on_step_end(self, args, state, control, **_):
             if state.global_step == stop:
-                control.should_save = True
-                control.should_training_stop = True
+                control.should_save = control.should_training_stop = True
 
-    first = trainer_of(train(), folder=f"stopped{stop}", extra={"callbacks": [Stops()], **dict(more)}, **options)
+    first = trainer_of(train(), folder=f"stopped{stop}", extra={"callbacks": [Stops()]}, **options)
     first.train()
-    second = trainer_of(train(), folder=f"stopped{stop}", extra=dict(more), **options)
+    second = trainer_of(train(), folder=f"stopped{stop}", **options)
     second.train(resume_from_checkpoint=True)
     return first, second
+
+
+def check_stops(trainer_of, train, stops, **options):
+    """Runs that are cut off go on as one that is not, with the same losses; it is returned."""
+    whole = trainer_of(train(), **options)
+    whole.train()
+    for stop in stops:
+        first, second = interrupted(trainer_of, stop, train, **options)
+        assert first.model.seen + second.model.seen == whole.model.seen, stop
+        assert losses(first) == losses(whole)[:stop]
+        assert losses(second) == losses(whole)
+        assert second.state.epoch == whole.state.epoch
+    return whole
 
 
 @pytest.mark.parametrize(
@@ -157,24 +168,13 @@ def interrupted(trainer_of, tmp_path, stop, train, more=(), **options):
         (lambda: beside(False), {"max_steps": 30}),
     ],
 )
-def test_a_checkpoint_goes_on_at_the_next_batch_with_the_same_losses(trainer_of, tmp_path, train, options):
-    whole = trainer_of(train(), **options)
-    whole.train()
-    assert len(losses(whole)) > 10
-    for stop in (1, 6, 10, 11):
-        first, second = interrupted(trainer_of, tmp_path, stop, train, **options)
-        assert first.model.seen + second.model.seen == whole.model.seen, stop
-        assert losses(first) == losses(whole)[:stop]
-        assert losses(second) == losses(whole)
-        assert second.state.epoch == whole.state.epoch
+def test_a_checkpoint_goes_on_at_the_next_batch_with_the_same_losses(trainer_of, train, options):
+    assert len(losses(check_stops(trainer_of, train, (1, 6, 10, 11), **options))) > 10
 
 
-def test_it_goes_on_with_other_workers_and_opens_each_stream_once(trainer_of, tmp_path):
-    whole = trainer_of(loader(), num_train_epochs=2)
-    whole.train()
-    counts, opened = iter([2, 0]), []
-    first, second = interrupted(trainer_of, tmp_path, 5, lambda: loader(next(counts)), num_train_epochs=2)
-    assert first.model.seen + second.model.seen == whole.model.seen
+def test_it_goes_on_with_other_workers_and_opens_each_stream_once(trainer_of):
+    counts, opened = iter([0, 2, 0]), []
+    check_stops(trainer_of, lambda: loader(next(counts)), [5], num_train_epochs=2)
 
     def watched(length):
         opened.append(length)
@@ -183,7 +183,7 @@ def test_it_goes_on_with_other_workers_and_opens_each_stream_once(trainer_of, tm
     def build():
         return StreamDataLoader(StreamDataset(LENGTHS, watched, 2, time_steps=3, seed=0, lengths=LENGTHS, lookahead=0))
 
-    _, second = interrupted(trainer_of, tmp_path, 9, build, max_steps=10)
+    _, second = interrupted(trainer_of, 9, build, max_steps=10)
     assert len(second.model.seen) == 1
     assert len(opened) <= len(LENGTHS) + 3, "streams that were over are not opened again"
 
@@ -234,16 +234,9 @@ def collated(windows):
     return window | {"reset": torch.zeros(2, dtype=torch.bool)}
 
 
-def test_a_collate_fn_makes_the_arguments(trainer_of, tmp_path):
-    def train():
-        return loader(collate_fn=collated)
-
-    whole = trainer_of(train(), num_train_epochs=2)
-    whole.train()
+def test_a_collate_fn_makes_the_arguments(trainer_of):
+    whole = check_stops(trainer_of, lambda: loader(collate_fn=collated), (3, 13), num_train_epochs=2)
     assert [seen[:2] for seen in whole.model.seen[:5]] == [seen[:2] for seen in epochs_of(1)[0][:5]]
-    for stop in (3, 13):
-        first, second = interrupted(trainer_of, tmp_path, stop, train, num_train_epochs=2)
-        assert first.model.seen + second.model.seen == whole.model.seen
 
 
 def test_other_datasets_are_left_to_the_trainer(trainer_of):
@@ -333,23 +326,24 @@ def test_model_inputs_take_what_forward_names():
     batch = list(loader())[-1]
     inputs = ModelInputs().of(Names())(batch)
     assert list(inputs) == ["x", "labels", "mask", "position_ids"]
-    assert inputs["x"].shape == (2, 3, 3)
     assert inputs["x"].is_contiguous()
     assert torch.equal(inputs["x"], batch.data["x"].transpose(0, 1))
     assert torch.equal(inputs["mask"], batch.mask.T)
     assert (batch.position == -1).any()
     assert torch.equal(inputs["position_ids"], batch.position.T.clamp(min=0))
-    steps_first = ModelInputs(batch_first=False, fields={"attention_mask": "mask", "reset": "reset"}).of(Names())(batch)
+    fields = {"attention_mask": "mask", "reset": "reset"}
+    steps_first = ModelInputs(batch_first=False, fields=fields).of(Names())(batch)
     assert list(steps_first) == ["x", "labels", "attention_mask", "reset"]
     assert steps_first["x"] is batch.data["x"]
     assert steps_first["attention_mask"] is batch.mask
     assert ModelInputs(fields=["reset"])(batch)["reset"] is batch.reset
-    with pytest.raises(ValueError, match="'resets', and knows reset, is_start"):
-        ModelInputs(fields=["resets"])
-    with pytest.raises(TypeError, match=r"write \['reset'\]"):
-        ModelInputs(fields="reset")
-    with pytest.raises(ValueError, match="the batch has a field of this name"):
-        ModelInputs(fields={"x": "mask"})(batch)
+    for wrong, error, text in [
+        (["resets"], ValueError, "'resets'"),
+        ("reset", TypeError, "'reset'"),
+        ({"x": "mask"}, ValueError, "of this name"),
+    ]:
+        with pytest.raises(error, match=text):
+            ModelInputs(fields=wrong)(batch)
 
 
 def test_two_ranks_read_all_and_go_on_from_one_checkpoint(tmp_path):
@@ -389,20 +383,14 @@ def test_evaluations_are_where_they_were_with_ignore_data_skip(trainer_of, tmp_p
     assert trainer.args.ignore_data_skip
 
 
-def test_epochs_of_n_batches_are_the_trainers(trainer_of, tmp_path):
+def test_epochs_of_n_batches_are_the_trainers(trainer_of):
     def build():
         return StreamDataLoader(dataset(padding_mode="cycle"), batches_per_epoch=5)
 
-    options = {"num_train_epochs": 3, "gradient_accumulation_steps": 2}
-    whole = trainer_of(build(), **options)
-    whole.train()
+    whole = check_stops(trainer_of, build, (1, 3, 5), num_train_epochs=3, gradient_accumulation_steps=2)
     endless = loader(padding_mode="cycle")
     assert whole.model.seen == [seen_of(batch) for batch in itertools.islice(endless, 15)]
     assert whole.state.global_step == 9
-    for stop in (1, 3, 5):
-        first, second = interrupted(trainer_of, tmp_path, stop, build, **options)
-        assert first.model.seen + second.model.seen == whole.model.seen
-        assert losses(second) == losses(whole)
     whole.model.evaluated = []
     for _ in range(2):
         whole.evaluate(eval_dataset=build())

@@ -312,7 +312,7 @@ def test_a_rank_whose_share_of_some_passes_is_empty_goes_on_with_the_next():
 
 
 @pytest.mark.parametrize(("before", "after"), [(1, 1), (2, 1), (2, 4), (4, 2)])
-def test_a_state_after_the_last_batch_is_the_next_epochs_beginning_on_any_number_of_ranks(before, after):
+def test_a_state_after_the_last_batch_begins_the_next_epoch(before, after):
     def some(world_size):
         lengths = [4] * 8
         dataset = StreamDataset(lengths, range, 4 // world_size, seed=0, time_steps=2, lengths=lengths, shuffle=True)

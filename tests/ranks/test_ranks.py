@@ -509,7 +509,7 @@ def read_epochs(rank, world_size, n, epochs, workers):
 
 
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
-def test_epochs_of_n_batches_are_alike_on_all_ranks_and_no_rank_waits_for_another(ranks, workers):
+def test_epochs_of_n_batches_are_alike_on_all_ranks(ranks, workers):
     found = ranks.run(2, read_epochs, 2, [3, 3], [4, 1], workers)  # the second one stops after an epoch
     dataset = Case(LANES_OF_A_RUN, 4, 3, "packed", "cycle", 1, True, 3).dataset()
     expected = keys(StreamDataLoader(dataset, groups=2, batches_per_epoch=12))

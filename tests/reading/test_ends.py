@@ -136,7 +136,7 @@ def test_a_mix_marks_ends_if_its_datasets_do():
         ({"mark_ends": True}, list, [2, 4, 5]),
     ],
 )
-def test_one_item_is_taken_ahead_and_only_if_its_length_is_not_known(options, collate_fn, expected):
+def test_one_item_is_taken_ahead_if_no_length_is_known(options, collate_fn, expected):
     pulls = []
 
     def read(length):
@@ -266,7 +266,7 @@ class Dropping:
 
 @pytest.mark.parametrize("way", ["iterates", "writes"])
 @pytest.mark.parametrize("length", [6, 4])
-def test_a_stream_is_opened_again_where_it_broke_while_it_was_taken_ahead(way, length, monkeypatch):
+def test_a_stream_that_broke_ahead_is_opened_again_there(way, length, monkeypatch):
     monkeypatch.setattr("stream_dataloader._reading.stream.time.sleep", lambda _: None)
     dataset = StreamDataset([length], Dropping(way), 1, time_steps=2, retries=1, mark_ends=True)
     batches = list(StreamDataLoader(dataset))

@@ -309,7 +309,7 @@ def test_any_view_of_a_map_is_the_same_where_it_arrives(tmp_path, mode, view):
         array = sent  # once more, as what arrived may be sent on
 
 
-def test_a_map_whose_file_was_deleted_is_copied_and_one_whose_file_was_replaced_later_is_an_error(tmp_path):
+def test_a_map_whose_file_is_gone_is_copied_or_an_error(tmp_path):
     table = mapped(tmp_path)
     dataset = StreamDataset([table], rows_of, 1, time_steps=3)
     (tmp_path / "other").write_bytes(bytes(64 * 8000))

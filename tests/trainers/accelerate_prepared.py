@@ -1,12 +1,16 @@
-"""Run by torchrun, or by itself: a prepared loader, saved in mid-epoch or gone on with; what each rank read and did."""
+"""Run by torchrun, or by itself: a prepared loader, saved in mid-epoch or gone on with; what each rank read and did.
+
+The last argument is "model", "no model", or "itself" where accelerate prepares the loader, which leaves it as it is.
+"""
 
 import json
 import sys
 
 import torch
 from accelerate import Accelerator
+from accelerate.utils import gather_object
 
-from stream_dataloader import StreamDataLoader, StreamDataset
+from stream_dataloader import StreamDataLoader, StreamDataset, merge_states
 from stream_dataloader.integrations.accelerate import prepare
 from stream_dataloader.recurrent import RecurrentState
 
@@ -14,20 +18,26 @@ LENGTHS = [9, 14, 3, 12, 8, 7, 11, 5, 2, 6]
 
 if __name__ == "__main__":
     out, folder, stop, with_model = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4] == "model"
+    itself = sys.argv[4] == "itself"
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=3)
     lanes = 4 // accelerator.num_processes
     dataset = StreamDataset(LENGTHS, range, lanes, time_steps=3, shuffle=True, seed=0)
     carry = RecurrentState(batch_dim=0)
-    loader = prepare(accelerator, StreamDataLoader(dataset, 1, timeout=60, groups=2), carry=carry)
+    given = StreamDataLoader(dataset, 1, timeout=60, groups=2)
+    loader = accelerator.prepare(given) if itself else prepare(accelerator, given, carry=carry)
+    assert (loader is given) == itself
     torch.manual_seed(0)
     model = torch.nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters(), 1e-4)
     if with_model:
         model, optimizer = accelerator.prepare(model, optimizer)
-    if not stop:
+    if itself and not stop:
+        loader.load_state_dict(torch.load(folder))
+        carry.reset()
+    elif not stop:
         accelerator.load_state(folder)
     seen, steps, states, refused = [], 0, [], False
-    for batch in (batch for _ in range(loader.epoch, 2) for batch in loader):
+    for batch in (batch for _ in range(0 if itself else loader.epoch, 2) for batch in loader):
         with accelerator.accumulate(model) if with_model else accelerator.accumulate():
             accelerator.backward(model(batch.data.float()[..., None]).mean())
             optimizer.step()
@@ -38,6 +48,11 @@ if __name__ == "__main__":
         carry.after(batch, state)
         states.append(state.tolist())
         seen.append((batch.epoch, batch.step, batch.source.tolist(), batch.position.tolist(), batch.mask.tolist()))
+        if len(seen) == stop and itself:
+            state = merge_states(gather_object([loader.state_dict()]))
+            if accelerator.is_main_process:
+                torch.save(state, folder)
+            break
         if len(seen) == stop:
             accelerator.register_for_checkpointing(carry)
             try:

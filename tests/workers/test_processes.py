@@ -147,7 +147,7 @@ def test_local_classes_come_back_as_themselves(method):
     assert batch.data["kind"][0] == list(Kind)
 
 
-def test_a_class_made_between_two_epochs_comes_back_as_itself_and_one_made_by_a_worker_does_not():
+def test_a_class_made_between_two_epochs_comes_back_as_itself():
     kinds = []
 
     def new_kind():

@@ -121,7 +121,7 @@ def test_an_iterator_waits_for_each_worker_as_long_as_it_is_said_to():
 
 
 @pytest.mark.timeout(120)
-def test_a_process_that_was_forked_leaves_workers_alone_when_it_drops_their_iterator_and_ends():
+def test_a_process_that_was_forked_leaves_workers_alone():
     loader, packets = loader_and_context(Stuck())
     batches = torch_quirks.iterator_of(loader)
     next(batches)
