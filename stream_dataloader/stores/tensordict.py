@@ -21,7 +21,6 @@ from stream_dataloader._items.structure import Node, flatten
 from stream_dataloader.errors import StoreError, shorten
 from stream_dataloader.stores._base.files import damage_named, read_json
 from stream_dataloader.stores._base.leaves import LeafSpec, dtype_named
-from stream_dataloader.stores._base.mapped import Column, LeafFile, MappedSteps
 from stream_dataloader.stores._base.options import renamed
 from stream_dataloader.stores._base.store import Store
 

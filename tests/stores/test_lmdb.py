@@ -19,10 +19,10 @@ from store_tests import StoreTests
 
 from stream_dataloader import stores
 from stream_dataloader.errors import StoreError
-from stream_dataloader.stores._base import packed
 from stream_dataloader.stores._base.packing import StreamRecord
 from stream_dataloader.stores.lmdb import LmdbPacker, LmdbStore
 from stream_dataloader.stores.lmdb import writer as lmdb_writer
+from stream_dataloader.stores.memmap.packed import _digest
 from stream_dataloader.testing._items import assert_same
 
 lmdb = pytest.importorskip("lmdb")
@@ -345,7 +345,7 @@ def test_sizes_that_are_absurd_are_refused_before_anything_is_allocated(tmp_path
         {"codec": "x"},
     ):
         changed = {name: value for name, value in (content | change).items() if name != "check"}
-        file.write_text(json.dumps(changed | {"check": packed._digest(changed)}))
+        file.write_text(json.dumps(changed | {"check": _digest(changed)}))
         with pytest.raises(StoreError):
             stores.open(path)
 

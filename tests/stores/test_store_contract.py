@@ -9,8 +9,8 @@ from packed import images, pack_here
 
 from stream_dataloader.errors import StoreError
 from stream_dataloader.stores import memmap
-from stream_dataloader.stores._base.mapped import MappedSteps
 from stream_dataloader.stores.memmap import MemmapStore
+from stream_dataloader.stores.memmap.mapped import MappedSteps
 from stream_dataloader.stores.memmap.writer import MemmapPacker
 from stream_dataloader.testing import StoreContract
 

@@ -50,7 +50,7 @@ def _holds(pattern: bytes, *path: str) -> bool:
     """Whether there is a file that has some text near its beginning."""
     try:
         with open(os.path.join(*path), "rb") as file:
-            return re.search(pattern, file.read(1 << 20)) is not None
+            return re.search(pattern, file.read(min(1 << 20, os.fstat(file.fileno()).st_size))) is not None
     except OSError:
         return False
 

@@ -6,7 +6,7 @@ import functools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,7 +20,6 @@ from stream_dataloader.stores._base.structure import from_json
 __all__ = [
     "Block",
     "LeafSpec",
-    "check_names",
     "chosen",
     "dtype_named",
     "leaf_names",
@@ -29,8 +28,6 @@ __all__ = [
     "owned",
     "structure_of",
 ]
-
-Leaf = TypeVar("Leaf")
 
 #: Some time steps: an array `(steps, ...)` for each leaf.
 Block = list[NDArray[Any]]
@@ -66,7 +63,7 @@ def leaf_spec(found: Mapping[str, Any]) -> LeafSpec:
 
 
 def dtype_named(name: str) -> torch.dtype:
-    """The dtype of a name such as `uint8`; a ValueError if there is none whose numbers can be kept in a file."""
+    """The dtype of a name such as `uint8`; a ValueError if no file can hold its numbers."""
     found = getattr(torch, name, None)
     if not isinstance(found, torch.dtype) or not (found in DTYPES_OF_NUMPY or found.itemsize in (1, 2, 4, 8)):
         raise ValueError(f"no dtype is called {name!r}")
@@ -76,10 +73,7 @@ def dtype_named(name: str) -> torch.dtype:
 def structure_of(
     content: Mapping[str, Any], path: str, classes: dict[str, type]
 ) -> tuple[Node | None, tuple[LeafSpec, ...]]:
-    """What a header says of items: their structure, None if there is no item, and their leaves.
-
-    What is no such header is a StoreError, KeyError, TypeError or ValueError.
-    """
+    """What a header says of items: their structure, None if there is no item, and their leaves."""
     leaves = tuple(map(leaf_spec, content["leaves"]))
     structure = content["structure"]
     node = None if structure is None else from_json(structure[0], path, classes)
@@ -93,23 +87,18 @@ def leaf_names(structure: Node | None) -> list[str]:
     return [] if structure is None else [path.removeprefix("item") or path for path in leaf_paths(structure)]
 
 
-def check_names(wanted: Sequence[str] | None, structure: Node | None, path: str) -> None:
-    """Refuse names of which items have no entry."""
+def chosen(wanted: Sequence[str] | None, structure: Node | None, path: str) -> tuple[Node | None, Sequence[int]]:
+    """The structure of items that have the entries that `wanted` names, and which leaves these are."""
+    leaves = range(len(leaf_names(structure)))
+    if wanted is None:
+        return structure, leaves
     names = structure.keys if structure is not None and structure.type is dict else ()
-    if missing := [name for name in wanted or () if name not in names]:
+    if missing := [name for name in wanted if name not in names]:
         has = f"it has {list(names)}" if names else "its items are no dicts"
         raise StoreError(f"{path} has no leaf {missing}; {has}")
-
-
-def chosen(
-    wanted: Sequence[str] | None, structure: Node | None, leaves: Sequence[Leaf]
-) -> tuple[Node | None, Sequence[Leaf]]:
-    """The structure of items that have the entries that `wanted` names, and their leaves."""
-    if wanted is None or structure is None:
-        return structure, leaves
-    by_name = unflatten(structure, iter(range(len(leaves))))
-    node, places = flatten({name: by_name[name] for name in wanted})
-    return node, [leaves[place] for place in places]
+    assert structure is not None
+    by_name = unflatten(structure, iter(leaves))
+    return flatten({name: by_name[name] for name in wanted})
 
 
 def owned(row: Any, dtype: torch.dtype) -> Any:

@@ -1,6 +1,6 @@
 """Reads LMDB stores that were packed, and any other LMDB by a function for its values.
 
-A packed store, see `_base/packed`; `start` is the number of a stream's first value in its database, and besides there
+A packed store, see `memmap/packed`; `start` is the number of a stream's first value in its database, and besides there
 are ::
 
     streams.bin    two more rows: the database, and CRC-32 of its values' checksums
@@ -30,12 +30,13 @@ from stream_dataloader._items.layout import as_array
 from stream_dataloader._items.structure import flatten, unflatten
 from stream_dataloader.errors import StoreError
 from stream_dataloader.stores._base.files import inside
-from stream_dataloader.stores._base.leaves import chosen, leaf_names, owned
+from stream_dataloader.stores._base.leaves import owned
 from stream_dataloader.stores._base.options import given_columns, renamed
-from stream_dataloader.stores._base.packed import HEADER, PackedIndex, PackedStore, check_sizes
+from stream_dataloader.stores._base.store import Store
 from stream_dataloader.stores._base.stream import Steps, put_row
 from stream_dataloader.stores.lmdb.pages import Databases, Result
 from stream_dataloader.stores.lmdb.windows import CODECS, Windows, check_value
+from stream_dataloader.stores.memmap.packed import HEADER, PackedIndex, PackedStore, check_sizes
 
 __all__ = ["KIND", "LmdbStore"]
 
@@ -109,20 +110,17 @@ class LmdbStore(PackedStore):
         index, name = self.index, self.name_of(number)
         if isinstance(index, _PlainIndex):
             return _PlainSteps(index, number, name, self._options["decode"])
-        return _PackedSteps(index, number, name, self._options["columns"], self._options["check"])
+        return _PackedSteps(index, number, name, self._options["check"])
 
     def _leaves(self) -> dict[str, str]:
-        if isinstance(index := self.index, _PlainIndex):
-            return super()._leaves()
-        structure, leaves = chosen(self._options["columns"], index.structure, index.leaves)
-        return dict(zip(leaf_names(structure), map(str, leaves), strict=True))
+        return Store._leaves(self) if isinstance(self.index, _PlainIndex) else super()._leaves()
 
     def check_stream(self, number: int) -> None:
         """Compare a stream with its checksums."""
         if isinstance(index := self.index, _PlainIndex):
             super().check_stream(number)
         else:
-            _PackedSteps(index, number, self.name_of(number), None, True).verify()
+            _PackedSteps(index, number, self.name_of(number), True).verify()
 
 
 class _PackedIndex(PackedIndex):
@@ -160,12 +158,12 @@ class _PackedIndex(PackedIndex):
 class _PackedSteps:
     """One stream's steps; see `Steps`."""
 
-    def __init__(self, index: _PackedIndex, number: int, name: str, wanted: list[str] | None, check: bool) -> None:
+    def __init__(self, index: _PackedIndex, number: int, name: str, check: bool) -> None:
         self._name = name
         self._first, self._steps, _, _, self._database, self._crc = index.table[:6, number].tolist()
         self._window, self._windows, self._databases = index.window, index.windows, index.databases
         self._check = check
-        self._structure, self._leaves = chosen(wanted, index.structure, range(len(index.leaves)))
+        self._structure, self._leaves = index.item, index.places
         self._specs = [index.leaves[leaf] for leaf in self._leaves]
         self._kept: tuple[int, Any] = (-1, None)  # the latest window that was decompressed
 

@@ -20,12 +20,12 @@ import torch
 
 from stream_dataloader.errors import StoreError
 from stream_dataloader.stores._base.leaves import Block, LeafSpec, leaf_names, leaf_spec
-from stream_dataloader.stores._base.mapped import LeafFile
-from stream_dataloader.stores._base.packed import finish_store
 from stream_dataloader.stores._base.packing import Rows, StreamRecord, said_in
 from stream_dataloader.stores.lmdb.pages import read_tree
 from stream_dataloader.stores.lmdb.store import KIND
 from stream_dataloader.stores.lmdb.windows import CODECS, Windows, steps_of_window
+from stream_dataloader.stores.memmap.mapped import LeafFile
+from stream_dataloader.stores.memmap.packed import finish_store
 
 __all__ = ["LmdbPacker"]
 

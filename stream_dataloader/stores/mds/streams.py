@@ -31,10 +31,10 @@ from stream_dataloader._items.structure import Node, flatten
 from stream_dataloader.errors import StoreError, shorten
 from stream_dataloader.stores._base.files import damage_named, inside, stamp_of
 from stream_dataloader.stores._base.structure import from_json
-from stream_dataloader.stores._base.tables import Texts, encoded, stops_of
 from stream_dataloader.stores.mds.encodings import ArrayEncoding, encoding_of
 from stream_dataloader.stores.mds.index import INDEX, DatasetIndex, in_folder
 from stream_dataloader.stores.mds.shards import Column, Shards
+from stream_dataloader.stores.memmap.packed import Texts, encoded
 from stream_dataloader.streams.cache.file_cache import FileCache, is_url
 
 __all__ = ["MdsIndex", "write_table"]
@@ -74,12 +74,12 @@ def write_table(
     notes: Iterable[Mapping[str, Any]],
 ) -> int:
     """Write a table. Returns its checksum."""
-    texts, jsons = encoded(keys, notes)
-    rows = np.array([starts, steps, stops_of(texts), stops_of(jsons)], "<i8")
-    body = b"".join([rows.tobytes(), *texts, *jsons])
+    texts, jsons, stops = encoded(keys, notes)
+    rows = np.array([starts, steps, *stops], "<i8")
+    body = rows.tobytes() + texts + jsons
     check = zlib.crc32(body)
     with open(path, "wb") as file:
-        file.write(_HEAD.pack(_MAGIC, len(texts), sum(map(len, texts)), sum(map(len, jsons)), check) + body)
+        file.write(_HEAD.pack(_MAGIC, rows.shape[1], len(texts), len(jsons), check) + body)
         file.flush()
         os.fsync(file.fileno())
     return check

@@ -1,6 +1,6 @@
 """Reads a memory-mapped store.
 
-A packed store, see `_base/packed`; `start` counts all streams' steps, and besides there are ::
+A packed store, see `packed`; `start` counts all streams' steps, and besides there are ::
 
     streams.bin    more rows: CRC-32 (zlib) of a stream's bytes, a row for each leaf
     0.bin ...      a leaf's steps: C order, little-endian, nothing between them
@@ -15,13 +15,11 @@ import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from stream_dataloader._items.structure import Node
 from stream_dataloader.errors import StoreError
-from stream_dataloader.stores._base.leaves import chosen, leaf_names
-from stream_dataloader.stores._base.mapped import LeafFile, MappedSteps
+from stream_dataloader.stores._base.leaves import leaf_names
 from stream_dataloader.stores._base.options import given_columns, renamed
-from stream_dataloader.stores._base.packed import PackedIndex, PackedStore, check_sizes
-from stream_dataloader.stores._base.tables import ROWS
+from stream_dataloader.stores.memmap.mapped import LeafFile, MappedSteps
+from stream_dataloader.stores.memmap.packed import ROWS, PackedIndex, PackedStore, check_sizes
 
 __all__ = ["KIND", "MemmapStore", "leaf_file"]
 
@@ -64,16 +62,8 @@ class MemmapStore(PackedStore):
         index: _Index = self.index
         start, steps = int(index.table[0, number]), int(index.table[1, number])
         if not 0 <= start <= start + steps <= index.steps:
-            raise StoreError(f"{self.path}: stream {number} lies outside of the store; pack it anew")
-        return MappedSteps(*self._chosen(), start, steps)
-
-    def _chosen(self) -> tuple[Node | None, Sequence[LeafFile]]:
-        index: _Index = self.index
-        return chosen(self._wanted, index.structure, index.files)
-
-    def _leaves(self) -> dict[str, str]:
-        structure, files = self._chosen()
-        return dict(zip(leaf_names(structure), map(str, files), strict=True))
+            raise StoreError(f"{self.path}: stream {number} lies outside of the store")
+        return MappedSteps(index.item, [index.files[leaf] for leaf in index.places], start, steps)
 
     def check_stream(self, number: int) -> None:
         """Compare a stream with its checksums."""
@@ -86,8 +76,8 @@ class MemmapStore(PackedStore):
                 file.check_size()
                 crc = zlib.crc32(file.rows[first : min(first + at_once, start + steps)].data, crc)
                 file.check()
-            if crc != index.table[len(ROWS) + leaf, number]:
-                raise StoreError(f"{self.name_of(number)}: {name} is damaged: checksum mismatch; pack it anew")
+            if crc != index.table[ROWS + leaf, number]:
+                raise StoreError(f"{self.name_of(number)}: {name} is damaged: checksum mismatch")
 
 
 class _Index(PackedIndex):

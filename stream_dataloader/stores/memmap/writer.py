@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 
 from stream_dataloader.stores._base.files import sync_folder
 from stream_dataloader.stores._base.leaves import Block, leaf_spec
-from stream_dataloader.stores._base.packed import finish_store
 from stream_dataloader.stores._base.packing import Rows, StreamRecord, said_in
+from stream_dataloader.stores.memmap.packed import finish_store
 from stream_dataloader.stores.memmap.store import KIND, leaf_file
 
 __all__ = ["MemmapPacker"]

@@ -3,19 +3,28 @@
 A store is a folder. ::
 
     store.json     what there is, and the checksum of each table; its own is `check`
-    streams.bin    tables, see `tables`; so are keys.bin and notes.bin
+    streams.bin    a table, int64, little-endian, row after row, a column for each stream
+                     start       first step, or what else tells where it begins
+                     steps       how many
+                     key_stop    where its key ends in keys.bin
+                     note_stop   where its metadata ends in notes.bin
+                     ...         rows of the format's own
+    keys.bin       all streams' keys, UTF-8, end to end
+    notes.bin      all streams' metadata, JSON, end to end
     ...            the format's files, in which the steps are
 
-Guarantee: a header that was read is consistent, and as it was written.
+Guarantee: a header is as it was written. Opening takes the memory of a few pages.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import mmap
 import os
+import zlib
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -23,16 +32,19 @@ from numpy.typing import NDArray
 
 from stream_dataloader.errors import StoreError
 from stream_dataloader.stores._base.files import damage_named, read_json
-from stream_dataloader.stores._base.leaves import check_names, structure_of
+from stream_dataloader.stores._base.leaves import chosen, leaf_names, structure_of
 from stream_dataloader.stores._base.packing import StreamRecord, said_in
 from stream_dataloader.stores._base.store import Store
 from stream_dataloader.stores._base.structure import classes_of
-from stream_dataloader.stores._base.tables import KEYS, NOTES, ROWS, STREAMS, Texts, load_table, write_tables
 
-__all__ = ["HEADER", "PackedIndex", "PackedStore", "check_sizes", "finish_store"]
+__all__ = ["HEADER", "ROWS", "PackedIndex", "PackedStore", "Texts", "check_sizes", "encoded", "finish_store"]
 
 HEADER = "store.json"
 
+#: How many rows of streams.bin come before the format's own.
+ROWS = 4
+
+_TABLES = ("streams.bin", "keys.bin", "notes.bin")
 _VERSION = 1
 _MOST_HEADER_BYTES = 1 << 26
 _MOST_STEPS = 1 << 56
@@ -47,28 +59,75 @@ def finish_store(
     files: Sequence[str],
     **content: Any,
 ) -> list[str]:
-    """Write the tables, with rows of the format's own, and the header; returns all files' names."""
+    """Write the tables, with the format's `own` rows, and the header; returns all files."""
+    keys, notes, stops = encoded([record.key for record in records], [record.metadata for record in records])
+    table = np.array([starts, [record.steps for record in records], *stops, *own], "<i8")
+    tables = dict(zip(_TABLES, (table.tobytes(), keys, notes), strict=True))
     said = said_in(folder)
-    checksums = write_tables(folder, records, starts, own)
     content = {
         "kind": f"stream_dataloader {kind}",
         "version": _VERSION,
         "streams": len(records),
-        "checksums": checksums,
+        "checksums": {name: [zlib.crc32(data), len(data)] for name, data in tables.items()},
         "structure": [said["structure"]] if said else None,
         "leaves": said.get("leaves", []),
         **content,
     }
-    with open(os.path.join(folder, HEADER), "w", encoding="utf-8") as file:
-        json.dump(content | {"check": _digest(content)}, file, indent=1)
-        file.flush()
-        os.fsync(file.fileno())
-    return [HEADER, *checksums, *files]
+    tables[HEADER] = json.dumps(content | {"check": _digest(content)}, indent=1).encode()
+    for name, data in tables.items():
+        with open(os.path.join(folder, name), "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+    return [*tables, *files]
 
 
 def _digest(content: Mapping[str, Any]) -> str:
     text = json.dumps(content, sort_keys=True, ensure_ascii=True)
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def encoded(keys: Iterable[str], notes: Iterable[Mapping[str, Any]]) -> tuple[bytes, bytes, NDArray[np.int64]]:
+    """Keys, as UTF-8, metadata, as JSON or nothing, and where each ends, `(2, streams)`."""
+    texts = [key.encode("utf-8", "backslashreplace") for key in keys]
+    jsons = [json.dumps(note).encode() if note else b"" for note in notes]
+    stops: NDArray[np.int64] = np.cumsum([list(map(len, texts)), list(map(len, jsons))], axis=1, dtype=np.int64)
+    return b"".join(texts), b"".join(jsons), stops
+
+
+class Texts:
+    """The keys and the metadata of all streams, end to end, and where each ends."""
+
+    def __init__(self, keys: Any, key_stops: NDArray[np.int64], notes: Any, note_stops: NDArray[np.int64]) -> None:
+        self._keys, self._notes = (keys, key_stops), (notes, note_stops)
+
+    def key(self, number: int) -> str:
+        """A stream's key."""
+        return _part(*self._keys, number).decode("utf-8", "backslashreplace")
+
+    def note(self, number: int) -> Mapping[str, Any]:
+        """A stream's metadata."""
+        text = _part(*self._notes, number)
+        found: Mapping[str, Any] = json.loads(text) if text else {}
+        return found
+
+
+def _part(text: Any, stops: NDArray[np.int64], number: int) -> bytes:
+    begin = int(stops[number - 1]) if number else 0
+    return bytes(text[begin : int(stops[number])])
+
+
+def _load_table(path: str, checksum: Sequence[int], check: bool) -> Any:
+    """One of the files, mapped; `checksum` is its CRC-32 and its size."""
+    crc, size = checksum
+    with open(path, "rb") as file:
+        found = os.fstat(file.fileno()).st_size
+        if found != size:
+            raise StoreError(f"{path} is damaged: {found:,} bytes of {size:,}")
+        mapped: Any = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
+    if check and zlib.crc32(mapped) != crc:
+        raise StoreError(f"{path} is damaged: checksum mismatch")
+    return mapped
 
 
 class PackedIndex(Texts):
@@ -78,6 +137,8 @@ class PackedIndex(Texts):
         kind: What the header calls the format.
         structure: Of an item; None if there is no item.
         leaves: An item's leaves, in the structure's order.
+        item: The structure of items that are read, with the entries that are `wanted`.
+        places: Which leaves these have.
         fingerprint: Of all that the store holds.
         table: What streams.bin holds, `(rows, streams)`.
     """
@@ -88,13 +149,9 @@ class PackedIndex(Texts):
     def __init__(self, folder: str, classes: dict[str, type], wanted: list[str] | None, *, check: bool) -> None:
         path = os.path.join(folder, HEADER)
         content: dict[str, Any] = read_json(path, dict, _MOST_HEADER_BYTES)
-        if content.get("kind") != f"stream_dataloader {self.kind}":
-            raise StoreError(f"{path} is not of a {self.kind}: its kind is {content.get('kind')!r}")
-        if content.get("version") != _VERSION:
-            raise StoreError(
-                f"{path} is of version {content.get('version')!r}, and this release reads version {_VERSION}; "
-                "pack it anew"
-            )
+        found = content.get("kind"), content.get("version")
+        if found != (f"stream_dataloader {self.kind}", _VERSION):
+            raise StoreError(f"{path} is not of a {self.kind}, version {_VERSION}, but of {found}")
         if content.get("check") != _digest({name: value for name, value in content.items() if name != "check"}):
             raise StoreError(f"{path} is damaged: its checksum is another; pack the store anew")
         with damage_named(path):
@@ -103,22 +160,21 @@ class PackedIndex(Texts):
             check_sizes(streams, *(size for leaf in self.leaves for size in leaf.shape))
             self.metadata: Mapping[str, Any] = content["metadata"]
             self.fingerprint: str = content["check"]
-            rows = len(ROWS) + self._read_own(folder, content)
+            rows = ROWS + self._read_own(folder, content)
             checksums = content["checksums"]
-            texts = [load_table(os.path.join(folder, name), checksums[name], check) for name in (STREAMS, KEYS, NOTES)]
-        self._path = os.path.join(folder, STREAMS)
-        check_names(wanted, self.structure, folder)
+            texts = [_load_table(os.path.join(folder, name), checksums[name], check) for name in _TABLES]
+        self.item, self.places = chosen(wanted, self.structure, folder)
         table = np.frombuffer(texts[0], "<i8")
         if len(table) != rows * streams:
-            raise StoreError(f"{self._path} is damaged: {len(table)} numbers for {streams} streams")
+            raise StoreError(f"{path} is damaged: {len(table)} numbers of {streams} streams")
         self.table: NDArray[np.int64] = table.reshape(rows, streams)
         super().__init__(texts[1], self.table[2], texts[2], self.table[3])
         if check and streams:
+            outside = self.table[:2].min() < 0 or not self._streams_lie_inside()
             for stops, text in zip(self.table[2:4], texts[1:], strict=True):
-                if stops[0] < 0 or (np.diff(stops) < 0).any() or stops[-1] > len(text):
-                    raise StoreError(f"{self._path} is damaged: it points outside of a file; pack it anew")
-            if self.table[0].min() < 0 or self.lengths.min() < 0 or not self._streams_lie_inside():
-                raise StoreError(f"{self._path} is damaged: streams lie outside of the store; pack it anew")
+                outside |= stops[0] < 0 or (np.diff(stops) < 0).any() or stops[-1] > len(text)
+            if outside:
+                raise StoreError(f"{path} is damaged: its table points outside of the store")
 
     @abstractmethod
     def _read_own(self, folder: str, content: Mapping[str, Any]) -> int:
@@ -163,6 +219,10 @@ class PackedStore(Store):
     def metadata(self, number: int) -> Mapping[str, Any]:
         found: Mapping[str, Any] = self.index.note(self._check_number(number))
         return found
+
+    def _leaves(self) -> dict[str, str]:
+        index: PackedIndex = self.index
+        return dict(zip(leaf_names(index.item), (str(index.leaves[leaf]) for leaf in index.places), strict=True))
 
     def _version(self) -> str:
         return str(self.index.version)

@@ -76,7 +76,7 @@ class LeafFile(Column):
             weakref.finalize(self, os.close, descriptor).atexit = False
             known = KnownFile.of(path, descriptor)
             if known.size < wanted or (exact and known.size > wanted):
-                raise StoreError(f"{path} is damaged: {known.size:,} bytes of {wanted:,}; write the store anew")
+                raise StoreError(f"{path} is damaged: {known.size:,} bytes of {wanted:,}")
         if wanted:
             self._known = known
             self._map = flat = mmap.mmap(descriptor, wanted, access=mmap.ACCESS_READ)
