@@ -1,7 +1,7 @@
 """The table of formats, and what kind of store lies at a path: told by names of files.
 
 A format of another package is an entry point of the group `stream_dataloader.stores`, a subclass of `Store`. To be
-found by a path, that has a static method `recognises(path, names)`. Looking needs no optional package.
+found by a path, that has a static method `recognises(path, names)`.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def _is_parquet(path: str, names: frozenset[str]) -> bool:
     return any(as_hive) and not _is_npy(path, names)
 
 
-#: Of each format its class, and what recognises it; the first that does is taken.
+#: Of each format its class, and what recognises it; the first is taken.
 _OURS: list[tuple[str, Callable[[str, frozenset[str]], bool]]] = [
     ("LmdbStore", lambda at, names: _ends(names | {at}, ".lmdb", ".mdb") or _holds(_LMDB, at, _PACKED)),
     ("MemmapStore", lambda _, names: _PACKED in names),

@@ -1,6 +1,6 @@
 """Encoded images among a store's data, decoded to one shape.
 
-Guarantee: images of 16 bits keep them. One of another size or depth than the batch has is an error.
+Guarantee: one of another size or depth than the batch has is an error.
 """
 
 from __future__ import annotations

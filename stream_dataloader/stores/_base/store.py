@@ -70,8 +70,8 @@ class Store(ABC):
 
     A source is the number of a stream, or a section of it: `(number, start, stop)`, in time steps.
 
-    A subclass calls `super().__init__(path, **options)` with all options, as plain values, and defines `_read_index`
-    and `_open_steps`; `key`, `metadata`, `info` and `check_stream` where it can do better.
+    A subclass gives the path and its options, as plain values, to `super().__init__`. It defines `_read_index` and
+    `_open_steps`, and what else it can do better.
 
     Args:
         path: Where the store lies.
@@ -148,7 +148,7 @@ class Store(ABC):
         self._lock = threading.Lock()
 
     def close(self) -> None:
-        """Close what this process has open for the index; open streams stay so."""
+        """Close what is open for the index; open streams stay so."""
         self._index = None
 
     def __len__(self) -> int:

@@ -1,4 +1,4 @@
-"""Stores that `pack` writes in formats of our own: what is in one, and the factory that reads it.
+"""Stores that `pack` writes in formats of our own, and the factory that reads one.
 
 A store is a folder. ::
 
