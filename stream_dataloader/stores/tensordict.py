@@ -23,6 +23,7 @@ from stream_dataloader.stores._base.files import damage_named, read_json
 from stream_dataloader.stores._base.leaves import LeafSpec, dtype_named
 from stream_dataloader.stores._base.options import renamed
 from stream_dataloader.stores._base.store import Store
+from stream_dataloader.stores.memmap.mapped import Column, LeafFile, MappedSteps
 
 __all__ = ["TensorDictStore"]
 
