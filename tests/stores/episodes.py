@@ -3,6 +3,9 @@
 import h5py
 import numpy as np
 
+from stream_dataloader import StreamDataLoader, StreamDataset
+from stream_dataloader.testing._items import assert_same
+
 
 def episodes(lengths, seed=0, size=(4, 5, 3)):
     """Streams of dicts, nested: an image, a pose, an action and a flag."""
@@ -55,3 +58,22 @@ def write_robomimic(path, streams, masks=None, **options):
         for name, numbers in (masks or {}).items():
             file[f"mask/{name}"] = np.array([f"demo_{number}" for number in numbers], "S8")
     return str(path)
+
+
+def check_read_beside_workers(store, streams):
+    """Read a stream in this process, while workers that it forked read all."""
+    here = store(3)
+    items = [next(here)]
+    dataset = StreamDataset(store.sources, store, 2, time_steps=8, seed=0, lengths=store.lengths)
+    found = {}
+    for batch in StreamDataLoader(dataset, 2):
+        items += [next(here)]
+        for place in zip(*batch.mask.nonzero(as_tuple=True), strict=True):
+            key = int(batch.source[place]), int(batch.position[place])
+            found[key] = batch.data["obs"]["image"][place].numpy()
+    assert_same([*items, *here], streams[3], 3, "read while workers did")
+    expected = {(n, t): item["obs"]["image"] for n, items in enumerate(streams) for t, item in enumerate(items)}
+    assert found.keys() == expected.keys()
+    assert all(np.array_equal(found[key], expected[key]) for key in expected)
+    here.close()
+    store.close()

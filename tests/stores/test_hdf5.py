@@ -6,11 +6,11 @@ import sys
 import h5py
 import numpy as np
 import pytest
-from episodes import columns, episodes, write_group, write_robomimic
+from episodes import check_read_beside_workers, episodes, write_group, write_robomimic
 from helpers import FULL
 from store_tests import StoreTests
 
-from stream_dataloader import StreamDataLoader, StreamDataset, stores
+from stream_dataloader import stores
 from stream_dataloader.errors import StoreError
 from stream_dataloader.stores import Hdf5Store
 from stream_dataloader.testing._items import assert_same, items_of
@@ -100,29 +100,15 @@ def test_files_are_streams_if_their_groups_hold_arrays(tmp_path):
 
 
 def test_a_folder_of_files_of_demonstrations_is_one_store(tmp_path):
-    (tmp_path / "a").mkdir()
     for number in (10, 9):
-        write_robomimic(tmp_path / "a" / f"task{number}.hdf5", STREAMS[2:])
+        (tmp_path / "a" / str(number)).mkdir(parents=True)
+        write_robomimic(tmp_path / "a" / str(number) / "task.h5", STREAMS[2:])
     (tmp_path / "a" / "notes.txt").write_text("x")
     store = stores.open(tmp_path / "a").open_stream
     assert [store.key(number) for number in store.sources] == [
-        f"task{number}.hdf5:demo_{demo}" for number in (9, 10) for demo in (0, 1)
+        f"{number}/task.h5:demo_{demo}" for number in (9, 10) for demo in (0, 1)
     ]
-    assert store.number("task10.hdf5:demo_1") == 3
-
-
-def test_event_representations_are_streams_of_arrays(tmp_path):
-    rng = np.random.default_rng(0)
-    frames = {name: rng.integers(0, 9, (5, 20, 6, 8), np.uint8) for name in ("one", "two")}
-    for name, rows in frames.items():
-        folder = tmp_path / "train" / name / "event_representations_v2" / "histogram"
-        folder.mkdir(parents=True)
-        with h5py.File(folder / "event_representations.h5", "w") as file:
-            file.create_dataset("data", data=rows, chunks=(1, 20, 6, 8), compression="lzf", maxshape=(None, 20, 6, 8))
-        np.save(folder / "objframe_idx_2_repr_idx.npy", np.arange(3))
-    store = Hdf5Store(tmp_path / "train", columns="data")
-    assert [store.key(n).split("/")[0] for n in store.sources] == ["one", "two"]
-    assert np.array_equal(np.stack(list(store(1))), frames["two"])
+    assert store.number("10/task.h5:demo_1") == 3
 
 
 def test_a_group_can_be_named(tmp_path):
@@ -222,12 +208,10 @@ def test_a_file_of_another_kind_is_named(tmp_path, content):
     (tmp_path / "a.hdf5").write_bytes(content)
     with pytest.raises(StoreError, match=r"a\.hdf5 is (empty|not a whole HDF5 file)"):
         stores.open(tmp_path / "a.hdf5")
-
-
-def test_a_file_that_is_cut_off_is_named(robomimic):
-    os.truncate(robomimic, os.stat(robomimic).st_size // 2)
-    with pytest.raises(StoreError, match=r"demos\.hdf5 is not a whole HDF5 file: .*truncated"):
-        Hdf5Store(robomimic)
+    path = write_robomimic(tmp_path / "a.hdf5", STREAMS)
+    os.truncate(path, os.stat(path).st_size // 2)
+    with pytest.raises(StoreError, match=r"a\.hdf5 is not a whole HDF5 file: .*truncated"):
+        Hdf5Store(path)
 
 
 def test_what_is_not_there_is_named(tmp_path):
@@ -274,23 +258,7 @@ def test_few_files_are_open_at_once(tmp_path):
 
 def test_a_process_reads_a_stream_while_workers_that_it_forked_read_others(tmp_path):
     streams = episodes((40, 30, 35, 50, 20), size=(32, 40, 3))
-    store = Hdf5Store(write_robomimic(tmp_path / "a.h5", streams))
-    here = store(3)
-    items = [next(here) for _ in range(5)]
-    dataset = StreamDataset(store.sources, store, 2, time_steps=8, seed=0, lengths=store.lengths)
-    found = {}
-    for batch in StreamDataLoader(dataset, 2):
-        items += [next(here) for _ in range(min(5, 50 - len(items)))]
-        for place in zip(*batch.mask.nonzero(as_tuple=True), strict=True):
-            key = int(batch.source[place]), int(batch.position[place])
-            found[key] = batch.data["obs"]["image"][place].numpy()
-    items += list(here)
-    assert_same(items, streams[3], 3, "read while workers did")
-    expected = {(n, t): item["obs"]["image"] for n, items in enumerate(streams) for t, item in enumerate(items)}
-    assert found.keys() == expected.keys()
-    assert all(np.array_equal(found[key], expected[key]) for key in expected)
-    here.close()
-    store.close()
+    check_read_beside_workers(Hdf5Store(write_robomimic(tmp_path / "a.h5", streams)), streams)
 
 
 def test_a_missing_filter_is_named(tmp_path, monkeypatch):
@@ -302,22 +270,3 @@ def test_a_missing_filter_is_named(tmp_path, monkeypatch):
     ):
         store(0)
     store.close()
-
-
-def test_numbers_of_any_kind_come_back(tmp_path):
-    rows = {
-        "big": np.arange(5, dtype=">i4"),
-        "flag": np.arange(5) % 2 == 0,
-        "half": np.arange(10, dtype=np.float16).reshape(5, 2),
-        "none": np.zeros((5, 0), np.float32),
-        "pair": np.arange(5) + 1j,
-    }
-    with h5py.File(tmp_path / "a.h5", "w") as file:
-        for name, array in rows.items():
-            file[name] = array
-    items = list(Hdf5Store(tmp_path / "a.h5")(0))
-    for name, array in rows.items():
-        found = np.stack([item[name] for item in items])
-        assert np.array_equal(found, array)
-        assert found.dtype == array.dtype.newbyteorder("=")
-    assert columns(items, items[0])["half"].shape == (5, 2)

@@ -104,13 +104,6 @@ def test_a_replay_buffer_is_read_as_far_as_it_was_filled(tmp_path):
         TensorDictStore(folder)
 
 
-def test_nested_names_are_tuples_and_take_all_below(tmp_path):
-    store = TensorDictStore(saved(tmp_path), columns=[("next", "deep"), "pixels"])
-    item = next(iter(store(0)))
-    assert {key: list(item[key]) for key in ("next",)} == {"next": ["deep"]}
-    assert sorted(item) == ["next", "pixels"]
-
-
 @pytest.mark.parametrize(
     ("options", "error"),
     [

@@ -8,11 +8,11 @@ import zipfile
 
 import numpy as np
 import pytest
-from episodes import columns, episodes
+from episodes import check_read_beside_workers, columns, episodes
 from helpers import FULL
 from store_tests import StoreTests
 
-from stream_dataloader import StreamDataLoader, StreamDataset, stores
+from stream_dataloader import stores
 from stream_dataloader._items.structure import flatten, unflatten
 from stream_dataloader.errors import StoreError
 from stream_dataloader.stores import ZarrStore
@@ -212,22 +212,7 @@ def test_a_stream_that_is_open_does_not_go_on_in_another_store(tmp_path):
 def test_workers_read_an_archive_that_is_open_here(tmp_path):
     streams = episodes((40, 30, 35, 50))
     write_buffer(tmp_path / "folder", streams, compressors=BLOSC)
-    store = ZarrStore(zipped(tmp_path / "folder", tmp_path / "a.zarr.zip"))
-    here = store(3)
-    items = [next(here)]
-    dataset = StreamDataset(store.sources, store, 2, time_steps=8, seed=0, lengths=store.lengths)
-    count = 0
-    for batch in StreamDataLoader(dataset, 2):
-        items += [next(here)]
-        for place in zip(*batch.mask.nonzero(as_tuple=True), strict=True):
-            source, position = int(batch.source[place]), int(batch.position[place])
-            expected = streams[source][position]["obs"]["image"]
-            assert np.array_equal(batch.data["obs"]["image"][place].numpy(), expected)
-            count += 1
-    assert count == 155
-    assert_same([*items, *here], streams[3], 3, "read while workers did")
-    here.close()
-    store.close()
+    check_read_beside_workers(ZarrStore(zipped(tmp_path / "folder", tmp_path / "a.zarr.zip")), streams)
 
 
 def test_a_missing_package_is_named(buffer, monkeypatch):
