@@ -19,11 +19,8 @@ TASKS = ("put the block into the bowl", "öffne die Schublade")
 #: Frames between two key frames: more than an episode has.
 KEY_INTERVAL = 50
 DEFAULTS = {
-    "timestamp": {"dtype": "float32", "shape": [1], "names": None},
-    "frame_index": {"dtype": "int64", "shape": [1], "names": None},
-    "episode_index": {"dtype": "int64", "shape": [1], "names": None},
-    "index": {"dtype": "int64", "shape": [1], "names": None},
-    "task_index": {"dtype": "int64", "shape": [1], "names": None},
+    name: {"dtype": "float32" if name == "timestamp" else "int64", "shape": [1], "names": None}
+    for name in ("timestamp", "frame_index", "episode_index", "index", "task_index")
 }
 
 
@@ -125,13 +122,9 @@ def expected_items(lengths, pictures=None, task=True):
 
 
 def write_v3(folder, lengths, *, files=2, cameras=tuple(CAMERAS), kind="video", groups="episode", drift=0.0, **video):
-    """A dataset of version v3.0.
+    """A dataset of version v3.0, a row group for each of `groups`, an `"episode"` or a `"file"`.
 
-    Args:
-        lengths: Rows of each episode.
-        files: How many files the episodes are spread over; the second camera has one more.
-        groups: A row group an `"episode"` or a `"file"`.
-        drift: Seconds that each episode's times in the video are off.
+    Episodes are spread over `files`, those of the second camera over one more, and `drift` seconds late in the video.
     """
     (folder / "meta").mkdir(parents=True)
     episodes = [{"episode_index": e, "tasks": [TASKS[e % 2]], "length": n} for e, n in enumerate(lengths)]
@@ -180,13 +173,7 @@ def write_v3(folder, lengths, *, files=2, cameras=tuple(CAMERAS), kind="video", 
 
 def write_tasks(path, index="__index_level_0__"):
     """The tasks as pandas writes them, with their texts as its index."""
-    described = {"index_columns": [index], "column_indexes": [], "columns": [], "pandas_version": "2.3.3"}
-    for name, kind in (("task_index", "int64"), (index, "object")):
-        field = None if name == "__index_level_0__" else name
-        entry = {"name": field, "field_name": name, "pandas_type": "unicode", "numpy_type": kind, "metadata": None}
-        described["columns"].append(entry | ({"pandas_type": "int64"} if kind == "int64" else {}))
-    table = pa.table({"task_index": [0, 1], index: list(TASKS)})
-    pq.write_table(table.replace_schema_metadata({"pandas": json.dumps(described)}), path)
+    pq.write_table(pa.table({"task_index": [0, 1], index: list(TASKS)}), path)
 
 
 def write_v21(folder, lengths, *, cameras=tuple(CAMERAS)):

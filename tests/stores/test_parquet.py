@@ -3,7 +3,6 @@
 import json
 import multiprocessing
 import os
-import pickle
 import resource
 
 import cv2
@@ -205,30 +204,25 @@ def test_types_come_back(tmp_path, array, expected, kind):
 
 
 @pytest.mark.parametrize(
-    ("array", "message"),
+    ("array", "place"),
     [
-        (pa.array([1, None]), r"column 'x', row 1: it is null; .* fill_null="),
-        (pa.array([[1], [None]]), r"column 'x', row 1: it is null"),
-        (pa.array([[1], None]), r"column 'x', row 1: it is null"),
-        (pa.array([{"a": 1}, {"a": None}]), r"column 'x.a', row 1: it is null"),
-        (pa.array([[1], [2, 3]]), r"row 1: a list of 2 values, and those before it have 1.*pad"),
-        (pa.array([1, 2]).cast(pa.decimal128(20)), r"decimal128\(20, 0\), which is not read"),
-        (pa.array([[("a", 1)], []], pa.map_(pa.string(), pa.int8())), "map<.*not read"),
-        (pa.nulls(2), "null"),
+        (pa.array([1, None]), "column 'x', row 1"),
+        (pa.array([[1], [None]]), "column 'x', row 1"),
+        (pa.array([[1], None]), "column 'x', row 1"),
+        (pa.array([{"a": 1}, {"a": None}]), "column 'x.a', row 1"),
+        (pa.array([[1], [2, 3]]), "column 'x', row 1"),
+        (pa.array([1, 2]).cast(pa.decimal128(20)), "column 'x'"),
+        (pa.array([[("a", 1)], []], pa.map_(pa.string(), pa.int8())), "column 'x'"),
+        (pa.nulls(2), "column 'x', row 0"),
+        (pa.StringArray.from_buffers(2, *map(pa.py_buffer, (np.arange(3, dtype="i4"), b"a\xff"))), "column 'x', row 1"),
     ],
     ids=str,
 )
-def test_what_is_no_number_is_refused_by_column_and_row(tmp_path, array, message):
+def test_what_is_not_read_is_named_by_column_and_row(tmp_path, array, place):
     store = ParquetStore(written(tmp_path / "a.parquet", {"x": array, "y": [1, 2]}))
-    with pytest.raises(StoreError, match=rf"(?s)a\.parquet, .*{message}"):
+    with pytest.raises(StoreError, match=rf"a\.parquet, {place}"):
         list(store(0))
     assert len(list(ParquetStore(store.path, columns=["y"])(0))) == 2
-
-
-def test_a_string_that_is_no_utf8_is_named(tmp_path):
-    array = pa.StringArray.from_buffers(2, pa.py_buffer(np.array([0, 1, 2], np.int32)), pa.py_buffer(b"a\xff"))
-    with pytest.raises(StoreError, match="column 'x', row 1: it cannot be read"):
-        list(ParquetStore(written(tmp_path / "a.parquet", {"x": array}))(0))
 
 
 def test_nulls_are_filled_if_asked(tmp_path):
@@ -271,74 +265,52 @@ def test_options_are_checked(tmp_path):
     for options in ({"columns": ["z"]}, {"stream": "z"}, {"decode": {"z": "image"}}):
         with pytest.raises(StoreError, match=r"no column \['z'\]; it has \['x', 'y'\]"):
             ParquetStore(path, **options)
-    for kind, options in (
-        (ValueError, {"decode": {"x": "sound"}}),
-        (ValueError, {"cache_bytes": -1}),
-    ):
-        with pytest.raises(kind, match=next(iter(options))):
+    for options in ({"decode": {"x": "sound"}}, {"cache_bytes": -1}):
+        with pytest.raises(ValueError, match=next(iter(options))):
             ParquetStore(path, **options)
     assert [list(item) for item in ParquetStore(path, columns=["y", "x"])(0)] == [["y", "x"]]
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"", "empty"),
-        (b"FEA1....", "Feather 2"),
-        (b"PK\3\4....", "Feather 2"),
-        (b"PAR1....PAR1", "cut off or damaged"),
-        (b"ARROW1\0\0", "cut off or damaged"),
-        (b"\xff\xff\xff\xff\xff\xff\xff\x7f", "cut off or damaged"),
-    ],
-)
-def test_what_is_no_table_is_named(tmp_path, content, message):
+@pytest.mark.parametrize("content", [b"", b"PK\3\4....", b"PAR1....PAR1", b"ARROW1\0\0", b"\xff" * 7 + b"\x7f"])
+def test_what_is_no_table_is_named(tmp_path, content):
     (tmp_path / "a.parquet").write_bytes(content)
-    with pytest.raises(StoreError, match=rf"a\.parquet.*{message}"):
+    with pytest.raises(StoreError, match=r"a\.parquet"):
         ParquetStore(tmp_path)
+
+
+def test_a_folder_without_tables_is_an_error(tmp_path):
     with pytest.raises(StoreError):
-        ParquetStore(str(tmp_path / "empty")) if (tmp_path / "empty").mkdir() is None else None
+        ParquetStore(tmp_path)
 
 
-def test_an_unfinished_stream_is_an_error(tmp_path):
-    path = write_ipc(tmp_path / "a.arrow", TABLE, "stream")
+@pytest.mark.parametrize("kind", ["file", "stream"])
+def test_what_is_cut_off_is_an_error(tmp_path, kind):
+    path = write_ipc(tmp_path / "a.arrow", TABLE, kind)
+    stream = ParquetStore(path)(0)
+    next(stream)
     size = os.stat(path).st_size
     for cut in (8, size // 2):
         os.truncate(path, size - cut)
         with pytest.raises(StoreError):
+            list(stream)
+        with pytest.raises(StoreError):
             ParquetStore(path)
 
 
-def test_a_saved_dataset_is_what_its_state_says(tmp_path):
-    state = tmp_path / "state.json"
-    for content, message in (
-        ({"_data_files": [{"filename": "../a.arrow"}]}, "which lies outside"),
-        ({"_data_files": [{"filename": "a.arrow"}]}, "missing"),
-        ({"_data_files": []}, "names no files"),
-        ({"_data_files": [], "_indices_data_files": [{}]}, "flatten_indices"),
-    ):
-        state.write_text(json.dumps(content))
-        with pytest.raises(StoreError, match=message):
-            ParquetStore(tmp_path)
-
-
-@pytest.mark.parametrize("kind", ["parquet", "file", "stream"])
-def test_a_file_that_is_replaced_or_cut_off_is_an_error(tmp_path, kind):
-    path = str(tmp_path / "a.arrow")
-    pq.write_table(TABLE, path, row_group_size=7) if kind == "parquet" else write_ipc(path, TABLE, kind)
-    store = ParquetStore(path, stream="episode", cache_bytes=0)
-    sent = pickle.dumps(store)
-    stream = store(0)
-    next(stream)
-    os.truncate(path, 1000)
-    with pytest.raises(StoreError):
-        list(stream)
-    os.unlink(path)
-    table = table_of([item for items in episodes((23, 3, 31, 8), 1) for item in items])
-    pq.write_table(table, path) if kind == "parquet" else write_ipc(path, table, kind)
-    with pytest.raises(StoreError):
-        list(store(0))
-    with pytest.raises(StoreError):
-        pickle.loads(sent)(0)
+@pytest.mark.parametrize(
+    "state",
+    [
+        {"_data_files": [{"filename": "../a.arrow"}]},
+        {"_data_files": [{"filename": "missing.arrow"}]},
+        {"_data_files": []},
+        {"_data_files": "a.arrow"},
+        {"_data_files": [{"filename": "a.arrow"}], "_indices_data_files": [{}]},
+    ],
+)
+def test_a_saved_dataset_is_what_its_state_says(tmp_path, state):
+    (tmp_path / "state.json").write_text(json.dumps(state))
+    with pytest.raises(StoreError, match=str(tmp_path)):
+        ParquetStore(tmp_path)
 
 
 def test_row_groups_are_read_once_for_all_streams_within_the_limit(tmp_path, monkeypatch):
