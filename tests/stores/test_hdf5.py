@@ -104,7 +104,7 @@ def test_a_folder_of_files_of_demonstrations_is_one_store(tmp_path):
         (tmp_path / "a" / str(number)).mkdir(parents=True)
         write_robomimic(tmp_path / "a" / str(number) / "task.h5", STREAMS[2:])
     (tmp_path / "a" / "notes.txt").write_text("x")
-    store = stores.open(tmp_path / "a").open_stream
+    store = Hdf5Store(tmp_path / "a")
     assert [store.key(number) for number in store.sources] == [
         f"{number}/task.h5:demo_{demo}" for number in (9, 10) for demo in (0, 1)
     ]
