@@ -9,7 +9,7 @@ import traceback
 
 import pytest
 import torch
-from cases import Case, cases, key
+from cases import Case, cases, key, keys
 from helpers import random_cases, soon
 from hypothesis import given
 from hypothesis import strategies as st
@@ -27,10 +27,6 @@ def endless(steps, case=CASE):
 
 def loader_of(n=5, **options):
     return StreamDataLoader(CASE.dataset(), batches_per_epoch=n, **options)
-
-
-def epoch(loader):
-    return [key(batch) for batch in loader]
 
 
 def place(state):
@@ -97,12 +93,12 @@ def pids():
 
 def test_persistent_workers_are_kept_also_after_an_epoch_that_was_left():
     loader = loader_of(3, num_workers=2, persistent_workers=True)
-    epoch(loader)
+    keys(loader)
     workers = pids()
     assert len(workers) == 2
     for _ in loader:
         break
-    epoch(loader)
+    keys(loader)
     assert pids() == workers
     del loader
     assert soon(lambda: not pids())
@@ -166,7 +162,7 @@ def test_behind_the_last_batch_the_state_is_the_next_epochs_beginning():
     assert place(before) == (1, 0, 3)
     assert place(read[1].state_dict()) == place(loader.state_dict(2)) == (0, 2, 2)
     loader.set_epoch(0)
-    epoch(loader)
+    keys(loader)
     assert read[-1].state_dict() == before, "a batch of another run still knows its own"
 
 
@@ -178,10 +174,10 @@ def test_a_run_may_be_cut_into_epochs_later_or_not_any_more():
         if number is not None:
             cut.set_epoch(number)
         assert place(cut.state_dict()) == (number or 0, 0, 6)
-        assert epoch(cut) == endless(10)[6:]
+        assert keys(cut) == endless(10)[6:]
         assert place(cut.state_dict()) == ((number or 0) + 1, 0, 10)
     whole.load_state_dict(cut.state_dict())
-    assert [key(batch) for batch in itertools.islice(whole, 6)] == endless(16)[10:]
+    assert keys(itertools.islice(whole, 6)) == endless(16)[10:]
 
 
 def test_a_state_that_is_not_whole_is_refused():
@@ -200,8 +196,8 @@ def test_a_state_that_is_not_whole_is_refused():
 def test_number_0_begins_the_run_anew(options):
     loader = loader_of(3, **options)
     for _ in range(2):
-        assert epoch(loader) == endless(3)
-        assert epoch(loader) == endless(6)[3:]
+        assert keys(loader) == endless(3)
+        assert keys(loader) == endless(6)[3:]
         loader.set_epoch(7)
         loader.set_epoch(0)  # the last call counts
         assert place(loader.state_dict()) == (0, 0, 0)
@@ -210,12 +206,12 @@ def test_number_0_begins_the_run_anew(options):
 @pytest.mark.parametrize("options", SETUPS[::2], ids=str)
 def test_any_other_number_is_given_to_the_coming_epoch_with_a_warning(options):
     loader = loader_of(3, **options)
-    epoch(loader)
+    keys(loader)
     loader.set_epoch(9)
     assert place(loader.state_dict()) == (9, 0, 3)
     with pytest.warns(RuntimeWarning, match=r"set_epoch\(9\) was called, and epoch 1 comes next"):
-        assert epoch(loader) == endless(6)[3:]
-    assert epoch(loader) == endless(9)[6:]
+        assert keys(loader) == endless(6)[3:]
+    assert keys(loader) == endless(9)[6:]
     assert place(loader.state_dict()) == (11, 0, 9)
 
 
@@ -231,7 +227,7 @@ def test_what_cannot_be_is_refused():
     loader = loader_of(3)
     with pytest.raises(AttributeError, match="batches_per_epoch"):  # len would tell it, and epochs have 3 batches
         loader.batches_per_epoch = 5
-    assert len(loader) == len(epoch(loader)) == 3
+    assert len(loader) == len(keys(loader)) == 3
 
 
 def error_of(loader):
@@ -263,13 +259,13 @@ def test_an_error_is_met_again_and_passes_over_nothing(options, tmp_path):
 
 def test_a_kept_worker_that_dies_between_epochs_is_replaced_with_a_warning():
     loader = loader_of(3, num_workers=2, persistent_workers=True)
-    assert epoch(loader) == endless(3)
+    assert keys(loader) == endless(3)
     victim = multiprocessing.active_children()[0]
     os.kill(victim.pid, signal.SIGKILL)
     victim.join()
     with pytest.warns(UserWarning, match="was killed by SIGKILL between two epochs"):
-        assert epoch(loader) == endless(6)[3:]
-    assert epoch(loader) == endless(9)[6:]
+        assert keys(loader) == endless(6)[3:]
+    assert keys(loader) == endless(9)[6:]
 
 
 @pytest.mark.parametrize("persistent", [False, True])
@@ -297,9 +293,9 @@ def test_restarts_are_counted_epoch_by_epoch(persistent, tmp_path):
 def test_what_was_copied_ahead_to_a_device_is_the_next_epochs(options, cuda):
     loader = loader_of(3, device="cuda", **options)
     expected = endless(8)
-    assert epoch(loader) == expected[:3]
+    assert keys(loader) == expected[:3]
     assert place(loader.state_dict()) == (1, 0, 3)
-    assert [key(batch) for batch in itertools.islice(loader, 2)] == expected[3:5]
+    assert keys(itertools.islice(loader, 2)) == expected[3:5]
     assert place(loader.state_dict()) == (1, 2, 5)
-    assert epoch(loader) == expected[5:8]
+    assert keys(loader) == expected[5:8]
     assert {part.step for _ in range(2) for part in loader.parts()} == set(range(8, 14))

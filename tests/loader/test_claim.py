@@ -7,7 +7,7 @@ import threading
 import time
 
 import pytest
-from cases import key
+from cases import key, keys
 from torch.utils.data import DataLoader
 
 from stream_dataloader import StaleIteratorError, StreamDataLoader, StreamDataset
@@ -25,18 +25,18 @@ def after_one_batch():
     loader = loader_of()
     batches = iter(loader)
     next(batches)
-    return loader.state_dict(), [key(batch) for batch in batches]
+    return loader.state_dict(), keys(batches)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_an_iterator_that_nothing_was_read_from_takes_no_epoch_and_no_worker(workers):
     expected = loader_of()
-    epochs = [[key(batch) for batch in expected] for _ in range(2)]
+    epochs = [keys(expected) for _ in range(2)]
     loader = loader_of(workers)
     for epoch in range(2):
         unread, parts = iter(loader), loader.parts()
         assert not multiprocessing.active_children()
-        assert [key(batch) for batch in loader] == epochs[epoch]
+        assert keys(loader) == epochs[epoch]
         for older in (unread, parts):
             with pytest.raises(StaleIteratorError):
                 next(older)
@@ -90,7 +90,7 @@ def test_who_looks_at_a_batch_of_a_loaded_state_hears_that_it_is_used_up():
     loader.load_state_dict(state)  # the remedy
     next(iter(loader))
     loader.load_state_dict(state)
-    assert [key(batch) for batch in loader] == rest  # from here on no warning, which would be an error
+    assert keys(loader) == rest  # from here on no warning, which would be an error
     next(iter(loader))
     loader.set_epoch(5)
     next(iter(loader))

@@ -168,19 +168,6 @@ def test_a_broken_stream_raises_at_its_own_step_and_says_where(how, workers, ear
         assert __file__ in "".join(traceback.format_exception(error)), "the original traceback is kept"
 
 
-@pytest.mark.parametrize("workers", [0, 1, 2, 4])
-def test_of_several_broken_streams_the_first_in_order_of_step_and_lane_raises(workers):
-    def read(source):
-        for i in range(6):
-            if i == [9, 5, 3, 3][source]:
-                raise ValueError(f"source {source}")
-            yield i
-
-    with pytest.raises(ReadError) as caught:
-        list(StreamDataLoader(StreamDataset(range(4), read, 4, time_steps=2), workers))
-    assert (caught.value.source_index, caught.value.position) == (2, 3)
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 def test_skipping_leaves_the_rest_of_the_window_and_goes_on(workers):
     dataset = StreamDataset(range(4), opener("midway"), 2, time_steps=2, on_error="skip", lookahead=0)

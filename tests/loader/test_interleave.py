@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
-from cases import cells, check_fields, key
+from cases import cells, check_fields, key, keys
 from helpers import random_cases
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -256,9 +256,9 @@ def test_a_copy_reads_the_same_also_of_functions_that_pickle_cannot_take():
         one = StreamDataset(["abc", "de"], lambda text: map(ord, text), 2, time_steps=2, seed=1)
         return interleave([one, StreamDataset([3, 4, 5], lambda n: iter(range(n)), 2, time_steps=2)], [1, 2])
 
-    expected = [key(batch) for batch in StreamDataLoader(build())]
+    expected = keys(StreamDataLoader(build()))
     assert [key(batch) for batch in StreamDataLoader(pickle.loads(pickle.dumps(build())))] == expected
-    assert [key(batch) for batch in StreamDataLoader(build(), 2, multiprocessing_context="spawn")] == expected
+    assert keys(StreamDataLoader(build(), 2, multiprocessing_context="spawn")) == expected
 
 
 def test_sources_and_factories_of_all_datasets_are_at_hand():
@@ -362,12 +362,12 @@ def test_options_are_those_that_all_agree_on():
 
 
 def test_the_first_datasets_seed_is_all_that_counts_unless_one_is_given():
-    def keys(*seeds, **options):
+    def seeded(*seeds, **options):
         mixed = interleave([plain(range(9), seed=seed, shuffle=True) for seed in seeds], **options)
-        return [key(batch) for batch in StreamDataLoader(mixed)]
+        return keys(StreamDataLoader(mixed))
 
-    assert keys(1, 2) == keys(1, 3) == keys(4, 5, seed=1)
-    assert keys(1, 2) != keys(2, 2)
+    assert seeded(1, 2) == seeded(1, 3) == seeded(4, 5, seed=1)
+    assert seeded(1, 2) != seeded(2, 2)
 
 
 def two():

@@ -72,15 +72,6 @@ def test_so_it_is_where_batches_are_copied_ahead(case, cuda):
     check_len(loader_of(device="cuda"), case)
 
 
-def test_epochs_of_n_batches_have_n_whatever_happens():
-    for case, (_, happens) in CASES.items():
-        if "loaded" not in case and "resumed" not in case:
-            dataset = CASE.dataset(padding_mode="cycle", lengths=LENGTHS)
-            loader, hold = StreamDataLoader(dataset, batches_per_epoch=READ[0]), []
-            happens(loader, hold)
-            assert len(loader) == READ[0]
-
-
 def epochs_of(loader, total):
     """What a loop reads that goes on from a state: numbers of epochs and steps."""
     found = []

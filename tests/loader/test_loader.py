@@ -15,7 +15,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from cases import Case, key
+from cases import Case, key, keys
 from helpers import FOREVER, FULL, PATIENCE, START_METHODS, check_interrupted, soon
 
 from stream_dataloader import StaleIteratorError, StreamDataLoader, StreamDataset, WorkerError, get_stream_info
@@ -25,13 +25,9 @@ THREADS = {"worker_method": "thread"}
 CASE = Case([4, 0, 9, 2, 2, 7, 1, 3, 5, 8, 6], lanes=4, time_steps=3, shuffle=True, seed=1)
 
 
-def read(loader):
-    return [key(batch) for batch in loader]
-
-
 def expected_epochs(count):
     loader = StreamDataLoader(CASE.dataset())
-    return [read(loader) for _ in range(count)]
+    return [keys(loader) for _ in range(count)]
 
 
 @pytest.mark.parametrize("options", [{}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": True}], ids=str)
@@ -40,13 +36,13 @@ def test_epochs_count_on_and_can_be_set(options):
     assert [epoch[0][-1] for epoch in expected] == [0, 1, 2, 3]
     assert expected[0] != expected[1]
     loader = StreamDataLoader(CASE.dataset(), **options)
-    assert [read(loader), read(loader)] == expected[:2]
+    assert [keys(loader), keys(loader)] == expected[:2]
     loader.set_epoch(1)
-    assert [read(loader), read(loader)] == expected[1:3]
+    assert [keys(loader), keys(loader)] == expected[1:3]
     loader.dataset.set_epoch(0)
-    assert read(loader) == expected[0]
+    assert keys(loader) == expected[0]
     loader.set_epoch(3)
-    assert read(loader) == expected[3]
+    assert keys(loader) == expected[3]
 
 
 @pytest.mark.parametrize(
@@ -58,8 +54,8 @@ def test_an_early_break_takes_an_epoch_and_leaves_nothing_behind(options):
     expected = expected_epochs(6)
     for epoch in range(5):
         count = epoch % 3 + 1
-        assert read(itertools.islice(loader, count)) == expected[epoch][:count]
-    assert read(loader) == expected[5]
+        assert keys(itertools.islice(loader, count)) == expected[epoch][:count]
+    assert keys(loader) == expected[5]
 
 
 @pytest.mark.parametrize("workers", WORKERS)
@@ -268,11 +264,11 @@ def test_a_death_surfaces_in_next_and_not_in_the_users_code(persistent):
 def test_a_kept_worker_that_dies_between_epochs_is_replaced_with_a_warning():
     loader = StreamDataLoader(CASE.dataset(), 2, persistent_workers=True)
     expected = expected_epochs(2)
-    assert read(loader) == expected[0]
+    assert keys(loader) == expected[0]
     os.kill(multiprocessing.active_children()[0].pid, signal.SIGKILL)
     compute(0.3)
     with pytest.warns(UserWarning, match="was killed by SIGKILL between two epochs"):
-        assert read(loader) == expected[1]
+        assert keys(loader) == expected[1]
 
 
 INTERRUPTED = """
@@ -366,11 +362,11 @@ def test_kept_workers_are_told_apart_by_iteration_however_fast_they_follow():
             loader.set_epoch(0)
             iterator = iter(loader)
             first = key(next(iterator))
-        assert [first, *read(iterator)] == expected
+        assert [first, *keys(iterator)] == expected
 
 
 def put_all(loader, queue):
-    queue.put(read(loader))
+    queue.put(keys(loader))
 
 
 @pytest.mark.parametrize("method", START_METHODS)

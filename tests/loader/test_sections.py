@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import cases
 import numpy as np
 import pytest
-from cases import cells, key
+from cases import cells, keys
 from helpers import random_cases
 from hypothesis import given
 from hypothesis import strategies as st
@@ -30,15 +30,16 @@ from stream_dataloader.testing import check_resume
 # What is read: sources are (index, length). Items tell source, position, and a random draw that depends on both.
 
 
-def item(source, position):
+def item(source, position, flip=0):
     info = get_stream_info()
     assert info.source_index == source[0]
-    return np.array([source[0], position, info.rng_at(position).integers(1 << 20)])
+    return np.array([source[0], position, info.rng_at(position).integers(1 << 20), flip])
 
 
 def starting(source, *, start=0):
+    flip = int(get_stream_info().rng.random() < 0.5)  # one draw for a whole stream, also where it is resumed
     for position in range(start, source[1]):
-        yield item(source, position)
+        yield item(source, position, flip)
 
 
 starting.open_early = True
@@ -249,6 +250,18 @@ def test_random_draws_of_an_item_do_not_depend_on_where_its_source_is_cut():
     assert draws() == draws(sections=None) == draws(sections=sections(Case().lengths, 6, jitter=False))
 
 
+def test_one_draw_holds_for_a_whole_section():
+    flips = {}
+    for batch in StreamDataLoader(Case([60] * 3).dataset()):
+        for lane, t in batch.mask.T.nonzero().tolist():
+            if batch.is_start[t, lane]:
+                flips[lane] = [*flips.get(lane, []), set()]
+            flips[lane][-1].add(int(batch.data[t, lane, 3]))
+    drawn = [flip for of_lane in flips.values() for flip in of_lane]
+    assert {len(flip) for flip in drawn} == {1}
+    assert set.union(*drawn) == {0, 1}
+
+
 @pytest.mark.parametrize("factory", FACTORIES)
 @pytest.mark.parametrize("jitter", [True, False])
 @pytest.mark.parametrize("length", [9, 13])
@@ -378,13 +391,13 @@ def test_a_loaded_seed_cuts_as_it_did():
     state = StreamDataLoader(first.dataset()).state_dict()
     loader = StreamDataLoader(second.dataset())
     loader.load_state_dict(state)
-    assert [key(batch) for batch in loader] == [key(batch) for batch in StreamDataLoader(first.dataset())]
+    assert keys(loader) == keys(StreamDataLoader(first.dataset()))
 
 
 def test_the_datasets_own_lengths_will_do():
     case = Case()
     own = case.dataset(sections=sections(None, case.steps), lengths=case.lengths)
-    assert [key(b) for b in StreamDataLoader(own)] == [key(b) for b in StreamDataLoader(case.dataset())]
+    assert keys(StreamDataLoader(own)) == keys(StreamDataLoader(case.dataset()))
     assert case.dataset(lengths=case.lengths).lengths.tolist() == case.lengths
 
 

@@ -12,7 +12,7 @@ import cases
 import numpy as np
 import pytest
 import torch
-from cases import key
+from cases import key, keys
 from helpers import random_cases, soon
 from hypothesis import given
 from hypothesis import strategies as st
@@ -168,8 +168,8 @@ def test_a_state_goes_to_another_number_of_workers():
     next(iterator)
     other = TWO.loader(1)
     other.load_state_dict(loader.state_dict())
-    assert [key(batch) for batch in other] == [key(batch) for batch in iterator]
-    assert [key(batch) for batch in other] == [key(batch) for batch in loader]  # the endless member goes on, too
+    assert keys(other) == keys(iterator)
+    assert keys(other) == keys(loader)  # the endless member goes on, too
 
 
 def test_an_endless_run_is_cut_into_epochs_of_n_batches():
@@ -196,12 +196,12 @@ def test_an_endless_member_goes_on_after_a_break():
 
 def test_a_set_epoch_begins_there_and_the_coming_one_changes_nothing():
     loader, other = TWO.loader(), TWO.loader()
-    first = [key(batch) for batch in loader]
+    first = keys(loader)
     loader.set_epoch(1)
-    second = [key(batch) for batch in loader]
+    second = keys(loader)
     assert second == [key(batch) for _ in range(2) for batch in other][len(first) :]
     loader.set_epoch(0)
-    assert [key(batch) for batch in loader] == first
+    assert keys(loader) == first
 
 
 def test_ranks_share_every_member():

@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from cases import Case, Counting, cases, key
+from cases import Case, Counting, cases, key, keys
 from helpers import random_cases
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,11 +20,11 @@ CASE = Case([4, 0, 9, 2, 2, 7, 1, 3, 5, 8, 6], lanes=4, time_steps=3, shuffle=Tr
 def resumed(loader, taken, other, most=None):
     """Take some batches, save, load into another loader, and take the rest."""
     iterator = iter(loader)
-    head = [key(batch) for batch in itertools.islice(iterator, taken)]
+    head = keys(itertools.islice(iterator, taken))
     state = json.loads(json.dumps(loader.state_dict()))
     iterator.close()
     other.load_state_dict(state)
-    return head + [key(batch) for batch in itertools.islice(other, most)]
+    return head + keys(itertools.islice(other, most))
 
 
 def check_resumed(case, taken, before=0, after=0, **options):
@@ -87,7 +87,7 @@ def test_every_kind_of_loader_resumes(kind):
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_other_start_methods_resume(method):
-    expected = [key(batch) for batch in StreamDataLoader(CASE.dataset())]
+    expected = keys(StreamDataLoader(CASE.dataset()))
     other = StreamDataLoader(CASE.dataset(), 2, multiprocessing_context=method)
     assert resumed(StreamDataLoader(CASE.dataset(), 3), 3, other) == expected
 
@@ -109,16 +109,16 @@ def test_without_determinism_every_item_still_comes_once(workers):
 def test_states_between_epochs_and_before_the_first():
     loader = StreamDataLoader(CASE.dataset(), 2)
     before = loader.state_dict()
-    expected = [[key(batch) for batch in loader] for _ in range(3)]
+    expected = [keys(loader) for _ in range(3)]
     after = loader.state_dict()
     assert [(state["epoch"], state["step"]) for state in (before, after)] == [(0, 0), (3, 0)]
     loader.load_state_dict(before)
-    assert [key(batch) for batch in loader] == expected[0]
+    assert keys(loader) == expected[0]
 
     loader.set_epoch(2)
     other = StreamDataLoader(CASE.dataset())
     other.load_state_dict(loader.state_dict())
-    assert [key(batch) for batch in other] == expected[2]
+    assert keys(other) == expected[2]
 
 
 def test_after_a_break_the_state_is_where_the_epoch_was_left():
@@ -128,7 +128,7 @@ def test_after_a_break_the_state_is_where_the_epoch_was_left():
     assert (state["epoch"], state["step"]) == (0, 3)
     assert batch.state_dict() == state
     loader.load_state_dict(state)
-    assert [key(batch) for batch in loader] == [key(batch) for batch in StreamDataLoader(CASE.dataset())][3:]
+    assert keys(loader) == keys(StreamDataLoader(CASE.dataset()))[3:]
     assert next(iter(loader)).epoch == 1
 
 

@@ -3,7 +3,7 @@
 import itertools
 
 import pytest
-from cases import cases, key
+from cases import cases, key, keys
 from helpers import random_cases
 from hypothesis import given
 from hypothesis import strategies as st
@@ -27,7 +27,7 @@ def test_a_step_means_that_step_also_when_the_end_was_seen(workers):
         assert (state["epoch"], state["step"]) == (0, used)
         assert state == fetched[used - 1].state_dict() == fetched[used - 1].to("cpu").state_dict()
         other.load_state_dict(state)
-        assert [key(batch) for batch in other] == [key(batch) for batch in fetched[used:]]
+        assert keys(other) == [key(batch) for batch in fetched[used:]]
     assert loader.state_dict(last) == loader.state_dict()
     assert loader.state_dict()["epoch"] == 1
     for unknown in (last + 1, 99, -1):
@@ -84,4 +84,4 @@ def test_so_it_is_with_workers_and_the_next_epoch_is_whole(options):
     read = list(other)
     for batches in (seen, read):
         assert sum(int(batch.mask.sum()) for batch in batches) == sum(LENGTHS)
-    assert options or [key(batch) for batch in read] == [key(batch) for batch in whole]
+    assert options or keys(read) == keys(whole)
