@@ -43,13 +43,7 @@ _Places = NDArray[np.int64]
 
 
 class Tree(NamedTuple):
-    """What an LMDB file holds.
-
-    Attributes:
-        keys: Where each key begins and ends in the file, `(entries, 2)`, in order.
-        values: The same of each key's value.
-        crc: CRC-32 of the two meta pages, and of all branch and leaf pages from the root down.
-    """
+    """Where keys and values begin and end, `(entries, 2)`, in order; and the CRC-32 of all pages that say so."""
 
     keys: _Places
     values: _Places
@@ -161,14 +155,7 @@ class Databases:
         self.checked = functools.cache(lambda number: bytearray(len(tree(number).values)))
 
     def value(self, number: int, place: int, name: str, take: Callable[[Any], Result]) -> Result:
-        """What `take` makes of the bytes of a file's value, which are the file's own; what it raises is damage.
-
-        Args:
-            number: The file's.
-            place: The value's, in the order of keys.
-            name: What errors call it.
-            take: Called with the bytes.
-        """
+        """What `take` makes of a file's value, by its place in the order of keys; what it raises is damage."""
         file, tree = self.file(number), self.tree(number)
         file.check_size()
         begin, stop = tree.values[place].tolist()

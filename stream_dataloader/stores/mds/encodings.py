@@ -98,13 +98,7 @@ class Encoding(ABC):
 
 
 class ArrayEncoding(Encoding):
-    """Arrays and single numbers.
-
-    Args:
-        dtype: None if it is before the values.
-        shape: None if it is before the values; `()` is a single number.
-        kind: What single numbers are returned as.
-    """
+    """Arrays, and numbers, whose shape is `()`; a dtype or a shape of None is before the values."""
 
     def __init__(
         self, dtype: str | None, shape: tuple[int, ...] | None, kind: Callable[[Any], Any] | None = None
@@ -288,8 +282,6 @@ class _ListEncoding(Encoding):
     def rows(self, data: memoryview) -> list[memoryview]:
         begin = self._head + 4
         count = int.from_bytes(data[self._head : begin], "little")
-        if len(data) < begin + 4 * count:
-            raise ValueError(f"a list of {count:,} values in {len(data):,} bytes")
         sizes = np.frombuffer(data, "<u4", count, begin).astype(np.int64)
         stops = (begin + 4 * count + np.cumsum(sizes)).tolist()
         if (stops[-1] if stops else begin) != len(data):

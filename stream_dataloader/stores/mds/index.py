@@ -55,16 +55,7 @@ class ShardEntry(NamedTuple):
 
 
 class DatasetIndex(NamedTuple):
-    """What the index says.
-
-    Attributes:
-        names: Of the columns, in the order in which samples have them.
-        encodings: Of the columns.
-        sizes: Of the columns' values in bytes; None where they differ.
-        shards: All shards.
-        note: What this package wrote besides.
-        digest: Of all this.
-    """
+    """What the index says of columns, in the order of samples, and shards; `note` is of this package."""
 
     names: list[str]
     encodings: list[str]

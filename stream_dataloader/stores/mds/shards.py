@@ -38,10 +38,13 @@ from stream_dataloader.streams._media.known_file import KnownFile
 from stream_dataloader.streams._media.section import closed_on_error
 from stream_dataloader.streams.cache.file_cache import FileCache, LocalFile, is_url
 
-__all__ = ["Ahead", "Column", "Sample", "Shard", "Shards"]
+__all__ = ["MOST_SAMPLES", "Ahead", "Column", "Sample", "Samples", "Shard", "Shards"]
 
 #: So many shards stay open that no stream reads; none of the cache, which deletes them to make room.
 _KEPT = 8
+
+#: So many samples of a shard are looked at together.
+MOST_SAMPLES = 1 << 14
 
 #: Numbers `(samples, ...)` over the map; None where a column has none, or samples are not alike.
 View = NDArray[Any] | None
@@ -66,95 +69,109 @@ class Shard:
     """A shard, mapped.
 
     Attributes:
+        name: What errors call it.
         content: All of its bytes.
         known: The file as it was, to be held while something is read.
-        samples: How many it has.
-        bounds: Where the columns of each sample begin, and where the last one ends.
     """
 
     def __init__(self, file: LocalFile, name: str, entry: ShardEntry, sizes: Sequence[int | None]) -> None:
-        self._name, self._held = name, file
-        self.samples = count = entry.samples
+        self.name, self._held = name, file
         with open(file.path, "rb") as opened:
             self.known = KnownFile.of(file.path, opened.fileno(), name=name)._replace(descriptor=-1)
             if self.known.size != entry.raw.bytes:
                 raise ValueError(f"{self.known.size:,} bytes of {entry.raw.bytes:,}")
             self.content = memoryview(mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ))
-        found, *offsets = np.frombuffer(self.content, "<u4", count + 2).astype(np.int64)
-        if found != count:
-            raise ValueError(f"it holds {found:,} samples, and the index says {count:,}")
-        variable = [place for place, size in enumerate(sizes) if not size]
-        begins, ends = np.array(offsets[:-1], np.int64), np.array(offsets[1:], np.int64)
-        heads = np.frombuffer(self.content, np.uint8)[begins[:, None] + np.arange(4 * len(variable))]
-        lengths = np.tile([4 * len(variable), *(size or 0 for size in sizes)], (count, 1))
-        lengths[:, [place + 1 for place in variable]] = heads.view("<u4")
-        self.bounds: NDArray[np.int64] = begins[:, None] + np.cumsum(lengths, axis=1)
-        wrong = (self.bounds[:, -1] != ends) | (ends > len(self.content))
-        if wrong.any():
-            raise ValueError(f"sample {wrong.argmax()} does not end where its columns do")
+        found, *_ = np.frombuffer(self.content, "<u4", 1)
+        if found != entry.samples:
+            raise ValueError(f"it holds {found:,} samples, and the index says {entry.samples:,}")
+        self._offsets = np.frombuffer(self.content, "<u4", entry.samples + 1, 4)
+        self._variable = [place for place, size in enumerate(sizes) if not size]
+        self._sizes = [4 * len(self._variable), *(size or 0 for size in sizes)]
 
     def close(self) -> None:
         """Let go of the file; what was read stays."""
         self._held.close()
 
+    def bounds(self, start: int, stop: int) -> NDArray[np.int64]:
+        """Where the columns of samples `[start, stop)` begin, and where the last one ends."""
+        with damage_named(self.name):  # NumPy refuses places outside of the file
+            offsets = self._offsets[start : stop + 1].astype(np.int64)
+            heads = np.frombuffer(self.content, np.uint8)[offsets[:-1, None] + np.arange(self._sizes[0])]
+            lengths = np.tile(self._sizes, (stop - start, 1))
+            lengths[:, [place + 1 for place in self._variable]] = heads.view("<u4")
+            bounds: NDArray[np.int64] = offsets[:-1, None] + np.cumsum(lengths, axis=1)
+            wrong = (bounds[:, -1] != offsets[1:]) | (offsets[1:] > len(self.content))
+            if wrong.any():
+                raise ValueError(f"sample {start + wrong.argmax()} does not end where its columns do")
+            return bounds
+
+
+class Samples:
+    """Samples `[start, stop)` of a shard, each of which is a time step."""
+
+    def __init__(self, shard: Shard, start: int, stop: int) -> None:
+        self.known, self._content, self._name = shard.known, shard.content, shard.name
+        self._start = start
+        with self.known:
+            self._bounds = shard.bounds(start, stop)
+
     def parts(self, column: Column) -> list[memoryview]:
         """The bytes of a column's value in each sample."""
-        return [self.content[begin:stop] for begin, stop in self.bounds[:, column.place : column.place + 2].tolist()]
+        return [self._content[begin:stop] for begin, stop in self._bounds[:, column.place : column.place + 2].tolist()]
 
-    def values(self, sample: int, columns: Sequence[Column]) -> list[Any]:
-        """Columns' values in a sample, as copies."""
-        return [column.read(where, column.encoding.decode, part) for column, part, where in self.of(sample, columns)]
-
-    def of(self, sample: int, columns: Sequence[Column]) -> Iterator[tuple[Column, memoryview, str]]:
+    def of(self, row: int, columns: Sequence[Column]) -> Iterator[tuple[Column, memoryview, str]]:
         """Columns, the bytes of their values in a sample, and what errors call it."""
-        bounds, where = self.bounds[sample].tolist(), f"{self._name}, sample {sample}"
+        bounds, where = self._bounds[row].tolist(), f"{self._name}, sample {self._start + row}"
         for column in columns:
-            yield column, self.content[bounds[column.place] : bounds[column.place + 1]], where
+            yield column, self._content[bounds[column.place] : bounds[column.place + 1]], where
 
-    def views(self, columns: Sequence[Column], start: int, stop: int) -> list[View]:
-        """The columns in samples `[start, stop)`, if all of these are alike."""
-        steps = np.diff(self.bounds[start:stop], axis=0)
+    def values(self, row: int, columns: Sequence[Column]) -> list[Any]:
+        """Columns' values in a sample, as copies."""
+        return [column.read(where, column.encoding.decode, part) for column, part, where in self.of(row, columns)]
+
+    def views(self, columns: Sequence[Column]) -> list[View]:
+        """The columns in all samples, if these are alike."""
+        count, steps = len(self._bounds), np.diff(self._bounds, axis=0)
         if steps.size and (steps != steps[0, 0]).any():
             return [None] * len(columns)
         stride = int(steps[0, 0]) if steps.size else 0
         views: list[View] = []
-        for column, part, where in self.of(start, columns):
+        for column, part, where in self.of(0, columns):
             view = None
             if isinstance(column.encoding, ArrayEncoding):
                 dtype, shape, at = column.read(where, column.encoding.layout, part)
-                size, begin = len(part), int(self.bounds[start, column.place])
-                rows = np.ndarray((stop - start, size), np.uint8, self.content, begin, (stride, 1))
+                begin = int(self._bounds[0, column.place])
+                rows = np.ndarray((count, len(part)), np.uint8, self._content, begin, (stride, 1))
                 if not (rows[:, :at] != rows[0, :at]).any():
                     inner = np.empty(shape, dtype).strides
-                    view = np.ndarray((stop - start, *shape), dtype, self.content, begin + at, (stride, *inner))
+                    view = np.ndarray((count, *shape), dtype, self._content, begin + at, (stride, *inner))
             views.append(view)
         return views
 
 
 class Sample:
-    """What one sample holds, read as a shard is: its arrays' rows and its lists' elements are time steps."""
+    """What one sample holds, read as `Samples` are: its arrays' rows and its lists' elements are time steps."""
 
-    def __init__(self, shard: Shard, sample: int, columns: Sequence[Column]) -> None:
-        self.known = shard.known
+    def __init__(self, samples: Samples, columns: Sequence[Column]) -> None:
+        self.known = samples.known
         with self.known:
             self._rows = {
-                column: column.read(where, column.encoding.rows, part)
-                for column, part, where in shard.of(sample, columns)
+                column: column.read(where, column.encoding.rows, part) for column, part, where in samples.of(0, columns)
             }
         lengths = {column.name: len(rows) for column, rows in self._rows.items() if column.encoding.is_sequence}
         if len(set(lengths.values())) != 1:
             raise StoreError(f"arrays and lists of a sample have one length to be a stream, and not {lengths}")
-        self.samples = next(iter(lengths.values()))
+        self.steps = next(iter(lengths.values()))
 
     def values(self, row: int, columns: Sequence[Column]) -> list[Any]:
-        """See `Shard`."""
+        """See `Samples`."""
         where = f"step {row}"
         return [column.read(where, column.encoding.row, self._rows[column], row) for column in columns]
 
-    def views(self, columns: Sequence[Column], start: int, stop: int) -> list[View]:
-        """See `Shard`."""
+    def views(self, columns: Sequence[Column]) -> list[View]:
+        """See `Samples`."""
         is_rows = [isinstance(column.encoding, ArrayEncoding) and column.encoding.is_sequence for column in columns]
-        return [self._rows[one][start:stop] if yes else None for one, yes in zip(columns, is_rows, strict=True)]
+        return [self._rows[one] if yes else None for one, yes in zip(columns, is_rows, strict=True)]
 
 
 class Shards:
@@ -180,7 +197,9 @@ class Shards:
         first = 0
         for number, entry in enumerate(self._index.shards):
             with closing(self.open(number)) as lease, lease.handle.known:
-                yield from enumerate(lease.handle.parts(column), first)
+                for start in range(0, entry.samples, MOST_SAMPLES):
+                    samples = Samples(lease.handle, start, min(start + MOST_SAMPLES, entry.samples))
+                    yield from enumerate(samples.parts(column), first + start)
             first += entry.samples
 
     def is_here(self, number: int) -> bool:

@@ -24,7 +24,7 @@ from stream_dataloader.stores._base.stream import put_row
 from stream_dataloader.stores._base.structure import classes_of
 from stream_dataloader.stores.mds.encodings import ArrayEncoding, PictureEncoding
 from stream_dataloader.stores.mds.index import INDEX, DatasetIndex, in_folder, read_index
-from stream_dataloader.stores.mds.shards import Ahead, Column, Sample, Shard, View
+from stream_dataloader.stores.mds.shards import MOST_SAMPLES, Ahead, Column, Sample, Samples, Shard, View
 from stream_dataloader.stores.mds.streams import MdsIndex
 from stream_dataloader.streams._media.section import whole_number
 from stream_dataloader.streams.cache.file_cache import FileCache, is_url
@@ -169,7 +169,7 @@ class MdsSteps:
         self._direct = all(isinstance(one.encoding, (ArrayEncoding, PictureEncoding)) for one in index.columns)
         self._lease: Lease[int, Shard] | None = None
         self._ahead: dict[int, Ahead] = {}
-        self._rows: Shard | Sample | None = None
+        self._rows: Samples | Sample | None = None
         self._views: list[View] | None = None
         self._begin = self._end = 0  # the steps of the stream that are in them
         self._start, self._steps = int(index.starts[number]), 1
@@ -177,11 +177,11 @@ class MdsSteps:
             self._steps = int(index.lengths[number])
         try:
             if self._steps:
-                shard, sample = self._at(0)
+                rows, _ = self._at(0)
             if index.kind == "sample":
-                assert isinstance(shard, Shard)
-                self._rows, self._begin = Sample(shard, sample, index.columns), 0
-                self._end = self._steps = self._rows.samples
+                assert isinstance(rows, Samples)
+                self._rows = Sample(rows, index.columns)
+                self._end = self._steps = self._rows.steps
         except StoreError as error:
             self.close()
             raise self._error(error) from error
@@ -192,19 +192,23 @@ class MdsSteps:
     def _error(self, error: Exception) -> StoreError:
         return StoreError(f"{self._name()}: {error}")
 
-    def _at(self, step: int) -> tuple[Shard | Sample, int]:
+    def _at(self, step: int) -> tuple[Samples | Sample, int]:
         """What a step is in, and its number there."""
         if self._rows is None or not self._begin <= step < self._end:
-            firsts, shards = self._index.firsts, self._index.shards
-            bounds = [self._start + step, self._start + self._steps - 1]
-            number, last = (np.searchsorted(firsts, bounds, "right") - 1).tolist()
+            firsts, shards, end = self._index.firsts, self._index.shards, self._start + self._steps
+            at = self._start + step
+            number, last = (np.searchsorted(firsts, [at, end - 1], "right") - 1).tolist()
             if self._lease is not None:
                 self._lease.close()
             self._lease = shards.open(number)
             wanted = range(number + 1, min(number + self._most_ahead, last) + 1)
             self._ahead = {one: self._ahead.get(one) or Ahead(shards, one) for one in wanted if not shards.is_here(one)}
-            self._begin, self._end = (firsts[number : number + 2] - self._start).tolist()
-            self._rows, self._views = self._lease.handle, None
+            first, stop = firsts[number : number + 2].tolist()
+            begin = max(first, self._start)
+            begin = at - (at - begin) % MOST_SAMPLES
+            stop = min(stop, end, begin + MOST_SAMPLES)
+            self._rows, self._views = Samples(self._lease.handle, begin - first, stop - first), None
+            self._begin, self._end = begin - self._start, stop - self._start
         return self._rows, step - self._begin
 
     def item(self, index: int) -> Any:
@@ -230,20 +234,18 @@ class MdsSteps:
         for row in range(step, stop):
             put_row(self.item(row), out, row - start, f"{self._name()}, step {row}")
 
-    def _write(self, rows: Shard | Sample, step: int, leaves: list[Any]) -> None:
+    def _write(self, rows: Samples | Sample, step: int, leaves: list[Any]) -> None:
         """Write the steps from one on, which are all in `rows`."""
-        columns, first = self._index.columns, max(self._begin, 0)
+        columns, first = self._index.columns, step - self._begin
         if self._views is None:
-            end = min(self._end, self._steps)
-            self._views = rows.views(columns, first - self._begin, end - self._begin)
+            self._views = rows.views(columns)
         for column, view, leaf in zip(columns, self._views, leaves, strict=True):
             if view is not None:
-                _put(view[step - first : step - first + len(leaf)], column, leaf)
+                _put(view[first : first + len(leaf)], column, leaf)
                 continue
             for row in range(len(leaf)):
-                sample = step - self._begin + row
-                (value,) = rows.values(sample, [column])
-                put_row(value, leaf, row, f"sample {sample}, the column {column.name!r},")
+                (value,) = rows.values(first + row, [column])
+                put_row(value, leaf, row, f"step {step + row}, the column {column.name!r},")
 
     def close(self) -> None:
         if self._lease is not None:
