@@ -5,7 +5,7 @@ them by py-lmdb 3.0.0. So the few pages that lead to values are looked at here.
 
 Source: `MDB_meta`, `MDB_page` and `MDB_node` of LMDB 0.9's mdb.c, data version 1.
 
-Guarantee: all keys and values of a tree that was read lie within the file. What values hold is not checked.
+Guarantee: all keys and values of a tree that was read lie within the file.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _Places = NDArray[np.int64]
 
 
 class Tree(NamedTuple):
-    """Where keys and values begin and end, `(entries, 2)`, in order; and the CRC-32 of all pages that say so."""
+    """Where keys and values begin and end, `(entries, 2)`; and the CRC-32 of the pages that say so."""
 
     keys: _Places
     values: _Places
@@ -155,7 +155,7 @@ class Databases:
         self.checked = functools.cache(lambda number: bytearray(len(tree(number).values)))
 
     def value(self, number: int, place: int, name: str, take: Callable[[Any], Result]) -> Result:
-        """What `take` makes of a file's value, by its place in the order of keys; what it raises is damage."""
+        """What `take` makes of a value, by its place among the keys; what it raises is damage."""
         file, tree = self.file(number), self.tree(number)
         file.check_size()
         begin, stop = tree.values[place].tolist()

@@ -292,7 +292,7 @@ def _groups(keys: list[bytes], separator: str) -> dict[str, tuple[int, int]]:
         start, stop = stop, stop + len(list(alike))
         name = group.decode("utf-8", "backslashreplace")
         if middle and name in found:
-            raise StoreError(f"with {separator!r}, the keys of stream {name!r} do not follow each other; use another")
+            raise StoreError(f"with {separator!r}, keys of stream {name!r} do not follow each other")
         if middle:
             found[name] = (start, stop)
     return found

@@ -61,7 +61,7 @@ def check_value(value: Any) -> int:
 
 
 def _as_image(pixels: Any) -> Any:
-    """A time step's `(H, W)`, `(H, W, C)` or `(C, H, W)` as `(H, W, C)`; None if it is no image that JPEG has."""
+    """A time step's `(H, W)`, `(H, W, C)` or `(C, H, W)` as `(H, W, C)`; None if it is no image."""
     if pixels.ndim not in (2, 3):
         return None
     image = pixels[..., None] if pixels.ndim == 2 else pixels

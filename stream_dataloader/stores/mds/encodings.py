@@ -225,7 +225,7 @@ class PictureEncoding(Encoding):
         if self._kind == "pil":
             return _raw(data)
         cv2 = import_opencv("a picture of an MDS dataset")
-        flags = cv2.IMREAD_UNCHANGED  # which never turns; others leave out transparency, which JPEG has not
+        flags = cv2.IMREAD_UNCHANGED  # others leave out transparency
         if self._kind == "jpeg" and self._upright:
             flags = cv2.IMREAD_ANYCOLOR | cv2.IMREAD_ANYDEPTH
         image = decoded_image(bytes(data), f"a {self._kind}", flags=flags)

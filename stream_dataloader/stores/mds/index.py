@@ -13,7 +13,7 @@ Source: `streaming/base/format/base/reader.py`, `mds/reader.py` and `base/stream
 
 What this package writes has one key more, with a checksum of all, and what packed stores need.
 
-Guarantee: an index that was read is consistent: no file outside of the dataset, no size that a shard cannot have.
+Guarantee: an index that was read is consistent, and names no file outside of the dataset.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class ShardEntry(NamedTuple):
 
 
 class DatasetIndex(NamedTuple):
-    """What the index says of columns, in the order of samples, and shards; `note` is of this package."""
+    """What the index says of columns and shards; `note` is of this package."""
 
     names: list[str]
     encodings: list[str]
@@ -96,7 +96,7 @@ def read_index(path: str, name: str) -> DatasetIndex:
     content = read_json(path, dict)
     with damage_named(name):
         if content["version"] != 2 or not isinstance(content["shards"], list):
-            raise StoreError(f"{name} is of version {shorten(content['version'])}, and version 2 is read, with shards")
+            raise StoreError(f"{name} is of version {shorten(content['version'])}, and version 2 is read")
         note, digest = content.get(_NOTE, {}), _digest(content)
         renamed = any(isinstance(value, dict) and "check" in value for key, value in content.items() if key != _NOTE)
         if renamed or note.get("check", None if note else digest) != digest:
@@ -107,7 +107,7 @@ def read_index(path: str, name: str) -> DatasetIndex:
             with damage_named(where := f"{name}, shard {number}"):
                 here = [list(entry[f"column_{kind}"]) for kind in ("names", "encodings", "sizes")]
                 if number and here != columns:
-                    raise ValueError(f"its columns are {shorten(here)}, and those before {shorten(columns)}")
+                    raise ValueError(f"its columns {shorten(here)} are not those of the others")
                 columns = here
                 names, encodings, sizes = here
                 texts = all(isinstance(text, str) for text in (*names, *encodings))

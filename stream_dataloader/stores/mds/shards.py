@@ -10,8 +10,8 @@ Source: `streaming/base/format/mds/reader.py` and `writer.py` of mosaicml-stream
 
 All numbers are little-endian. A local shard that is not compressed is mapped where it is, any other lies in the cache.
 
-Guarantee: a shard that does not hold what the index says is an error that names it, and is not kept. A file that is cut
-off or written to while it is read is an error.
+Guarantee: a shard that does not hold what the index says is an error, and is not kept. A file that is written to while
+it is read is an error.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ class Samples:
 
 
 class Sample:
-    """What one sample holds, read as `Samples` are: its arrays' rows and its lists' elements are time steps."""
+    """One sample, whose arrays' rows and lists' elements are time steps; see `Samples`."""
 
     def __init__(self, samples: Samples, columns: Sequence[Column]) -> None:
         self.known = samples.known

@@ -104,7 +104,7 @@ class MdsStore(Store):
     def _read_index(self) -> MdsIndex:
         path = in_folder(self._folder, INDEX)
         if not is_url(path) and not os.path.isdir(self._folder):
-            raise FileNotFoundError(f"there is no MDS dataset at {self._folder}; give the folder of index.json")
+            raise FileNotFoundError(f"there is no MDS dataset at {self._folder}, no index.json")
         stamp = self._state()
         with self._cache.open(path) as local:
             found = read_index(local.path, path)
@@ -156,7 +156,7 @@ class MdsStore(Store):
             except (OSError, ValueError) as error:
                 damaged.append(str(error))
         others = super().verify(progress)
-        return damaged + [one for one in others if not any(text in one for text in damaged)]  # of streams in them
+        return damaged + [one for one in others if not any(text in one for text in damaged)]
 
 
 class MdsSteps:

@@ -12,7 +12,7 @@ Where that is not plain, a table says it: a file beside the shards of a packed s
 
 All numbers are little-endian.
 
-Guarantee: a pass over a column is made once by all processes, and kept. What is in a table lies within the dataset.
+Guarantee: a pass over a column is made once by all processes, and kept.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ class MdsIndex:
         try:
             encoding = encoding_of(kind, allow_pickle=options["allow_pickle"], upright=options["upright"])
         except ValueError as error:
-            raise StoreError(f"{self._name}, column {name!r}: {error}; or leave it out, by columns=[...]") from None
+            raise StoreError(f"{self._name}, column {name!r}: {error}; or leave it out, by columns=") from None
         if (encoding.size or None) != (size or None):
             raise StoreError(f"{self._name}, column {name!r}: {size} bytes a value, and {kind!r} has {encoding.size}")
         if name in self.found.note.get("bools", ()) and isinstance(encoding, ArrayEncoding):
@@ -159,7 +159,7 @@ class MdsIndex:
         return structure, [self._column(name) for name in names]
 
     def _rows_of_samples(self) -> NDArray[np.int64] | None:
-        """How many time steps each sample has; None if all of them would have to be fetched to know."""
+        """How many time steps each sample has; None if all would have to be fetched."""
         rows = next((column for column in self.columns if column.encoding.is_sequence), None)
         if rows is None:
             names = [column.name for column in self.columns]
@@ -202,7 +202,7 @@ class MdsIndex:
                     continue
                 value = column.read(f"sample {sample}", column.encoding.decode, part)
                 key = value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else str(value)
-                starts[f"{key}@{sample}" if key in starts else key] = sample  # one that comes again is another stream
+                starts[f"{key}@{sample}" if key in starts else key] = sample  # again: another stream
             steps = np.diff([*starts.values(), total][-1 - len(starts) :])
             write_table(path, list(starts.values()), steps, list(starts), [{}] * len(starts))
 
