@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import FULL, PATIENCE
-from packed import finish_here, images, pack_here
+from packed import images, pack_here
 from store_tests import StoreTests
 
 from stream_dataloader import stores
@@ -202,30 +202,6 @@ def test_a_stream_that_breaks_off_is_not_in_the_store(tmp_path, opened, monkeypa
     assert store.verify() == []
     with lmdb.open(str(tmp_path / "a" / "0.lmdb"), subdir=False, readonly=True, lock=False) as environment:
         assert environment.stat()["entries"] == sum(-(-len(items) // 2) for items in STREAMS)
-
-
-def test_packing_goes_on_after_an_interrupt(tmp_path, opened):
-    (tmp_path / "a").mkdir()
-    first = LmdbPacker(str(tmp_path / "a"), window=3).part(0)
-    records = [StreamRecord(0, "0", *first.write(0, "0", iter(STREAMS[0])))]
-    first.sync()
-    first.write(1, "lost", iter(STREAMS[3]))  # not in the journal; killed here
-    first.close()
-    LmdbPacker(str(tmp_path / "a"), window=3).part(1).close()  # writes nothing
-    packer = LmdbPacker(str(tmp_path / "a"), window=3)
-    last = packer.part(2)
-    records += [StreamRecord(n, str(n), *last.write(n, str(n), iter(STREAMS[n]))) for n in (1, 2, 3)]
-    last.close()
-    finish_here(packer, records)
-    same(opened(tmp_path / "a"))
-    assert sorted(os.listdir(tmp_path / "a")) == [
-        "0.lmdb",
-        "2.lmdb",
-        "keys.bin",
-        "notes.bin",
-        "store.json",
-        "streams.bin",
-    ]
 
 
 def write_until_the_disk_is_full(folder, told):

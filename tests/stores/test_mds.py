@@ -656,31 +656,6 @@ def check_store(folder):
     assert not [name for name in os.listdir(folder) if name.startswith(("part", "tail", "layout"))]
 
 
-@pytest.mark.parametrize("size_limit", [900, None])
-def test_packing_goes_on_after_an_interrupt(tmp_path, size_limit):
-    folder = tmp_path / "a"
-    folder.mkdir()
-    options = {"size_limit": size_limit, "compression": "gz"}
-
-    def first():  # is killed behind `sync`, in the middle of a stream
-        part = MdsPacker(str(folder), **options).part(0)
-        places = [part.write(number, str(number), iter(STREAMS[number])) for number in (0, 1, 2)]
-        (tmp_path / "journal").write_text(json.dumps([places, part.sync()]))
-        part.write(3, "3", iter([*STREAMS[3], os._exit]) if size_limit is None else killed(STREAMS[3]))
-        os._exit(1)
-
-    process = fork.Process(target=first)
-    process.start()
-    process.join(PATIENCE)
-    places, synced = json.loads((tmp_path / "journal").read_text())
-    packer = MdsPacker(str(folder), **options)
-    part = packer.part(1)
-    places.append(part.write(3, "3", iter(STREAMS[3])))
-    records = [StreamRecord(number, str(number), *place, {}) for number, place in enumerate(places)]
-    finish_here(packer, records, [synced, part.sync(), part.close()])
-    check_store(folder)
-
-
 def test_what_a_worker_has_synced_is_in_the_store_once_if_it_dies_then(tmp_path, monkeypatch):
     monkeypatch.setattr("stream_dataloader.stores.mds.packer._Part.sync_seconds", 0.0)
 
@@ -692,11 +667,6 @@ def test_what_a_worker_has_synced_is_in_the_store_once_if_it_dies_then(tmp_path,
 
     stores.pack((range(4), open_stream), tmp_path / "a", format="mds", num_workers=1, size_limit=900)
     check_store(tmp_path / "a")
-
-
-def killed(items):
-    yield from items
-    os._exit(1)
 
 
 @pytest.mark.parametrize("compression", [None, "gz"])

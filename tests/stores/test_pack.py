@@ -11,6 +11,7 @@ import re
 import resource
 import shutil
 import signal
+import threading
 import time
 
 import numpy as np
@@ -442,6 +443,7 @@ def journals_of(path):
 @pytest.fixture
 def syncs_at_once(monkeypatch):
     monkeypatch.setattr(parts, "SYNC_SECONDS", 0.0)
+    monkeypatch.setattr("stream_dataloader.stores.mds.packer._Part.sync_seconds", 0.0)
 
 
 def workers_of(pid):
@@ -450,12 +452,13 @@ def workers_of(pid):
     return []
 
 
-@pytest.mark.parametrize("seed", range(times(100, 4)))
+@pytest.mark.parametrize("seed", range(times(100, 6)))
 @pytest.mark.usefixtures("syncs_at_once")
 def test_killed_at_any_moment_it_goes_on_and_gives_the_same(tmp_path, seed):
     rng = random.Random(seed)
     workers = rng.choice([0, 1, 2, 3])
-    arguments = {"streams": (NUMBERS, functools.partial(noted, tmp_path)), "path": tmp_path / "a"}
+    streams, format = (NUMBERS, functools.partial(noted, tmp_path)), ("memmap", "lmdb", "mds")[seed % 3]
+    arguments = {"streams": streams, "path": tmp_path / "a", "format": format}
     journaled = []
     for _ in range(4):
         child = Child(**arguments, num_workers=workers)
@@ -530,6 +533,40 @@ def test_a_stream_that_kills_twice_is_an_error_that_names_it(tmp_path):
     report = stores.pack((NUMBERS, open_stream), tmp_path / "b", num_workers=2, on_error="skip")
     assert [error.source_index for error in report.skipped] == [3, 4]
     assert content(tmp_path / "b") == expected([0, 1, 2, 5])
+
+
+def test_workers_of_a_killed_process_are_waited_for(tmp_path):
+    def open_stream(number):
+        yield number
+        (tmp_path / "open").touch()
+        wait_for((tmp_path / "go").exists)
+
+    arguments = {"streams": ([1], open_stream), "path": tmp_path / "a", "num_workers": 1}
+    child = Child(**arguments)
+    wait_for((tmp_path / "open").exists)
+    (worker,) = workers_of(child.process.pid)
+    os.kill(worker, signal.SIGSTOP)  # so that it does not see that the process is gone
+    child.kill()
+    child.process.join()
+    (tmp_path / "go").touch()
+    threading.Timer(0.2, os.kill, (worker, signal.SIGCONT)).start()
+    assert stores.pack(**arguments).streams == 1
+    child.told()
+
+
+def test_what_a_worker_had_packed_and_not_synced_is_packed_again(tmp_path):
+    def open_stream(number):
+        yield number
+        if number == 4:
+            time.sleep(2 * parts._REPORT_SECONDS)  # so that it is reported, with those before
+        if number == 5 and not (tmp_path / "died").exists():
+            (tmp_path / "died").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    told = []
+    stores.pack((NUMBERS, open_stream), tmp_path / "a", num_workers=1, progress=lambda *n: told.append(n))
+    assert [list(MemmapStore(tmp_path / "a")(n)) for n in NUMBERS] == [[n] for n in NUMBERS]
+    assert told == [(n + 1, 6) for n in NUMBERS]
 
 
 @pytest.mark.parametrize("at", [(Partial, "finish"), (Partial, "publish"), (os, "unlink"), (os, "rename")])
