@@ -68,22 +68,6 @@ def run(target, *args):
     return process
 
 
-class Together:
-    """Lets processes begin at once, when all of them are there."""
-
-    def __init__(self):
-        self.ready, self.go = fork.Semaphore(0), fork.Event()
-
-    def wait(self):
-        self.ready.release()
-        assert self.go.wait(PATIENCE)
-
-    def begin(self, count):
-        for _ in range(count):
-            assert self.ready.acquire(timeout=PATIENCE)
-        self.go.set()
-
-
 def join(*processes):
     for process in processes:
         process.join(PATIENCE)
@@ -144,16 +128,17 @@ def test_a_changed_file_is_fetched_anew_and_the_old_one_stays_while_it_is_read(s
     assert not os.path.exists(old.path)
 
 
-def fetch_at_once(together, cache, url, expected):
-    together.wait()
+def fetch(cache, url, expected):
     assert read(cache, url) == expected
 
 
 def test_eight_processes_fetch_a_file_once(server, cache):
     content = os.urandom(3_000_000)
-    url, together = server.put("a.bin", content), Together()
-    processes = [run(fetch_at_once, together, cache, url, content) for _ in range(8)]
-    together.begin(8)
+    url = server.put("a.bin", content)
+    server.plan.append("slow")
+    processes = [run(fetch, cache, url, content) for _ in range(8)]
+    wait_for_part(server, cache)
+    server.go_on.set()
     assert join(*processes) == [0] * 8
     assert (server.count("GET"), server.count("HEAD")) == (1, 2)  # of a large file also after its bytes
 
@@ -165,9 +150,7 @@ def test_others_go_on_when_the_fetching_process_is_killed(server, cache):
     first = run(read, cache, url)
     wait_for_part(server, cache)
     assert stored(cache) == ["part"]
-    together = Together()
-    others = [run(fetch_at_once, together, cache, url, content) for _ in range(2)]
-    together.begin(2)
+    others = [run(fetch, cache, url, content) for _ in range(2)]
     os.kill(first.pid, signal.SIGKILL)
     assert join(first, *others) == [-signal.SIGKILL, 0, 0]
     assert server.count("GET") == 2
@@ -411,23 +394,6 @@ def test_a_server_that_is_silent_is_an_error_in_time(server, cache):
     url, server.always = server.put("a.bin", b"abc"), "silent"
     with pytest.raises(ConnectionError, match=r"/a\.bin could not be fetched \(1 tries"):
         FileCache(directory=cache.directory, timeout_seconds=0.5).open(url)
-
-
-def fail_in_turn(together, cache, url):
-    together.wait()
-    with pytest.raises(ConnectionError):
-        cache.open(url)
-
-
-def test_who_waited_for_one_who_failed_tries_too(server, cache):
-    server.always, url = 500, server.put("a.bin", b"a")
-    together = Together()
-    processes = [run(fail_in_turn, together, cache, url) for _ in range(3)]
-    together.begin(3)
-    assert join(*processes) == [0] * 3
-    server.always = None
-    assert read(cache, url) == b"a"
-    assert len(os.listdir(cache.directory)) == 1
 
 
 # packages

@@ -1,8 +1,7 @@
 """A file that must stay what it was: a change is noticed by inode, size and time of change.
 
 Guarantee: what was read within `with known:` is what the file held when it became known, or an error. A file that is
-shorter by then is not touched: reading mapped memory behind its end would kill the process (SIGBUS). Not noticed: a
-write within the same tick of the file system's clock (4 ms at most), or through a memory map on tmpfs.
+shorter by then is not touched: reading mapped memory behind its end would kill the process (SIGBUS).
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """What all streams check: their options, and sources that are files or sections of them.
 
-Guarantee: a flag that is neither True nor False is refused, as `"false"` would count as true. A file that cannot be
-read is refused by name, before a decoder sees it.
+Guarantee: a file that cannot be read is refused by name, before a decoder sees it.
 """
 
 from __future__ import annotations

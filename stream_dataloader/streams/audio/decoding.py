@@ -108,15 +108,14 @@ class AudioDecoder:
         latest = self._own  # the kind of the frame before
         converter: Converter | None = None
         for frame in itertools.chain((self._first,), self._frames):
-            read = self._clock.seconds_read()
             if gap := self._clock.add(frame):
-                self._corrupt(f"the next {gap:.3f} s are missing by the time stamps", read)
+                self._corrupt(f"the next {gap:.3f} s are missing by the time stamps", self._clock.gap_at)
                 if self._on_corrupt == "keep":
                     yield from self._silence(round(gap * self.rate))
             try:
                 piece = as_float(frame)
             except ValueError as error:
-                raise ValueError(f"{self._place(read)}: {error}") from error
+                raise ValueError(f"{self._place()}: {error}") from error
             kind = frame.sample_rate, frame.layout.name, len(piece)
             if kind != latest:  # rate or channels change in mid-stream, as broadcasts do
                 if converter is not None:

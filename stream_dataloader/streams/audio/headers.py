@@ -29,6 +29,7 @@ class FrameClock:
         self._end: float | None = None  # of what was read, by time stamps; None after a seek
         self.longest_seconds = 0.0  # the longest frame
         self.origin: int | None = None  # the first frame's time stamp
+        self.gap_at: float | None = None  # where the last gap began
 
     @property
     def origin_seconds(self) -> float:
@@ -51,6 +52,7 @@ class FrameClock:
         inexact, gap = 2 * self._tick_seconds, 0.0 if before is None else time - before
         if gap <= max(inexact, seconds / 2):
             return 0.0
+        self.gap_at = (before or 0.0) - self.origin_seconds
         # Packets are lost as a whole. A whole number of frames is more exact than coarse time stamps.
         whole: float = round(gap / seconds) * seconds
         return whole if abs(whole - gap) <= inexact else gap

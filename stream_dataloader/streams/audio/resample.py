@@ -1,8 +1,7 @@
 """Changes the rate and the number of channels of samples, with the same bits wherever reading begins.
 
 Guarantee: output j depends only on the inputs around j * p / q, p / q being the ratio of the rates in lowest terms: not
-on where the input begins, if that is a multiple of p (`restart`) and early enough to fill the filter. Of the q filters
-of libswresample, with `exact_rational`, the first is applied at input m * p for every m::
+on where the input begins, if that is a multiple of p (`restart`) and early enough to fill the filter::
 
     inputs, p = 3      |  .  .  |  .  .  |  .  .  |        to start at any | gives
     outputs, q = 2     0    1   0    1   0    1   0        the same outputs
@@ -120,27 +119,10 @@ class Converter:
         graph = av.filter.Graph()
         graph.threads = 1  # a forked worker that inherits threads would hang in freeing them
         try:
-            nodes = [
-                graph.add(
-                    "abuffer",
-                    sample_rate=str(rates[0]),
-                    sample_fmt=kind,
-                    channel_layout=layout,
-                    time_base=f"1/{rates[0]}",
-                ),
-                graph.add(
-                    "aresample",
-                    sample_rate=str(rates[1]),
-                    out_chlayout=target,
-                    out_sample_fmt=kind,
-                    internal_sample_fmt="fltp",
-                    rematrix_maxval="1",
-                    exact_rational="1",
-                    filter_size=str(_FILTER_TAPS),
-                    phase_shift=str(shift),
-                ),
-                graph.add("abuffersink"),
-            ]
+            source = f"sample_rate={rates[0]}:sample_fmt={kind}:channel_layout={layout}:time_base=1/{rates[0]}"
+            made = f"{rates[1]}:out_chlayout={target}:out_sample_fmt={kind}:internal_sample_fmt=fltp:rematrix_maxval=1"
+            made += f":exact_rational=1:filter_size={_FILTER_TAPS}:phase_shift={shift}"
+            nodes = graph.add("abuffer", source), graph.add("aresample", made), graph.add("abuffersink")
             graph.link_nodes(*nodes).configure()
         except (av.error.FFmpegError, ValueError) as error:
             raise ValueError(f"{layout} at {rates[0]} cannot be made {target} at {rates[1]}") from error

@@ -1,7 +1,6 @@
 """Videos that a GPU's own decoder (NVIDIA's NVDEC) decodes, by way of PyAV.
 
-Guarantee: each frame was decoded by the device. FFmpeg silently uses the CPU where the device has no decoder for a
-codec, a profile or a size. So each step is checked, and raises a `DeviceError`::
+Guarantee: each frame was decoded by the device, where FFmpeg would silently use the CPU. Each step is checked::
 
     FFmpeg was built with CUDA ── a decoder was set up on the device ── the first frame came ── each frame came from it
 

@@ -1,8 +1,7 @@
 """When each frame of a video is shown: found by reading its packets without decoding them, and remembered.
 
-Guarantee: the n-th entry is the time stamp of the n-th frame that a decoder yields from an intact file. The index has a
-checksum of each key frame from which decoding may begin, as a seek may give a packet the time stamp of another. It is
-kept in memory and on disk, until the file changes. (`stream.frames` is 0 for Matroska and MPEG-TS.)
+Guarantee: the n-th entry is the time stamp of the n-th frame that a decoder yields from an intact file. The index is
+kept in memory and on disk, until the file changes.
 """
 
 from __future__ import annotations

@@ -202,8 +202,7 @@ class FrameReader:
         if self._ticks is not None:
             frame.pts = round(tally.frames * self._ticks)
         elif frame.pts is not None and tally.first_time is not None and frame.pts < tally.first_time:
-            # It comes after the key frame, and refers to frames before it (an "open" group of pictures).
-            return False
+            return False  # it comes after the key frame, and refers to frames before it
         if frame.is_corrupt and self.on_corrupt != "keep":
             self._refuse(f"the frame at {self.seconds(frame)} s is damaged")
             return False

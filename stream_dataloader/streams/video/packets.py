@@ -34,7 +34,6 @@ class Tally:
             self.first_time = packet.pts
         if packet.is_discard:  # an edit list cuts its frame off
             return
-        # A frame that is shown before the key frame refers to frames before that one: it is not handed out.
         untimed = packet.pts is None or self.first_time is None
         self.expected += untimed or packet.pts >= self.first_time
 
