@@ -1,6 +1,6 @@
 """Where a media file should end, by the sizes that its format writes down.
 
-FFmpeg reads most files that were cut off as if they simply ended. Which cuts can be found::
+FFmpeg reads most of these as if they simply ended. What is found::
 
     by a size of the whole       AVI, WAV, Matroska, WebM
     by the box it ends in        MP4 and its fragments: unless it is cut just between two
@@ -91,7 +91,7 @@ def _is_cut_transport(file: BinaryIO, head: bytes, size: int) -> bool:
             part = size % length
             file.seek(size - part - 2 * length)
             tail = file.read()
-            # If the last packets are out of step, the file was damaged earlier, or something was appended.
+            # Otherwise the file was damaged earlier, or something was appended.
             in_step = tail[offset] == 0x47 and tail[offset + length] == 0x47
             return part > 0 and in_step and (part <= offset or tail[offset + 2 * length] == 0x47)
     return False

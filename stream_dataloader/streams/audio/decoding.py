@@ -6,7 +6,7 @@ Guarantee: the samples after a seek are, bit for bit, those that reading from th
     MP3               511 bytes and two frames         the packets before are read, the last 128 decoded
     all others        their noise and filters          all packets before are decoded
 
-Samples are counted from 0, without the decoder's priming and the padding that the file marks.
+Samples are counted without the decoder's priming and the padding that the file marks.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = ["AudioDecoder"]
 #: Containers whose headers count samples.
 _COUNTING_FORMATS = ("wav", "w64", "aiff", "au", "caf", "flac")
 
-#: Containers and codecs in which a decoder may begin at any packet, and gives the same samples.
+#: Those in which a decoder may begin at any packet.
 _STATELESS_FORMATS = (*_COUNTING_FORMATS, "mov,mp4,m4a,3gp,3g2,mj2")
 _STATELESS_CODECS = ("flac", "alac", "pcm_")
 

@@ -6,8 +6,7 @@
         ^            |         full: "latest" drops its oldest frame and counts it, "all" has the camera wait
         +-- wait <---+ an end or an error: 0.5 s, 1 s, 2 s, ... until a frame comes; too often in a row: the error
 
-Guarantee: a reader is never behind by more than the queue, and counts what it drops. Nothing waits for longer than
-`timeout_seconds`.
+Guarantee: a reader is never behind by more than the queue, and nothing waits for longer than `timeout_seconds`.
 """
 
 from __future__ import annotations

@@ -141,9 +141,7 @@ class Selection(NamedTuple):
         shown, ticks = None, self._ticks_an_item(reader)
         for frame in frames:
             if frame.pts is None:
-                raise ValueError(
-                    f"{self.section.path} does not tell when its frames are shown, which a rate needs; leave fps out"
-                )
+                raise ValueError(f"{self.section.path} does not tell when its frames are shown; leave fps out")
             origin = frame.pts if origin is None else origin
             if end is not None and frame.pts >= end:
                 break
