@@ -227,6 +227,11 @@ class _Saved:
             for key, entry in meta.items():
                 if isinstance(entry, dict):
                     self._read_entry(folder, key, entry, (*name, key))
+            for key in ("shape", "device", "_type"):
+                file = os.path.join(folder, f"{key}.memmap")
+                if os.path.exists(file) and not isinstance(meta.get(key), dict):
+                    lost = "is named like a field of meta.json"
+                    self.leaves[(*name, key)] = f"{lost}, so its shape is lost"
         elif os.path.isdir(inner := os.path.join(folder, "_tensordict")):  # of a tensorclass
             if is_pickled:
                 self.leaves |= {(*name, "other.pickle"): _PICKLED}

@@ -104,6 +104,11 @@ def test_a_replay_buffer_is_read_as_far_as_it_was_filled(tmp_path):
         TensorDictStore(folder)
 
 
+def test_nested_names_are_tuples_and_take_all_below(tmp_path):
+    item = next(iter(TensorDictStore(saved(tmp_path), columns=[("next", "deep"), "pixels"])(0)))
+    assert (sorted(item), list(item["next"])) == (["next", "pixels"], ["deep"])
+
+
 @pytest.mark.parametrize(
     ("options", "error"),
     [
@@ -146,6 +151,7 @@ REFUSED = {
     "'next' is a 'LazyStacked": lambda folder: rewrite(folder / "next", _type="LazyStackedTensorDict", stack_dim=0),
     "'task' is a .*NonTensorStack": lambda folder: change(folder / "task", None, data=[1, 2]),
     "'next' is a .*mine.Own": lambda folder: rewrite(folder / "next", _type="<class 'mine.Own'>", index=3),
+    "'shape' is named": lambda folder: (folder / "shape.memmap").write_bytes(bytes(STEPS)),
     "'nothing' is one number": lambda folder: change(folder, "nothing", shape=[]),
     "'nothing' has 60 rows, and time has 61": lambda folder: change(folder, "nothing", shape=[60, 0]),
 }
