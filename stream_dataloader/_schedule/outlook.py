@@ -1,4 +1,4 @@
-"""How much of an epoch's batches is padding, and how much would be with other options.
+"""How much of an epoch's batches is padding, also with other options.
 
 Guarantee: it follows from the sources' lengths alone, by the code that assigns sources to lanes; nothing is read.
 """
@@ -65,7 +65,7 @@ class Outlook:
 
     @cached_property
     def alternatives(self) -> list[Alternative]:
-        """What would leave less padding, the best first; of about equal ones, what changes less."""
+        """What would leave less padding, the best first."""
         found = [one for one in self._alternatives() if one.padding_share < self.padding_share - _ABOUT_THE_SAME]
         best = min((one.padding_share for one in found), default=0.0)
         return sorted(found, key=lambda one: max(one.padding_share, best + _ABOUT_THE_SAME))
