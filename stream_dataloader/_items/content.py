@@ -48,6 +48,6 @@ def hash_content(value: Any, update: Callable[[bytes], Any]) -> None:
         update(np.ascontiguousarray(value).tobytes())
     else:
         try:
-            update(pickle.dumps(pickle.loads(pickle.dumps(value, 5)), 5))  # read back: what is shared becomes equal
+            update(pickle.dumps(pickle.loads(pickle.dumps(value, 5)), 5))  # what is shared becomes equal
         except Exception:  # cloudpickle may do, with its own notion of equality
             update(type(value).__qualname__.encode())

@@ -98,7 +98,7 @@ class StepCollector:
             self._killers |= proven
         elif self._restarts >= self._most:
             return False
-        # as many suspects as a worker has threads may be in the same place as before, and one of them is the killer
+        # as many suspects as a worker has threads may be where they were, and one of them is the killer
         again = any(self._deaths[suspect] == _PROOF - 1 for suspect in suspects)
         one_by_one = again and self._work.settings.threads_per_worker > 1
         self._restarts += 1

@@ -213,7 +213,7 @@ def _codes(ids: Any) -> IntArray:
 
 
 def _as_array(values: Any) -> npt.NDArray[Any] | None:
-    """`values` as an array, if they are of one kind; NumPy would make strings of numbers that stand beside strings."""
+    """`values` as an array, if they are of one kind; NumPy would make strings of numbers."""
     if isinstance(values, np.ndarray):
         return values
     kinds = set() if isinstance(values, range) else {type(value) for value in values}

@@ -124,7 +124,7 @@ class IndexGroups(Sources):
 
 
 def _first_indices(offsets: IntArray, indices: npt.NDArray[Any]) -> IntArray | None:
-    """Each group's first index, if the indices of each group are consecutive; any for an empty group, but always one.
+    """Each group's first index, if each group's are consecutive; any for an empty group, but always one.
 
     So groups that are equal have one fingerprint.
     """

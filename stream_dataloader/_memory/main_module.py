@@ -29,7 +29,7 @@ def hides_names() -> bool:
 
 
 def finds(value: Any, *, here: bool = False) -> bool:
-    """Whether a function or class of `__main__` is found by its name, here or in a process that is started anew."""
+    """Whether a function or class of `__main__` is found by its name, also in a process that is started anew."""
     if getattr(value, "__module__", None) != "__main__":
         return False
     name: str = value.__qualname__

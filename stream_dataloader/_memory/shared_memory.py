@@ -215,7 +215,7 @@ _handles: tuple[weakref.ref[Any], dict[int, Any]] | None = None  # of the proces
 
 
 def _handle_of(fd: int) -> Any:
-    """What a process finds a descriptor by. One that is being started gets each once: Python refuses a second time."""
+    """What a process finds a descriptor by. One that is being started gets each once."""
     global _handles
     starting = get_spawning_popen()
     if starting is None:
