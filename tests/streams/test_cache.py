@@ -8,6 +8,7 @@ import os
 import pathlib
 import pickle
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -155,6 +156,24 @@ def test_others_go_on_when_the_fetching_process_is_killed(server, cache):
     assert join(first, *others) == [-signal.SIGKILL, 0, 0]
     assert server.count("GET") == 2
     assert stored(cache) == ["a.bin"]
+
+
+def interrupted(cache, url):
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job of a shell ignores it
+    try:
+        read(cache, url)
+    except KeyboardInterrupt:
+        assert {thread.name for thread in threading.enumerate()} == {"MainThread", "fsspecIO"}
+        os._exit(7)
+
+
+def test_ctrl_c_in_the_middle_of_a_download_leaves_nothing(server, cache):
+    server.plan.append("slow")
+    process = run(interrupted, cache, server.put("a.bin", b"x" * 200_000))
+    wait_for_part(server, cache)
+    os.kill(process.pid, signal.SIGINT)
+    assert join(process) == [7]
+    assert stored(cache) == []
 
 
 # connections
@@ -501,6 +520,29 @@ def test_workers_fetch_after_the_main_process_did(server, cache, method):
         found = [batch.data for batch in StreamDataLoader(dataset, 2, multiprocessing_context=method)]
         assert sorted(int(batch[0, lane, 0]) for batch in found for lane in range(4)) == sorted([*range(6)] * 2)
         assert server.count("GET") == 6, epoch
+
+
+OWN_USE = """
+import fsspec, sys
+from stream_dataloader import StreamDataLoader, StreamDataset
+from stream_dataloader.streams.array.stream import ArrayStream
+from stream_dataloader.streams.cache.file_cache import FileCache
+directory, urls = sys.argv[1], sys.argv[2:]
+own = fsspec.filesystem("http")
+before = own.cat(urls[0])                       # the user's own loop, thread and kept connection
+dataset = StreamDataset(urls, ArrayStream(cache=FileCache(directory=directory)), 2, time_steps=5)
+for _ in range(2):
+    rows = sum(int(batch.mask.sum()) for batch in StreamDataLoader(dataset, 2, multiprocessing_context="fork"))
+    assert own.cat(urls[0]) == before           # still works
+print(rows)
+"""
+
+
+@pytest.mark.slow
+def test_the_users_own_use_of_fsspec_and_forked_workers_do_not_disturb_each_other(server, tmp_path):
+    command = [sys.executable, "-c", OWN_USE, str(tmp_path), *tables(server, 4)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    assert (done.returncode, done.stdout.strip()) == (0, "20"), done.stderr
 
 
 # locks
