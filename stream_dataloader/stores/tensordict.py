@@ -228,10 +228,10 @@ class _Saved:
                 if isinstance(entry, dict):
                     self._read_entry(folder, key, entry, (*name, key))
             for key in ("shape", "device", "_type"):
-                file = os.path.join(folder, f"{key}.memmap")
+                file, place = os.path.join(folder, f"{key}.memmap"), (*name, key)
                 if os.path.exists(file) and not isinstance(meta.get(key), dict):
                     lost = "is named like a field of meta.json"
-                    self.leaves[(*name, key)] = f"{lost}, so its shape is lost"
+                    self.leaves[place] = f"{lost}, so its shape is lost"
         elif os.path.isdir(inner := os.path.join(folder, "_tensordict")):  # of a tensorclass
             if is_pickled:
                 self.leaves |= {(*name, "other.pickle"): _PICKLED}
