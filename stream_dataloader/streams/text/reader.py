@@ -38,7 +38,7 @@ class TextReader:
         self._targets: bool = options.targets  # each item needs the unit behind its own
         self._block_bytes = options.block_bytes
         self._decoded, self._universal = options.units != "bytes", options.newlines == "universal"
-        self._errors = "surrogatepass" if options.of == "strings" else options.codec_errors
+        self._errors = "surrogatepass" if options.of == "strings" else options._codec_errors
         mark = codecs.BOM_UTF8 if self._decoded and options.of == "files" else b""
         self.mark_bytes = len(mark) if file.read_at(0, len(mark)) == mark else 0  # left out
         self._offset = self._boundary(first)  # of the next block
@@ -136,7 +136,7 @@ class TextReader:
             error = invalid(self._file, "utf-8", problem, first)
             data = data[: problem.start]
             rows = codes = self._codes(data)
-        table, refused = self._options.table
+        table, refused = self._options._table
         if table is not None:
             rows = table[np.minimum(codes, len(table) - 1)]
             if len(rows) and rows.min() < 0:
@@ -220,7 +220,7 @@ class TokenReader(TextReader):
     def __init__(self, options: Any, file: TextBytes, first: int = 0, stop: int | None = None) -> None:
         size = options.longest_line_bytes
         super().__init__(options, file, first // size * size)
-        self._block_bytes, self._tokenize = size, options.tokenize
+        self._block_bytes, self._tokenize = size, options._tokenize
         self._pieces_from = self._boundary(first)
         self._pieces_to = None if stop is None else self._boundary(stop)
         self._piece: list[bytes] | None = None  # the bytes so far of the piece that has begun

@@ -136,7 +136,7 @@ class TextStream:
             check_tokenizer(self.tokenizer)
 
     @property
-    def codec_errors(self) -> str:
+    def _codec_errors(self) -> str:
         """What Python calls `errors`."""
         return "strict" if self.errors == "raise" else "replace"
 
@@ -178,7 +178,7 @@ class TextStream:
                 raise TypeError(f"the source is a {type(source).__name__}, and of='strings' was chosen; give a string")
             if not source:
                 raise ValueError("the text is empty, a string without a character")
-            encoding = ("utf-8", "surrogatepass") if self.units != "bytes" else (self.encoding, self.codec_errors)
+            encoding = ("utf-8", "surrogatepass") if self.units != "bytes" else (self.encoding, self._codec_errors)
             return TextBytes(source.encode(*encoding)), 0, None
         path, first, stop = section_of(source)
         if not isinstance(path, (str, bytes, os.PathLike)):
@@ -192,7 +192,7 @@ class TextStream:
             raise FileNotFoundError(f"there is no file {shorten(path)}; of='strings' reads texts themselves") from error
         with closed_on_error(file):
             if self.units != "bytes":
-                file = in_utf8(file, encoding_name(self.encoding), self.codec_errors)
+                file = in_utf8(file, encoding_name(self.encoding), self._codec_errors)
             self._check(file, first, stop)
         return file, first, stop
 
@@ -213,13 +213,13 @@ class TextStream:
             raise ValueError(f"{file.name} is empty, but for {what}")
 
     @functools.cached_property
-    def table(self) -> tuple[Codes | None, str]:
+    def _table(self) -> tuple[Codes | None, str]:
         """See `character_table`; without one if the bytes are the units."""
         if self.units != "characters":
             return None, ""
         return character_table(self.vocabulary, self.unknown, self.dtype)
 
     @functools.cached_property
-    def tokenize(self) -> Callable[[str], Codes]:
+    def _tokenize(self) -> Callable[[str], Codes]:
         """The tokens of a piece of text."""
         return functools.partial(tokens_of, tokenizing(self.tokenizer), self.dtype)
