@@ -69,7 +69,7 @@ class Timeline:
         steps: Number of batches.
         time_steps: Time steps of a batch, T; the longest window, where streams cut windows themselves.
         workers: The lanes of each worker.
-        alternatives: What would leave less padding, the best first, where lengths tell.
+        alternatives: What would leave less padding, the best first.
     """
 
     segments: tuple[Segment, ...] = dataclasses.field(repr=False)
@@ -77,7 +77,7 @@ class Timeline:
     steps: int
     time_steps: int
     workers: tuple[range, ...]
-    alternatives: tuple[Alternative, ...] = ()
+    alternatives: tuple[Alternative, ...] = dataclasses.field(default=(), repr=False)
 
     @property
     def padding_share(self) -> float:

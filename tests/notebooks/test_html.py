@@ -320,6 +320,6 @@ def test_a_timeline_is_a_picture_the_same_each_time_or_else_text(fonts, monkeypa
     many = visualize.timeline(StreamDataset(lengths, range, 2, time_steps=4, lengths=lengths))
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     for drawn in (many, timeline):
-        assert len(repr(drawn)) < 500
+        assert len(repr(drawn)) < 200
         assert drawn._repr_svg_() is None
         assert "".join(read(drawn).texts) == drawn.text()
