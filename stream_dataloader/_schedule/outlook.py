@@ -54,7 +54,7 @@ class Outlook:
         """The outlook; None where it cannot be computed, or not fast."""
         if lengths is None or scheduled is None or rules.time_steps is None or rules.mix is not None:
             return None
-        if rules.padding_mode != "zeros" or (lengths < 0).any() or len(scheduled) > _MOST_STREAMS:
+        if rules.padding_mode != "zeros" or len(scheduled) > _MOST_STREAMS or (lengths < 0).any():
             return None
         return cls(rules, lengths, scheduled, epoch)
 
