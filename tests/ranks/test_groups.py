@@ -14,7 +14,6 @@ from helpers import random_cases
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from rank_processes import EXAMPLES, loader_of, shared_cases, world_sizes
-from serial_model import serial_batches
 from worker_streams import acting, raising
 
 from stream_dataloader import (
@@ -38,17 +37,7 @@ def alone(case, known, group, total):
     order = Order(dataclasses.replace(dataset.rules, groups=groups), 0, dataset.lengths)
     share = groups.share(group, len(case.lengths))
     sources = [order[n * total + group].source for n in range(share)]
-    batches = serial_batches(
-        [case.lengths[source] for source in sources],
-        lambda grant: grant % share,
-        case.lanes,
-        case.time_steps,
-        case.windows,
-        case.padding_mode,
-        case.lookahead,
-        (lambda _: True) if case.mark_ends else None,
-    )
-    return [[[cell and (sources[cell[0]], *cell[1:]) for cell in lane] for lane in batch] for batch in batches], sources
+    return list(case.expected(dataset, drawn=sources)), sources
 
 
 @random_cases(EXAMPLES)

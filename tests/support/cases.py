@@ -1,6 +1,8 @@
 """Random cases, and how a batch is compared with the serial model."""
 
+import itertools
 import time
+from collections import Counter
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -43,27 +45,31 @@ class Case:
         }
         return StreamDataset(list(enumerate(self.lengths)), **(given | options))
 
-    def expected(self, dataset, epoch=0):
-        """What the model says, batch after batch."""
-        orders = {}
+    def expected(self, dataset, epoch=0, drawn=None):
+        """What the model says, batch after batch; `drawn`: what alone is handed out, in this order."""
+        total, orders = dataset.rules.draws if drawn is None else len(drawn), {}
+        cut, scheduled = dataset.cuts, dataset.plan().scheduled_lengths
 
-        def source_of(grant):
-            """Of first passes: with `"cycle"` each pass is an epoch, with `"data"` it is the same again."""
-            turn, place = divmod(grant, len(self.lengths))
-            number = epoch + turn if self.padding_mode == "cycle" else epoch
+        def place_of(grant):
+            """Source, start and stop. With `"cycle"` each pass is an epoch, with `"data"` it is the same again."""
+            turn, place = divmod(grant, total)
+            number = epoch + turn * (self.padding_mode == "cycle")
             if number not in orders:
-                orders[number] = Order(dataset.rules, number, dataset.lengths)
-            return orders[number][place].source
+                orders[number] = Order(dataset.rules, number, scheduled)
+            source = orders[number][place].source if drawn is None else drawn[place]
+            if cut is None:
+                return source, 0, self.lengths[source]
+            section = cut.section(source, number)
+            return section.source, section.start, section.stop if section.stop >= 0 else self.lengths[section.source]
+
+        def read(grant):
+            source, start, stop = place_of(grant)
+            for position in range(start, stop):
+                is_last = [position == stop - 1 and source not in self.broken] if self.mark_ends else []
+                yield source, position, position == start, *is_last
 
         return serial_batches(
-            self.lengths,
-            source_of,
-            self.lanes,
-            self.time_steps,
-            self.windows,
-            self.padding_mode,
-            self.lookahead,
-            (lambda source: source not in self.broken) if self.mark_ends else None,
+            read, total, self.lanes, self.time_steps, self.windows, self.padding_mode, self.lookahead
         )
 
 
@@ -91,6 +97,8 @@ def cases(
     """Random cases; `lookahead`: the least."""
 
     def build(lengths, mode, lanes, **rest):
+        if mode == "cycle":  # which has to find an item
+            lengths = [max(1, lengths[0]), *lengths[1:]]
         return Case(
             lengths=lengths, lanes=min(lanes, len(lengths)) if mode == "drop" else lanes, padding_mode=mode, **rest
         )
@@ -112,11 +120,22 @@ def cases(
 
 def cells(batch):
     """A batch as the model writes it."""
-    told = [batch.source, batch.position, batch.mask] + ([] if batch.is_last is None else [batch.is_last])
+    told = [batch.source, batch.position, batch.mask, batch.is_start]
+    told += [] if batch.is_last is None else [batch.is_last]
     return [
         [cell if cell[0] >= 0 else None for cell in zip(*lane, strict=True)]
         for lane in zip(*[field.T.tolist() for field in told], strict=True)
     ]
+
+
+def check_epoch(loader, case, epoch=0, steps=None):
+    """The batches of a loader's next epoch, or the first of them, which are those of the model."""
+    batches = list(itertools.islice(loader, steps))
+    expected = itertools.islice(case.expected(loader.dataset, epoch), steps)
+    assert [cells(batch) for batch in batches] == list(expected)
+    for batch in batches:
+        check_fields(batch)
+    return batches
 
 
 def check_fields(batch):
@@ -127,10 +146,43 @@ def check_fields(batch):
     assert (batch.data[..., 0][real] == batch.source[real]).all()
     assert (batch.data[..., 1][real] == batch.position[real]).all()
     assert (batch.data[~real] == 0).all()
-    assert (batch.is_start == (batch.position == 0)).all()
+    assert not (batch.is_start & ~real).any()
+    assert (batch.is_start | (batch.position != 0)).all()
     assert (batch.reset == batch.is_start[0]).all()
     if batch.is_last is not None:
         assert not (batch.is_last & ~real).any()
+
+
+@dataclass
+class Words:
+    """Promises 1, 2 and 5 from their words, for batches of one epoch as they come."""
+
+    case: Case
+    last: dict = field(default_factory=dict)  # of each lane: source and position read last
+    read: Counter = field(default_factory=Counter)
+
+    def note(self, batch):
+        """Coherent, once, and not hidden."""
+        assert batch.mask.any(), "a batch without anything new"
+        for lane, window in enumerate(cells(batch)):
+            for source, position, fresh, *_ in filter(None, window):
+                before = self.last.get(lane)
+                if position > 0:
+                    assert before == (source, position - 1), f"lane {lane} has {(source, position)} after {before}"
+                elif before is not None:
+                    ended = before[1] == self.case.lengths[before[0]] - 1
+                    assert ended, f"lane {lane} left a stream behind {before}"
+                self.last[lane] = source, position
+                self.read[source, position] += fresh
+        twice = [item for item, times in self.read.items() if times > 1]
+        assert not twice or self.case.padding_mode == "cycle", f"read twice: {twice}"
+
+    def end(self):
+        """The epoch has ended: everything was read."""
+        if self.case.padding_mode != "drop":
+            lengths = enumerate(self.case.lengths)
+            missing = {(source, position) for source, length in lengths for position in range(length)} - set(+self.read)
+            assert not missing, f"never read: {missing}"
 
 
 def key(batch, worker_id=False):

@@ -1,9 +1,12 @@
 """The loader's meaning in one place: no process, thread, ticket or tensor."""
 
 
-def serial_batches(lengths, source_of, lanes, time_steps, windows, mode, lookahead, has_end=None):
-    """Yield each batch: for each lane its cells, (source, position, fresh) or None; `has_end(source)`: and is_last."""
-    total, cursor = len(lengths), 0
+def serial_batches(read, total, lanes, time_steps, windows, mode, lookahead):
+    """Yield each batch: for each lane its cells, (source, position, fresh, ...), or None.
+
+    `read(grant)` has the cells of what is handed out as that one, but for `fresh`; `total` are handed out in a pass.
+    """
+    cursor = 0
     reading, held, idle, empties = [[] for _ in range(lanes)], [None] * lanes, [False] * lanes, [0] * lanes
 
     def draw(ahead):
@@ -22,10 +25,8 @@ def serial_batches(lengths, source_of, lanes, time_steps, windows, mode, lookahe
             grant = draw(ahead=False)
         idle[lane] = grant is None
         if not idle[lane]:
-            source, fresh = source_of(grant), grant < total or mode == "cycle"
-            reading[lane] = [(source, position, fresh) for position in range(lengths[source])]
-            if has_end:
-                reading[lane] = [(*cell, cell[1] == lengths[source] - 1 and has_end(source)) for cell in reading[lane]]
+            fresh = grant < total or mode == "cycle"
+            reading[lane] = [(source, position, fresh, *rest) for source, position, *rest in read(grant)]
             empties[lane] = 0 if reading[lane] else empties[lane] + 1
 
     while True:
