@@ -4,16 +4,16 @@ import collections
 import itertools
 import json
 import pickle
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+import cases
 import numpy as np
 import pytest
 import torch
-from cases import cells, check_fields, key, keys
+from cases import cells, check_epoch, key, keys
 from helpers import random_cases
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from serial_model import serial_batches
 
 from stream_dataloader import (
     LengthError,
@@ -23,6 +23,7 @@ from stream_dataloader import (
     StreamDataset,
     get_stream_info,
     interleave,
+    sections,
 )
 from stream_dataloader._schedule.order import Order
 from stream_dataloader.testing import check_resume
@@ -51,88 +52,73 @@ class OfList:
 
 
 @dataclass
-class Mixture:
+class Mixture(cases.Case):
     """Up to three datasets that are read together, small enough to be replayed by the model."""
 
-    lists: list
+    lists: list = field(default_factory=list)
     weights: list | None = None
     exhausted: str | None = "drop"
     shuffles: tuple = (False, True, True)
     shuffle: bool | None = None
-    lanes: int = 2
-    time_steps: int = 2
-    windows: str = "aligned"
-    padding_mode: str = "zeros"
-    lookahead: int = 1
-    seed: int = 0
+    cut: tuple = (None, None, None)  # of each list: in sections of so many steps, 0: whole, of known lengths
 
-    @property
-    def lengths(self):
-        return [length for lengths in self.lists for length in lengths]
+    def __post_init__(self):
+        self.lengths = [length for lengths in self.lists for length in lengths]
 
-    def datasets(self, *, known=False, **options):
+    def datasets(self, **options):
         index = itertools.count()
         for number, lengths in enumerate(self.lists):
-            sources = [(number, next(index), length) for length in lengths]
+            sources, cut = [(number, next(index), length) for length in lengths], self.cut[number]
             given = {
                 "time_steps": self.time_steps,
                 "windows": self.windows,
                 "lookahead": self.lookahead,
                 "seed": number,
-                "lengths": lengths if known else None,
+                "mark_ends": self.mark_ends,
+                "sections": sections(lengths, cut) if cut else None,
+                "lengths": lengths if cut == 0 else None,
             }
             yield StreamDataset(sources, OfList(number), self.lanes, shuffle=self.shuffles[number], **(given | options))
 
-    def dataset(self, *, known=False, **options):
-        datasets = self.datasets(known=known)
+    def dataset(self, **options):
         given = {"exhausted": self.exhausted, "shuffle": self.shuffle, "seed": self.seed}
-        return interleave(datasets, self.weights, padding_mode=self.padding_mode, **(given | options))
+        return interleave(self.datasets(), self.weights, padding_mode=self.padding_mode, **(given | options))
 
     def drawn(self, dataset, epoch=0):
-        """The sources of one epoch, or many of an endless one, in the order in which they are handed out."""
-        count = 400 if self.padding_mode == "cycle" else dataset.rules.draws
+        """The sources of one epoch in the order in which they are handed out."""
         order = Order(dataset.rules, epoch, dataset.lengths)
-        return [order[grant].source for grant in range(count)]
-
-    def expected(self, dataset, epoch=0):
-        """What the model says, batch after batch: it takes each draw for a source of its own."""
-        drawn = self.drawn(dataset, epoch)
-        batches = serial_batches(
-            [self.lengths[source] for source in drawn],
-            lambda grant: grant % len(drawn),
-            self.lanes,
-            self.time_steps,
-            self.windows,
-            self.padding_mode,
-            self.lookahead,
-        )
-        for batch in batches:
-            yield [[cell and (drawn[cell[0]], *cell[1:]) for cell in lane] for lane in batch]
+        return [order[grant].source for grant in range(dataset.rules.draws)]
 
 
 weights_of = st.lists(st.sampled_from([0.25, 1.0, 1.0, 2.0, 3.0, 7.5]) | st.floats(0.1, 10), min_size=3, max_size=3)
 
 
-def mixtures(modes=("zeros", "data", "drop"), exhausted=("drop", "repeat")):
-    def build(lists, weights, lanes, mode, **rest):
-        lanes = min(lanes, sum(map(len, lists))) if mode == "drop" else lanes
-        return Mixture(lists, weights and weights[: len(lists)], lanes=lanes, padding_mode=mode, **rest)
+def mixtures():
+    def build(case, lists, weights, cut, **rest):
+        if case.padding_mode == "drop":
+            case.lanes = min(case.lanes, sum(map(len, lists)))
+        some = [
+            [max(1, length) for length in lengths] if steps else lengths
+            for lengths, steps in zip(lists, cut, strict=False)
+        ]
+        return Mixture(**{**vars(case), **rest}, lists=some, weights=weights and weights[: len(lists)], cut=cut)
 
     lengths = st.lists(st.integers(0, 7), min_size=1, max_size=9)
+    steps = st.sampled_from([None, None, 0, 0, 1, 3, 6])
     return st.builds(
         build,
-        lists=st.lists(lengths, min_size=1, max_size=3),
-        weights=st.none() | weights_of,
-        exhausted=st.sampled_from(exhausted),
+        cases.cases(5, 1, 5, ("zeros", "data", "drop", "cycle"), min_streams=5),
+        st.lists(lengths, min_size=1, max_size=3),
+        st.none() | weights_of,
+        st.tuples(steps, steps, steps),
+        exhausted=st.sampled_from(["drop", "repeat"]),
         shuffles=st.tuples(st.booleans(), st.booleans(), st.booleans()),
         shuffle=st.none() | st.booleans(),
-        lanes=st.integers(1, 5),
-        mode=st.sampled_from(modes),
-        time_steps=st.integers(1, 4),
-        windows=st.sampled_from(["aligned", "packed"]),
-        lookahead=st.integers(0, 3),
-        seed=st.integers(0, 1 << 40),
     )
+
+
+def mixture_of(lists, weights=None, exhausted="drop", **more):
+    return Mixture(lists=lists, weights=weights, exhausted=exhausted, **more)
 
 
 def plain(sources=(3, 4), open_stream=range, batch_size=2, **options):
@@ -144,7 +130,7 @@ def plain(sources=(3, 4), open_stream=range, batch_size=2, **options):
 
 def test_the_order_within_a_list_is_the_lists_own():
     lengths, weights = [1 + i % 5 for i in range(20)], [1, 1, 1]
-    mixture = Mixture([[3] * 20, [3] * 20, lengths], weights)
+    mixture = mixture_of([[3] * 20, [3] * 20, lengths], weights)
     datasets = list(mixture.datasets())
     options = {"lengths": lengths, "schedule": "longest_first"}
     datasets[2] = StreamDataset(datasets[2].sources, OfList(2), 2, time_steps=2, **options)
@@ -159,13 +145,13 @@ def test_the_order_within_a_list_is_the_lists_own():
 
 
 def test_each_pass_over_a_list_is_shuffled_anew():
-    mixture = Mixture([[1] * 8, [1] * 8, [1] * 64], exhausted="repeat", shuffles=(True, True, False))
+    mixture = mixture_of([[1] * 8, [1] * 8, [1] * 64], exhausted="repeat", shuffles=(True, True, False))
     dataset = mixture.dataset()
     firsts = [[s for s in mixture.drawn(dataset, epoch) if s // 8 == number] for epoch in (0, 1) for number in (0, 1)]
     passes = [tuple(s % 8 for s in first[8 * i : 8 * i + 8]) for first in firsts for i in range(8)]
     assert len(set(passes)) == 32  # of 8! orders: no pass, list or epoch is like another
     assert all(sorted(one) == list(range(8)) for one in passes)
-    unshuffled = Mixture(mixture.lists, exhausted="repeat", shuffles=(False,) * 3)
+    unshuffled = mixture_of(mixture.lists, exhausted="repeat", shuffles=(False,) * 3)
     assert [s for s in unshuffled.drawn(unshuffled.dataset()) if s < 8] == list(range(8)) * 8
 
 
@@ -183,32 +169,19 @@ def draws_of(mixture, dataset):
     return {(source, p): times for source, times in drawn.items() for p in range(mixture.lengths[source])}
 
 
-@random_cases(1500)
-@given(mixtures(), st.booleans())
-def test_batches_in_process_are_those_of_the_serial_model(mixture, known):
-    dataset = mixture.dataset(known=known)
-    loader = StreamDataLoader(dataset)
-    count, batches = len(loader) if known else None, list(loader)
+@random_cases(2000)
+@given(mixtures(), st.integers(1, 12))
+def test_batches_in_process_are_those_of_the_serial_model(mixture, steps):
+    endless, known = mixture.padding_mode == "cycle", None not in mixture.cut[: len(mixture.lists)]
+    assume(not endless or any(mixture.lengths))
+    loader = StreamDataLoader(mixture.dataset())
+    count = len(loader) if known and not endless else None
+    batches = check_epoch(loader, mixture, steps=steps if endless else None)
     assert count in (None, len(batches))
-    assert [cells(batch) for batch in batches] == list(mixture.expected(dataset))
-    for batch in batches:
-        check_fields(batch)
-        real = batch.source >= 0
-        sources, numbers = batch.source[real].tolist(), batch.data[..., 2][real].tolist()
-        assert [dataset.locate(source)[0] for source in sources] == numbers
-    if mixture.padding_mode != "drop":
-        assert counts(batches) == draws_of(mixture, dataset)
-        assert mixture.exhausted == "repeat" or set(counts(batches).values()) <= {1}
-
-
-@random_cases(300)
-@given(mixtures(modes=("cycle",)), st.integers(1, 12))
-def test_cycle_never_ends(mixture, steps):
-    assume(any(mixture.lengths))
-    dataset = mixture.dataset()
-    batches = list(itertools.islice(StreamDataLoader(dataset), steps))
-    assert [cells(batch) for batch in batches] == list(itertools.islice(mixture.expected(dataset), steps))
-    assert all((batch.mask == (batch.source >= 0)).all() for batch in batches)
+    if mixture.padding_mode in ("zeros", "data"):
+        found = counts(batches)
+        assert {source for source, _ in found} == {source for source, length in enumerate(mixture.lengths) if length}
+        assert mixture.exhausted == "repeat" or set(found.values()) <= {1}
 
 
 def drawn_by(dataset, steps=None, workers=0):
@@ -221,7 +194,7 @@ def drawn_by(dataset, steps=None, workers=0):
 
 
 def test_cycle_mixes_by_weight_for_ever_and_each_pass_over_a_dataset_is_an_epoch_of_it():
-    mixture = Mixture([[1] * 3, [1] * 30], [3, 1], None, padding_mode="cycle", lanes=1, time_steps=1, lookahead=0)
+    mixture = mixture_of([[1] * 3, [1] * 30], [3, 1], None, padding_mode="cycle", lanes=1, time_steps=1, lookahead=0)
     begun, draws = drawn_by(mixture.dataset(), 400)
     numbers = [number for number, _, _ in begun]
     assert abs(numbers.count(0) - 300) <= 2
@@ -235,7 +208,7 @@ def test_cycle_mixes_by_weight_for_ever_and_each_pass_over_a_dataset_is_an_epoch
 
 
 def test_what_comes_again_is_new_for_mask_and_random_draws():
-    mixture = Mixture([[2] * 3, [2] * 12], None, "repeat", lanes=2, time_steps=2)
+    mixture = mixture_of([[2] * 3, [2] * 12], None, "repeat", lanes=2, time_steps=2)
     dataset = mixture.dataset()
     loader = StreamDataLoader(dataset)
     draws = []
@@ -261,29 +234,23 @@ def test_a_copy_reads_the_same_also_of_functions_that_pickle_cannot_take():
     assert keys(StreamDataLoader(build(), 2, multiprocessing_context="spawn")) == expected
 
 
-def test_sources_and_factories_of_all_datasets_are_at_hand():
+def test_sources_factories_and_places_of_all_datasets_are_at_hand():
     dataset = interleave([plain(["abc", "de"], str), plain([3, 4, 5])])
     assert dataset.sources[:] == ["abc", "de", 3, 4, 5]
     assert dataset.sources[-1] == 5
-    with pytest.raises(IndexError, match="source index 5 is out of range for 5"):
-        dataset.sources[5]
     assert list(dataset.factory_of(4)(2)) == [0, 1]
+    assert [dataset.locate(i) for i in range(5)] == [(0, 0), (0, 1), (1, 0), (1, 1), (1, 2)]
+    assert dataset.locate(torch.tensor(2)) == (1, 0)
+    for ask, wrong in [(dataset.sources.__getitem__, 5), (dataset.locate, 5), (dataset.locate, -1)]:
+        with pytest.raises(IndexError):
+            ask(wrong)
     with pytest.raises(TypeError, match="factory_of"):
         dataset.open_stream("abc")
 
 
-def test_locate_tells_dataset_and_index():
-    dataset = Mixture([[1] * 3, [1], [1] * 2]).dataset()
-    assert [dataset.locate(i) for i in range(6)] == [(0, 0), (0, 1), (0, 2), (1, 0), (2, 0), (2, 1)]
-    assert dataset.locate(torch.tensor(3)) == (1, 0)
-    for wrong in (6, -1):
-        with pytest.raises(IndexError):
-            dataset.locate(wrong)
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 def test_without_determinism_every_draw_still_comes_once(workers):
-    mixture = Mixture([[4, 0, 9], [2, 2, 7, 1, 5, 6]], [1, 1], "repeat", lanes=3)
+    mixture = mixture_of([[4, 0, 9], [2, 2, 7, 1, 5, 6]], [1, 1], "repeat", lanes=3)
     dataset = mixture.dataset(deterministic=False)
     assert counts(StreamDataLoader(dataset, workers)) == draws_of(mixture, dataset)
 
@@ -306,7 +273,7 @@ def test_lengths_of_some_are_held_to_and_make_no_len():
 
 
 @random_cases(60, quick=6)
-@given(mixtures(modes=("zeros", "data", "drop", "cycle")))
+@given(mixtures())
 def test_any_state_resumes(mixture):
     assume(any(mixture.lengths))
     seeds = itertools.chain([mixture.seed] * 2, itertools.count())  # then the state's is adopted
@@ -321,13 +288,13 @@ def test_states_of_other_lists_or_weights_are_refused():
     lists, weights = [[4, 2, 9], [2, 2, 7, 1], [3, 5]], [3, 1, 2]
 
     def loader(lists=lists, weights=weights, **options):
-        return StreamDataLoader(Mixture(lists, weights, **options).dataset())
+        return StreamDataLoader(mixture_of(lists, weights, **options).dataset())
 
     one = loader()
     list(itertools.islice(one, 2))
     state = json.loads(json.dumps(one.state_dict()))
     loader().load_state_dict(state)
-    alone = StreamDataLoader(next(Mixture(lists).datasets()))
+    alone = StreamDataLoader(next(mixture_of(lists).datasets()))
     for other, reason in [
         (loader(weights=[3, 1, 3]), "weights"),
         (loader(lists[:2], weights[:2]), r"numbers of sources \[3, 4, 2\], and the dataset has \[3, 4\]"),

@@ -1,17 +1,14 @@
 """Sources read in sections, against the serial model: each section is a stream of its own; items keep their names."""
 
-import collections
-import itertools
 from dataclasses import dataclass, field
 
 import cases
 import numpy as np
 import pytest
-from cases import cells, keys
+from cases import cells, check_epoch, keys
 from helpers import random_cases
 from hypothesis import given
 from hypothesis import strategies as st
-from serial_model import serial_batches
 
 from stream_dataloader import (
     LengthError,
@@ -20,7 +17,6 @@ from stream_dataloader import (
     StreamDataLoader,
     StreamDataset,
     get_stream_info,
-    interleave,
     merge_states,
     sections,
 )
@@ -119,112 +115,38 @@ class Case(cases.Case):
         cut = sections(self.lengths, self.steps, jitter=self.jitter)
         return super().dataset(**({"open_stream": FACTORIES[self.factory], "sections": cut} | options))
 
-    def expected(self, dataset, epoch=0):
-        """What the model says, batch after batch, if each section is a source: in the batch it is not."""
-        cut = dataset.cuts
-        order = Order(dataset.rules, epoch, dataset.plan().scheduled_lengths)
-        batches = serial_batches(
-            cut.lengths(epoch).tolist(),
-            lambda grant: order[grant].source,
-            self.lanes,
-            self.time_steps,
-            self.windows,
-            self.padding_mode,
-            self.lookahead,
-        )
-        for batch in batches:
-            yield [[cell and named(cut, epoch, cell) for cell in lane] for lane in batch]
 
-
-def named(cut, epoch, cell):
-    """A cell of the model with the item's own source and position."""
-    number, position, fresh = cell
-    section = cut.section(number, epoch)
-    return section.source, section.start + position, fresh
-
-
-def cut_cases(modes=("zeros", "data", "drop"), factories=tuple(FACTORIES)):
+def cut_cases():
     def build(case, **rest):
-        if case.padding_mode == "cycle":
-            case.lengths[0] = max(case.lengths[0], 1)
         case.lanes = 1 if case.padding_mode == "drop" else case.lanes
         return Case(**{**vars(case), **rest})
 
     return st.builds(
         build,
-        cases.cases(max_streams=8, max_length=25, max_lanes=5, modes=modes),
+        cases.cases(max_streams=8, max_length=25, max_lanes=5, modes=("zeros", "data", "drop", "cycle")),
         steps=st.integers(1, 9),
         jitter=st.booleans(),
-        factory=st.sampled_from(factories),
+        factory=st.sampled_from(tuple(FACTORIES)),
     )
 
 
-def check_fields(batch, dataset):
-    """The fields agree with each other and with the items; a section's first item starts a stream, and no other."""
-    real = batch.source >= 0
-    assert (real == (batch.position >= 0)).all()
-    assert (batch.data[..., :2][real].numpy() == np.stack([batch.source[real], batch.position[real]], -1)).all()
-    where = list(zip(batch.source[real].tolist(), batch.position[real].tolist(), strict=True))
-    cut = [dataset.cuts.section(number, batch.epoch) for number in range(len(dataset.cuts))]
-    starts = {(section.source, section.start) for section in cut}
-    ends = {(section.source, section.stop - 1) for section in cut}
-    for marks, places in [(batch.is_start, starts), (batch.is_last, ends)]:
-        if marks is not None:
-            assert marks[real].tolist() == [place in places for place in where]
-            assert not marks[~real].any()
-    assert (batch.reset == batch.is_start[0]).all()
-
-
-@random_cases(200)
-@given(cut_cases())
-def test_batches_are_those_of_the_serial_model(case):
-    dataset = case.dataset()
-    loader = StreamDataLoader(dataset)
+@random_cases(300)
+@given(cut_cases(), st.integers(1, 12))
+def test_batches_are_those_of_the_serial_model(case, steps):
+    loader = StreamDataLoader(case.dataset())
+    if case.padding_mode == "cycle":
+        check_epoch(loader, case, steps=steps)
+        return
     for epoch in range(2):
-        count, batches = len(loader), list(loader)
-        assert len(batches) == count
-        found = [[[cell and cell[:3] for cell in lane] for lane in cells(batch)] for batch in batches]
-        assert found == list(case.expected(dataset, epoch))
-        read = collections.Counter()
-        for batch in batches:
-            check_fields(batch, dataset)
-            read.update(cell[:2] for lane in cells(batch) for cell in lane if cell and cell[2])
-        everything = {(index, position) for index, length in enumerate(case.lengths) for position in range(length)}
-        assert set(read.values()) <= {1}
-        assert set(read) <= everything if case.padding_mode == "drop" else set(read) == everything
+        count = len(loader)
+        assert len(check_epoch(loader, case, epoch)) == count
 
 
-@random_cases(30, quick=3)
+@random_cases(40, quick=4)
 @given(cut_cases())
 def test_it_resumes_exactly_in_the_middle_of_any_section(case):
-    check_resume(lambda workers: StreamDataLoader(case.dataset(), workers), num_workers=(0,))
-
-
-class Passes(collections.UserList):
-    """The lengths of the sections of pass after pass, numbered through; as many as are asked for."""
-
-    def __getitem__(self, number):
-        turn, number = divmod(number, len(self.data))
-        section = self.data.section(number, turn)
-        return section.stop - section.start
-
-
-@random_cases(100)
-@given(cut_cases(modes=("cycle",), factories=("start",)), st.integers(1, 12))
-def test_with_cycle_each_pass_is_cut_anew(case, steps):
-    dataset = case.dataset(mark_ends=False)
-    cut, order = dataset.cuts, Order(dataset.rules, 0, dataset.plan().scheduled_lengths)
-    batches = list(itertools.islice(StreamDataLoader(dataset), steps))
-    options = case.lanes, case.time_steps, case.windows, "cycle", case.lookahead
-    passes = Passes()
-    passes.data = cut
-    model = serial_batches(passes, lambda grant: grant // len(cut) * len(cut) + order[grant].source, *options)
-    for batch, expected in zip(batches, model, strict=False):
-        assert cells(batch) == [
-            [cell and named(cut, cell[0] // len(cut), (cell[0] % len(cut), *cell[1:])) for cell in lane]
-            for lane in expected
-        ]
-    assert len(batches) == steps
+    options = {"epochs": 1, "limit": 12} if case.padding_mode == "cycle" else {}
+    check_resume(lambda workers: StreamDataLoader(case.dataset(), workers), num_workers=(0,), **options)
 
 
 def test_a_stream_is_told_of_its_section_and_draws_for_it():
@@ -340,36 +262,6 @@ def test_ranks_share_the_sections(world_size):
     assert sorted(places) == [(source, p) for source, length in enumerate(case.lengths) for p in range(length)]
     case.lanes = 4
     StreamDataLoader(case.dataset(), groups=2).load_state_dict(merge_states(loader.state_dict() for loader in ranks))
-
-
-lists_and_cuts = st.lists(
-    st.tuples(st.lists(st.integers(1, 15), min_size=1, max_size=5), st.sampled_from([None, 0, 1, 3, 6])),
-    min_size=2,
-    max_size=3,
-)
-
-
-@random_cases(200, quick=4)
-@given(lists_and_cuts, st.sampled_from(["drop", "repeat"]), st.integers(0, 100))
-def test_interleaved_datasets_may_be_cut_or_not(lists, exhausted, seed):
-    numbered, datasets, by_list = itertools.count(), [], []
-    for lengths, steps in lists:
-        sources = [(next(numbered), length) for length in lengths]
-        by_list.append({(number, p) for number, length in sources for p in range(length)})
-        options = {"sections": sections(lengths, steps)} if steps else {"lengths": lengths if steps == 0 else None}
-        datasets.append(StreamDataset(sources, starting, 2, time_steps=3, shuffle=True, seed=0, **options))
-    dataset = interleave(datasets, exhausted=exhausted, seed=seed)
-    batches = list(StreamDataLoader(dataset))
-    read = collections.Counter(cell[:2] for batch in batches for lane in cells(batch) for cell in lane if cell)
-    assert set(read) == set().union(*by_list)
-    assert exhausted == "repeat" or set(read.values()) == {1}
-    for source, position in read:
-        number, index = dataset.locate(source)
-        assert (source, position) in by_list[number]
-        assert dataset.sources[source] == datasets[number].sources[index]
-    if all(steps is not None for _, steps in lists):
-        assert len(StreamDataLoader(dataset)) == len(batches)
-    check_resume(lambda workers: StreamDataLoader(dataset, workers), num_workers=(0,), epochs=1)
 
 
 def test_a_state_of_other_sections_is_refused():

@@ -68,9 +68,7 @@ class Case:
                 is_last = [position == stop - 1 and source not in self.broken] if self.mark_ends else []
                 yield source, position, position == start, *is_last
 
-        return serial_batches(
-            read, total, self.lanes, self.time_steps, self.windows, self.padding_mode, self.lookahead
-        )
+        return serial_batches(read, total, self.lanes, self.time_steps, self.windows, self.padding_mode, self.lookahead)
 
 
 @dataclass
