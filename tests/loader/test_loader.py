@@ -103,38 +103,6 @@ def test_iterating_leaves_torchs_generator_alone():
     assert torch.equal(state, torch.get_rng_state())
 
 
-@pytest.mark.parametrize("early", [False, True])
-@pytest.mark.parametrize("workers", WORKERS)
-def test_streams_are_opened_once_and_closed_when_done_and_when_left(workers, early, tmp_path):
-    def loader(folder):  # one each: what was being opened early when a loop was left is opened, and closed, soon
-        folder.mkdir()
-
-        def read(n):
-            (folder / f"open{n}").touch(exist_ok=False)
-            try:
-                yield from range(n)
-            finally:
-                (folder / f"closed{n}").touch()
-
-        return StreamDataLoader(StreamDataset(range(1, 20), read, 3, time_steps=2, open_early=early), workers)
-
-    def marks(folder, kind):
-        return {path.name.removeprefix(kind) for path in folder.glob(f"{kind}*")}
-
-    left = tmp_path / "left"
-    for _ in loader(left):
-        break
-    assert marks(left, "open")
-
-    def are_closed():
-        return marks(left, "open") == marks(left, "closed")
-
-    assert are_closed() or ((workers or early) and soon(are_closed))
-    read_whole = tmp_path / "whole"
-    list(loader(read_whole))
-    assert marks(read_whole, "open") == marks(read_whole, "closed") == {str(n) for n in range(1, 20)}
-
-
 def test_a_lane_is_granted_a_source_before_its_refused_reservation_was_looked_at():
     """The thread that opens early is kept at source 3 while lane 1 ends source 6, takes source 9 and opens that."""
     kept, taken, looked = threading.Event(), threading.Event(), threading.Event()

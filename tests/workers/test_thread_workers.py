@@ -14,11 +14,9 @@ import cv2
 import numpy as np
 import pytest
 import torch
-from cases import Case, cases, cells, check_fields, keys
-from helpers import PATIENCE, random_cases, soon
-from hypothesis import given
-from hypothesis import strategies as st
-from worker_streams import Broken, acting, raising
+from cases import Case, keys
+from helpers import PATIENCE, soon
+from worker_streams import Broken, Writing, acting, raising
 
 from stream_dataloader import (
     ItemError,
@@ -43,35 +41,6 @@ def workers_alive():
 
 def wait_for_the_end_of_workers():
     assert soon(lambda: not workers_alive())
-
-
-# The same batches
-
-
-@random_cases(1_500, 40)
-@given(cases(), st.integers(1, 5), st.integers(1, 4), st.booleans(), st.booleans())
-@pytest.mark.filterwarnings("ignore:num_workers is")
-def test_threads_give_the_batches_of_the_serial_model(case, workers, prefetch_factor, jitter, keep):
-    case.jitter = jitter and sum(case.lengths) < 60
-    dataset = case.dataset()
-    loader = by_threads(dataset, workers, prefetch_factor=prefetch_factor, persistent_workers=keep)
-    for epoch in range(2):
-        batches = list(loader)
-        assert [cells(batch) for batch in batches] == list(case.expected(dataset, epoch))
-        for batch in batches:
-            check_fields(batch)
-
-
-@pytest.mark.parametrize("padding_mode", ["zeros", "data", "drop"])
-def test_without_determinism_every_item_comes_once_and_in_order(padding_mode):
-    case = Case(CASE.lengths, 4, 2, padding_mode=padding_mode, shuffle=True, jitter=True)
-    read = collections.Counter()
-    for batch in by_threads(case.dataset(deterministic=False), 3):
-        check_fields(batch)
-        read.update(cell[:2] for lane in cells(batch) for cell in lane if cell and cell[2])
-    assert set(read.values()) == {1}
-    if padding_mode != "drop":
-        assert len(read) == sum(case.lengths)
 
 
 def test_without_slots_batches_are_the_same(monkeypatch):
@@ -161,7 +130,7 @@ def test_an_error_in_worker_init_fn_is_raised_as_it_is():
 
 
 class Hanging:
-    """Four streams of which one hangs at an item until it is let go."""
+    """Streams of which one hangs at an item until it is let go."""
 
     def __init__(self, at):
         self.at, self.hangs, self.go_on, self.closed = at, threading.Event(), threading.Event(), []
@@ -175,12 +144,13 @@ class Hanging:
             self.closed.append(n)
 
     def pause(self, n, i):
-        if (n, i) == self.at:
+        if hangs := (n, i) == self.at:
             self.hangs.set()
             self.go_on.wait(PATIENCE)
+        return hangs
 
-    def loader(self, sources=4, **options):
-        return by_threads(StreamDataset(range(sources), self, sources, time_steps=1), 2, **options)
+    def loader(self, sources=4, open_stream=None, **options):
+        return by_threads(StreamDataset(range(sources), open_stream or self, sources, time_steps=1), 2, **options)
 
     def let_go(self):
         self.go_on.set()
@@ -217,52 +187,36 @@ def test_a_thread_that_hangs_is_left_alone_with_a_warning(keep, monkeypatch):
     hanging.let_go()
 
 
-class Writing(Hanging):
-    """Streams that write their items; that which hung writes nonsense when it is let go."""
-
-    def __init__(self, at):
-        super().__init__(at)
-        self.wrote = threading.Event()
-
-    def __call__(self, n):
-        return WritingStream(self, n)
-
-
-class WritingStream:
-    def __init__(self, hanging, n):
-        self.hanging, self.n, self.i = hanging, n, 0
-
-    def __iter__(self):
-        self.i = 1
-        yield np.full(3, self.n)
-
-    def read_into(self, out):
-        if (self.n, self.i) == self.hanging.at:
-            self.hanging.pause(self.n, self.i)
-            out[:] = -77
-            self.hanging.wrote.set()
-        count = min(len(out), 40 - self.i)
-        out[:count] = self.n
-        self.i += count
-        return count
-
-
 def test_a_thread_left_alone_writes_to_memory_that_nobody_else_has(monkeypatch):
     monkeypatch.setattr(threads, "_FAREWELL_SECONDS", 0.1)
-    hanging = Writing((1, 2))
-    loader = hanging.loader(sources=2)
+    hanging, wrote = Hanging((1, 2)), threading.Event()
+
+    class Stream(Writing):
+        """One that hung writes nonsense when it is let go."""
+
+        def read_into(self, out):
+            if hanging.pause(self.n, self.position):
+                out["y"][:] = -77
+                wrote.set()
+            return super().read_into(out)
+
+    def open_stream(n):
+        stream = Stream(40, may_be_iterated=True)
+        stream.n = n
+        return stream
+
+    loader = hanging.loader(2, open_stream)
     iterator = iter(loader)
     next(iterator)
     assert hanging.hangs.wait(PATIENCE)
     hanging.at = None
     with pytest.warns(RuntimeWarning, match="is left alone"):
         iterator.close()
-    found = []
     for batch in loader:
         hanging.go_on.set()
-        assert hanging.wrote.wait(PATIENCE)
-        found.append(batch.data.unique().tolist())
-    assert found == [[0, 1]] * 40
+        assert wrote.wait(PATIENCE)
+        assert batch.data["y"].tolist() == [[batch.step] * 2]
+    assert batch.step == 39
     hanging.let_go()
 
 

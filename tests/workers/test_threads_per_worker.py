@@ -85,28 +85,40 @@ class LoggedStream:
         self.log.note(self.n, "close")
 
 
+READERS = [
+    {},
+    {"num_workers": 2},
+    {"num_workers": 2, "threads_per_worker": 2},
+    {"num_workers": 2, "worker_method": "thread"},
+]
+
+
 @pytest.mark.parametrize("steps", [pytest.param(None, id="whole"), pytest.param(1, id="left early")])
 @pytest.mark.parametrize("keep", [False, True])
-@pytest.mark.parametrize("options", [{"threads_per_worker": 2}, {"worker_method": "thread"}], ids=str)
-def test_a_stream_is_opened_read_and_closed_in_the_one_thread_of_its_lane(options, keep, steps, tmp_path):
-    log = Logged(tmp_path / "log")
-    loader = StreamDataLoader(StreamDataset(range(20), log, 7, time_steps=2), 2, persistent_workers=keep, **options)
+@pytest.mark.parametrize("early", [False, True])
+@pytest.mark.parametrize("options", READERS, ids=str)
+def test_a_stream_is_opened_read_and_closed_once_in_the_one_thread_of_its_lane(options, early, keep, steps, tmp_path):
+    log, workers = Logged(tmp_path / "log"), options.get("num_workers", 0)
+    dataset = StreamDataset(range(20), log, 7, time_steps=2, open_early=early)
+    loader = StreamDataLoader(dataset, persistent_workers=keep and workers > 0, **options)
     for _ in range(2):
         iterator = iter(loader)
         for _batch in itertools.islice(iterator, steps):
             pass
         iterator.close()
     del loader, iterator, _batch
-    assert soon(log.all_closed)
+    assert soon(log.all_closed) if workers or early else log.all_closed()
     whats, threads_of_streams, workers_of_lanes = {}, {}, {}
     for n, what, pid, thread, lane, worker in log.read():
         whats.setdefault(n, []).append(what)
         threads_of_streams.setdefault(n, set()).add((pid, thread))
         if lane is not None:
             workers_of_lanes.setdefault(lane, set()).add(worker)
+    assert len(whats) == 20 if steps is None else len(whats) > 6
     assert all(of_stream.count("open") == of_stream.count("close") <= 2 for of_stream in whats.values())
-    assert max(map(len, threads_of_streams.values())) <= 2, "one an epoch"
-    assert workers_of_lanes == {lane: {r.worker_id} for r in deal_members([7], [2]) for lane in r.lanes}
+    assert early or max(map(len, threads_of_streams.values())) <= 2, "one an epoch"
+    expected = {lane: {r.worker_id} for r in deal_members([7], [workers]) for lane in r.lanes}
+    assert workers_of_lanes == expected
 
 
 MEETING = threading.Barrier(2)
