@@ -187,13 +187,6 @@ def test_an_endless_run_is_cut_into_epochs_of_n_batches():
         assert [key(batch)[:-2] for _ in range(2) for batch in other] == run[step : 6 + step // 3 * 3]
 
 
-def test_an_endless_member_goes_on_after_a_break():
-    loader, run = TWO.loader(), iter(StreamDataLoader(TWO.datasets()[1]))
-    for count in (1, 3, 2):
-        for batch in itertools.islice(loader, count):
-            assert torch.equal(batch.data[:, 2:], next(run).data)
-
-
 def test_a_set_epoch_begins_there_and_the_coming_one_changes_nothing():
     loader, other = TWO.loader(), TWO.loader()
     first = keys(loader)
@@ -397,18 +390,6 @@ def test_a_source_that_kills_its_worker_is_skipped_in_its_own_member(tmp_path):
     assert [(error.source_index, error.position) for error in found.failures] == [(2, 2)]
     read = {m: {int(s) for b in batches for s in b.source[:, b.member == m].flatten() if s >= 0} for m in range(2)}
     assert read == {0: set(range(8)), 1: set(range(4))}
-
-
-def test_a_copy_goes_on_where_the_loader_stands():
-    found, other = (three(ends_with="first").loader() for _ in range(2))
-    held = iter(found)
-    for _ in range(3):
-        next(held)
-    state_after(other, 3)
-    copied = pickle.loads(pickle.dumps(found))
-    assert found.state_dict()["step"] == 3  # it is still being read
-    assert windows_of(copied) == windows_of(other)
-    assert windows_of(pickle.loads(pickle.dumps(copied))) == windows_of(other)
 
 
 def test_a_state_of_all_ranks_is_dealt_to_others():

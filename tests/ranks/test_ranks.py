@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as checkpointing
 from cases import Case, key, keys
-from helpers import FULL, PATIENCE, random_cases
+from helpers import PATIENCE, random_cases
 from hypothesis import given
 from hypothesis import strategies as st
 from rank_processes import (
@@ -420,45 +420,6 @@ def test_distributed_checkpoints_are_dealt_out_to_other_world_sizes(ranks, tmp_p
     loaded = ranks.run(after, save_and_go_on, after, tmp_path, None, 2)
     assert len(saved[0]) > 3
     assert [side_by_side(b) for b in zip(*loaded, strict=True)] == [side_by_side(b) for b in zip(*saved, strict=True)]
-
-
-# DistributedDataParallel, which hangs where one rank has a step more than another
-
-
-def train(rank, world_size, epochs, seed):
-    """Steps of each epoch, over streams of random, uneven lengths, lanes, windows and options."""
-    torch.manual_seed(0)
-    model = torch.nn.parallel.DistributedDataParallel(torch.nn.GRU(3, 4), process_group=group(world_size))
-    rng, steps = np.random.default_rng(seed), []
-    for _ in range(epochs):
-        lengths = (rng.pareto(1.2, rng.integers(4, 30)) * 3).astype(int).clip(0, 40).tolist()
-        dataset = StreamDataset(
-            list(enumerate(lengths)),
-            lambda source: (torch.full((3,), float(i)) for i in range(source[1])),
-            int(rng.integers(1, 4)),
-            str(rng.choice(["zeros", "data"])),
-            seed=int(rng.integers(99)),
-            time_steps=int(rng.integers(1, 6)),
-            lengths=lengths if rng.random() < 0.3 else None,
-            on_error="skip" if rng.random() < 0.2 else "raise",
-        )
-        workers = min(int(rng.choice([0, 0, 0, 1, 2])), dataset.batch_size)
-        loader = StreamDataLoader(dataset, workers, process_group=group(world_size), timeout=PATIENCE)
-        steps.append(0)
-        for batch in loader:
-            output, _ = model(batch.data)
-            (output * batch.mask[..., None]).sum().backward()
-            model.zero_grad()
-            steps[-1] += 1
-    return steps
-
-
-@pytest.mark.slow
-def test_training_on_uneven_streams_never_hangs(ranks):
-    epochs = EXAMPLES // 4 if FULL else 10
-    found = ranks.run(4, train, 4, epochs, 0)
-    assert found[0] == found[1] == found[2] == found[3]
-    assert len(set(found[0])) > 3
 
 
 def started_again(rank, method, times):

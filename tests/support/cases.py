@@ -82,7 +82,7 @@ class Counting:
         index, length = source
         wait = np.random.default_rng(index)
         for position in range(length):
-            if self.jitter:
+            if self.jitter and (index + position) % 8 < 5:  # then some that take no time
                 time.sleep(wait.uniform(0, 0.003))
             info = get_stream_info()
             assert info.source_index == index

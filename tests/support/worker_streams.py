@@ -1,21 +1,20 @@
 """Streams that workers of any kind are tested with: items of all kinds, what breaks; and workers that are killed."""
 
-import multiprocessing
 import os
-import random
 import signal
-import threading
 import time
 
 import numpy as np
 import torch
-from cases import keys
 from helpers import FOREVER
+
+from stream_dataloader import get_stream_info
 
 #: Makes item i of source n.
 ITEMS = {
     "structure": lambda n, i: {"a": np.full((2, 3), n + i), "b": (float(i), True)},
     "object": lambda n, i: {"name": f"{n}-{i}", "a": np.int16(i)},
+    "draws": lambda n, i: (get_stream_info().rng.integers(1 << 30), get_stream_info().rng_at(i).integers(1 << 30)),
     "tensor": lambda n, i: torch.full((3,), n + i, dtype=torch.bfloat16),
 }
 
@@ -111,18 +110,3 @@ class Writing:
             out["x"][i] = out["y"][i] = self.position + i
         self.position += count
         return count
-
-
-def kill_one(number=signal.SIGKILL):
-    """Send a signal to any of the workers there are."""
-    if found := [child.pid for child in multiprocessing.active_children()]:
-        os.kill(random.choice(found), number)
-
-
-def keys_with_a_kill(loader, seconds):
-    """The keys of an epoch's batches, in which a worker is killed after so many seconds."""
-    timer = threading.Timer(seconds, kill_one)
-    timer.start()
-    found = keys(loader)
-    timer.join()
-    return found

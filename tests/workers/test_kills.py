@@ -14,10 +14,11 @@ import time
 import numpy as np
 import pytest
 from cases import key, keys
+from helpers import times
 
 from stream_dataloader import StreamDataLoader, StreamDataset, WorkerDeathError
 
-KILLS = int(os.environ.get("STREAM_DATALOADER_KILLS", "20"))
+KILLS = int(os.environ.get("STREAM_DATALOADER_KILLS", times(20, 4)))
 
 
 def jittery(n):
@@ -69,9 +70,8 @@ def read_and_kill(rng, loader):
     return found, sum(killed)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("cores", [1, 2])
+@pytest.mark.parametrize("cores", [pytest.param(1, marks=pytest.mark.slow), 2])
 @pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
 def test_random_kills_lose_and_double_nothing_and_keep_nobody_waiting(method, cores):
     rng, killed, blamed, before = random.Random(f"{method} {cores}"), 0, 0, os.sched_getaffinity(0)

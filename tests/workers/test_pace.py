@@ -6,7 +6,6 @@ import time
 
 import numpy as np
 import pytest
-from cases import keys
 
 from stream_dataloader import StreamDataLoader, StreamDataset
 
@@ -14,27 +13,6 @@ from stream_dataloader import StreamDataLoader, StreamDataset
 def shared_number():
     """An array of one number, which what is forked shares."""
     return np.frombuffer(mmap.mmap(-1, 8), np.int64)
-
-
-def uneven(source):
-    """Items that take no time, then some that take a while, then none again."""
-    rng = np.random.default_rng(source)
-    for i in range(300):
-        if 100 < i < 110:
-            time.sleep(rng.uniform(0, 0.01))
-        yield np.array([source, i])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("transport", ["shared_memory", "queue"])
-@pytest.mark.parametrize("workers", [1, 2, 3])
-def test_batches_are_the_same_however_messages_are_filled(workers, transport):
-    dataset = StreamDataset(range(9), uneven, 3, time_steps=2)
-    serial = StreamDataLoader(dataset)
-    expected = [keys(serial) for _ in range(2)]
-    dataset.set_epoch(0)
-    loader = StreamDataLoader(dataset, workers, transport=transport, persistent_workers=True)
-    assert [keys(loader) for _ in range(2)] == expected
 
 
 def test_a_slow_stream_is_delivered_step_by_step(tmp_path):
