@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from stream_dataloader.stores.parquet import ParquetStore
     from stream_dataloader.stores.tensordict import TensorDictStore
     from stream_dataloader.stores.tfds import TfdsStore
+    from stream_dataloader.stores.token import TokenStore
     from stream_dataloader.stores.webdataset import WebDatasetStore
     from stream_dataloader.stores.zarr import ZarrStore
 
@@ -54,6 +55,7 @@ __all__ = [
     "StoreInfo",
     "TensorDictStore",
     "TfdsStore",
+    "TokenStore",
     "WebDatasetStore",
     "ZarrStore",
     "inspect",

@@ -13,6 +13,7 @@ from episodes import columns, episodes, write_group, write_robomimic
 from packed import images, pack_here
 from saved_tensordicts import recording, save
 from tars import samples, write_tar
+from tokens import documents, write_megatron
 
 from stream_dataloader.stores._base.formats import FORMATS
 
@@ -81,6 +82,11 @@ def zarr(path, seed, version=2, **options):
 def zipped_zarr(path, seed):
     zarr(f"{path}.folder", seed)
     shutil.make_archive(path.removesuffix(".zip"), "zip", f"{path}.folder")
+
+
+def tokens(path, seed):
+    os.makedirs(path)
+    write_megatron(os.path.join(path, "corpus"), documents(LENGTHS, seed))
 
 
 def tensordict(path, seed):
@@ -159,6 +165,7 @@ SMALL = {
     "three.zarr": Small(partial(zarr, version=3)),
     "zipped.zarr.zip": Small(zipped_zarr),
     "tensordict": Small(tensordict, {"stream": ("collector", "traj_ids")}),
+    "token": Small(tokens, {"stream": "document"}),
     "npy": Small(npy_files),
     "npy-folders": Small(npy_folders),
     "plain.parquet": Small(parquet, {"stream": "episode"}),

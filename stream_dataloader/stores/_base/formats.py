@@ -22,7 +22,7 @@ __all__ = ["FORMATS", "HDF5_SUFFIXES", "Format", "format_of", "known_formats"]
 HDF5_SUFFIXES = (".h5", ".hdf5")
 
 _HERE = "stream_dataloader.stores"
-_HDF5 = rb"\A\x89HDF\r\n\x1a\n"
+_HDF5, _NPY = rb"\A\x89HDF\r\n\x1a\n", rb"\A\x93NUMPY"
 _PACKED, _LMDB = "store.json", rb'\A\s*\{\s*"kind":\s*"stream_dataloader lmdb store"'
 
 
@@ -72,6 +72,14 @@ def _is_parquet(path: str, names: frozenset[str]) -> bool:
     return any(as_hive) and not _is_npy(path, names)
 
 
+def _is_tokens(path: str, names: frozenset[str]) -> bool:
+    if _ends(names | {path}, ".bin", ".idx"):
+        return True
+    first = next((name for name in sorted(names) if name.endswith(".npy")), "") if names else path
+    file = os.path.join(path, first) if names else path
+    return first.endswith(".npy") and not (os.path.isdir(file) or _holds(_NPY, file))
+
+
 #: Of each format its class, and what recognises it; the first is taken.
 _OURS: list[tuple[str, Callable[[str, frozenset[str]], bool]]] = [
     ("LmdbStore", lambda at, names: _ends(names | {at}, ".lmdb", ".mdb") or _holds(_LMDB, at, _PACKED)),
@@ -84,6 +92,7 @@ _OURS: list[tuple[str, Callable[[str, frozenset[str]], bool]]] = [
     ("Hdf5Store", lambda at, names: _ends(names | {at}, *HDF5_SUFFIXES) or _holds(_HDF5, at)),
     ("WebDatasetStore", lambda at, names: _ends(names | {at}, ".tar", ".tar.gz", ".tgz")),
     ("ParquetStore", _is_parquet),
+    ("TokenStore", _is_tokens),
     ("NpyStore", _is_npy),
 ]
 _PACKERS = {"lmdb": "LmdbPacker", "memmap": "MemmapPacker", "mds": "MdsPacker"}

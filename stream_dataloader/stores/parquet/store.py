@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from stream_dataloader._items.structure import flatten
 from stream_dataloader.errors import StoreError
-from stream_dataloader.stores._base.files import damage_named
+from stream_dataloader.stores._base.files import damage_named, digest_of
 from stream_dataloader.stores._base.options import given_columns, renamed
 from stream_dataloader.stores._base.pictures import Pictures
 from stream_dataloader.stores._base.rows import read_rows, row_of
@@ -184,7 +184,7 @@ class Rows:
         """Of the ends of all files."""
         text = ""
         for file in self.files:
-            text += f"{file.digest} {_short(file.name, self._path)} "
+            text += f"{digest_of(file.known)} {_short(file.name, self._path)} "
         text += f"{self._key} {self._columns}"
         encoded = text.encode("utf-8", "surrogateescape")
         return hashlib.blake2b(encoded, digest_size=16).hexdigest()

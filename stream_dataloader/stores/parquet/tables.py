@@ -9,8 +9,6 @@ before it is used, so that lengths in it lead nowhere else.
 
 from __future__ import annotations
 
-import functools
-import hashlib
 import os
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -30,7 +28,6 @@ __all__ = ["TableFile", "find_tables", "open_parquet", "pyarrow_of"]
 _SUFFIXES = (".parquet", ".pq", ".arrow", ".feather", ".ipc")
 _PARQUET, _FILE, _STREAM = b"PAR1", b"ARROW1", b"\xff\xff\xff\xff"
 _END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
-_DIGESTED_BYTES = 1 << 16
 
 
 def pyarrow_of(user: str) -> Any:
@@ -87,16 +84,6 @@ class TableFile:
             self._constants = _constants(os.path.relpath(path, root))
         self.columns = list(dict.fromkeys([*names, *self._constants]))
         self._stored = frozenset(names)
-
-    @functools.cached_property
-    def digest(self) -> str:
-        """Of size, head and tail."""
-        size = self.known.size
-        with self.known, open(self.path, "rb") as file:
-            ends = f"{size} ".encode() + file.read(_DIGESTED_BYTES)
-            file.seek(max(0, size - _DIGESTED_BYTES))
-            ends += file.read(_DIGESTED_BYTES)
-        return hashlib.blake2b(ends, digest_size=16).hexdigest()
 
     def _parquet(self) -> tuple[list[int], list[str]]:
         with open_parquet(self.path) as opened:
