@@ -14,10 +14,11 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from stream_dataloader.errors import StoreError
+from stream_dataloader.stores._base.deltas import DeltaStore
 from stream_dataloader.stores._base.files import plain_path
 from stream_dataloader.stores._base.formats import FORMATS, format_of, known_formats
 from stream_dataloader.stores._base.options import check_options
@@ -72,12 +73,22 @@ _MODULES = {one.store: one.module for one in FORMATS.values()} | {
 }
 
 
-def open(path: str | os.PathLike[str], *, format: str | None = None, **options: Any) -> OpenedStore:
+def open(
+    path: str | os.PathLike[str],
+    *,
+    format: str | None = None,
+    deltas: Mapping[str, Iterable[int]] | None = None,
+    **options: Any,
+) -> OpenedStore:
     """Open a store: the first two arguments of `StreamDataset`.
 
     Args:
         path: A folder, a file, or a URL where the format allows.
         format: The store's format, such as `"memmap"`. None finds it out by the names of files.
+        deltas: Windows of their own for some entries of items that are dicts: which steps, counted from the item's own.
+            With `{"action": range(16), "obs": (-1, 0)}` an item's `action` is `(16, ...)`, its next 16, and `obs` is
+            `(2, ...)`. Where a window leaves the stream it has the stream's first or last step, and `action_is_pad`,
+            `(16,)` bool, is True.
         options: Of the format's class: `stores.MemmapStore` and so on.
 
     Returns:
@@ -96,6 +107,8 @@ def open(path: str | os.PathLike[str], *, format: str | None = None, **options: 
     kind: Callable[..., Store] = found.load(found.store)
     check_options(kind, options, f"the format of {path} is {name!r}")
     store = kind(path, **options)
+    if deltas is not None:
+        store = DeltaStore(store, deltas)
     return OpenedStore(store.sources, store)
 
 

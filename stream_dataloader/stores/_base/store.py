@@ -249,12 +249,22 @@ class Store(ABC):
 
     def _leaves(self) -> dict[str, str]:
         """Dtype and shape of each leaf; here by reading the first step there is."""
+        if (item := self._first_item()) is None:
+            return {}
+        layout, _ = Layout.of(item, windowed=False)
+        return dict(zip(leaf_names(layout.structure), map(str, layout.specs), strict=True))
+
+    def _first_item(self) -> Any:
+        """The first step there is; None if all streams are empty."""
         for number in range(len(self)):
             with closing(self._open_steps(number)) as steps:
                 if len(steps):
-                    layout, _ = Layout.of(steps.item(0), windowed=False)
-                    return dict(zip(leaf_names(layout.structure), map(str, layout.specs), strict=True))
-        return {}
+                    return steps.item(0)
+        return None
+
+    def _with_columns(self, names: list[str]) -> Store:
+        """The same store, of which other entries are read."""
+        return type(self)(self.path, **self._options | {"columns": names})
 
     def _disk_bytes(self) -> int | None:
         if os.path.isfile(self.path):

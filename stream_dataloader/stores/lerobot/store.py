@@ -86,6 +86,15 @@ class LeRobotStore(Store):
         )
         _ = self.index
 
+    def _with_columns(self, names: list[str]) -> LeRobotStore:
+        cameras = {camera.name for camera in self.index.cameras}
+        options: dict[str, Any] = {
+            "cameras": [name for name in names if name in cameras],
+            "columns": [name for name in names if name not in cameras and name != _TASK],
+            "task": _TASK in names,
+        }
+        return LeRobotStore(self.path, **self._options | options)
+
     def _state(self) -> str:
         return stamp_of(meta_files(self.path))
 

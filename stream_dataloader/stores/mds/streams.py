@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 from stream_dataloader._items.structure import Node, flatten
 from stream_dataloader.errors import StoreError, shorten
 from stream_dataloader.stores._base.files import damage_named, inside, stamp_of
+from stream_dataloader.stores._base.leaves import chosen
 from stream_dataloader.stores._base.structure import from_json
 from stream_dataloader.stores.mds.encodings import ArrayEncoding, encoding_of
 from stream_dataloader.stores.mds.index import INDEX, DatasetIndex, in_folder
@@ -151,8 +152,12 @@ class MdsIndex:
     def _items(self, wanted: list[str] | None, classes: dict[str, type]) -> tuple[Node, list[Column]]:
         """The structure of an item, and the columns that are its leaves."""
         note = self.found.note
-        if wanted is None and (packed := note.get("items")) is not None:
-            structure, names = from_json(packed["structure"], self._name, classes), list(packed["columns"])
+        packed = note.get("items")
+        if packed is not None and (wanted is None or not set(wanted) <= set(self.found.names)):
+            whole = from_json(packed["structure"], self._name, classes)
+            structure, places = chosen(wanted, whole, self._name)
+            assert structure is not None
+            names = [packed["columns"][place] for place in places]
         else:
             others = [name for name in self.found.names if name not in (note.get("key"), self._key)]
             structure, names = flatten({name: name for name in wanted or others or self.found.names})
