@@ -129,14 +129,16 @@ LOADERS = [kind for kind in KINDS if "sampler" not in kind]
     [*((kind, {}) for kind in LOADERS), *(("in mid-epoch of n batches", way) for way in SETUPS[1:])],
 )
 def test_a_copy_goes_on_where_the_loader_stands(kind, options):
-    loader = KINDS[kind](**options)
+    loader, left = KINDS[kind](**options), KINDS[kind]()
     batches = iter(loader)
     next(batches)
+    next(iter(left))
     copy = pickle.loads(pickle.dumps(loader))
     again = pickle.loads(pickle.dumps(copy))
-    expected = [plain(batch) for batch in itertools.islice(batches, 2)]
+    expected = [plain(batch) for batch in itertools.islice(left, 2)]
     for own in (copy, again):
         assert [plain(batch) for batch in itertools.islice(own, 2)] == expected
+    assert next(batches).step == 1, "it is still being read"
     if "n batches" in kind:
         loader.set_epoch(0)
         assert next(iter(pickle.loads(pickle.dumps(loader)))).step == 0
