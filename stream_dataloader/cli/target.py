@@ -21,7 +21,7 @@ from stream_dataloader.dataloader import StreamDataLoader
 from stream_dataloader.dataset import StreamDataset
 from stream_dataloader.errors import ItemError, StoreError
 from stream_dataloader.stores._base.formats import format_of
-from stream_dataloader.streams._media.names import natural_order
+from stream_dataloader.streams._media.section import natural_order
 from stream_dataloader.streams.images import SUFFIXES as IMAGE_SUFFIXES
 
 #: What can be read, and what its files end in.

@@ -29,9 +29,7 @@ from stream_dataloader.stores._base.rows import (
     selected,
 )
 from stream_dataloader.stores._base.store import Store
-from stream_dataloader.streams._media.known_file import KnownFile
-from stream_dataloader.streams._media.names import natural_order
-from stream_dataloader.streams._media.section import check_file, closed_on_error
+from stream_dataloader.streams._media.section import KnownFile, check_file, closed_on_error, natural_order
 from stream_dataloader.streams.array.hdf5 import Hdf5Table, datasets_in, open_file
 from stream_dataloader.streams.array.tables import chunks_of
 

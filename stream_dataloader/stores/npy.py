@@ -26,7 +26,7 @@ from stream_dataloader.stores._base.files import damage_named
 from stream_dataloader.stores._base.options import given_columns, renamed
 from stream_dataloader.stores._base.rows import RowSteps, Selection, check_lengths
 from stream_dataloader.stores._base.store import Store
-from stream_dataloader.streams._media.names import natural_order
+from stream_dataloader.streams._media.section import natural_order
 from stream_dataloader.streams.array.tables import NpyTable, checked_header
 
 __all__ = ["NpyStore"]

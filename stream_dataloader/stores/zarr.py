@@ -22,8 +22,7 @@ from stream_dataloader.stores._base.handles import Handles
 from stream_dataloader.stores._base.options import given_columns, renamed
 from stream_dataloader.stores._base.rows import RowSteps, Selection, check_row, selected
 from stream_dataloader.stores._base.store import Store
-from stream_dataloader.streams._media.known_file import KnownFile
-from stream_dataloader.streams._media.section import closed_on_error
+from stream_dataloader.streams._media.section import KnownFile, closed_on_error
 from stream_dataloader.streams.array.tables import check_rows
 
 __all__ = ["ZarrStore"]

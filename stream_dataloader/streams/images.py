@@ -13,11 +13,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from stream_dataloader.streams._media.items import PictureItems
-from stream_dataloader.streams._media.names import DIGITS, natural_order
-from stream_dataloader.streams._media.opencv import check_opencv, import_opencv
+from stream_dataloader.streams._media.opencv import check_opencv, decoded_image, import_opencv
 from stream_dataloader.streams._media.picture import ArrayConverter, Picture
-from stream_dataloader.streams._media.section import check_choices, check_kind, section_of
-from stream_dataloader.streams._media.still import decoded_image
+from stream_dataloader.streams._media.section import DIGITS, check_choices, check_kind, natural_order, section_of
 
 __all__ = ["SUFFIXES", "ImageFolderStream"]
 

@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 
 from stream_dataloader.errors import StoreError
-from stream_dataloader.streams._media.opencv import check_opencv
+from stream_dataloader.streams._media.opencv import check_opencv, decoded_image
 from stream_dataloader.streams._media.picture import ArrayConverter, Picture
-from stream_dataloader.streams._media.still import decoded_image
 
 __all__ = ["Pictures"]
 

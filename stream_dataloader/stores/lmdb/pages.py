@@ -25,7 +25,7 @@ from stream_dataloader.errors import StoreError
 from stream_dataloader.stores._base.files import damage_named
 from stream_dataloader.stores._base.leaves import LeafSpec
 from stream_dataloader.stores.memmap.mapped import LeafFile
-from stream_dataloader.streams._media.known_file import KnownFile
+from stream_dataloader.streams._media.section import KnownFile
 
 __all__ = ["Databases", "Result", "Tree", "read_tree"]
 

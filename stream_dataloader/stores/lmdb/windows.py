@@ -24,8 +24,7 @@ import numpy as np
 
 from stream_dataloader.stores._base import codecs
 from stream_dataloader.stores._base.leaves import LeafSpec
-from stream_dataloader.streams._media.opencv import import_opencv
-from stream_dataloader.streams._media.still import decoded_image
+from stream_dataloader.streams._media.opencv import decoded_image, import_opencv
 
 __all__ = ["CODECS", "Windows", "check_value", "steps_of_window"]
 

@@ -29,8 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stream_dataloader.errors import shorten
-from stream_dataloader.streams._media.opencv import import_opencv
-from stream_dataloader.streams._media.still import decoded_image
+from stream_dataloader.streams._media.opencv import decoded_image, import_opencv
 
 __all__ = ["ARRAY_DTYPES", "ArrayEncoding", "Encoding", "PictureEncoding", "encoding_of"]
 

@@ -34,8 +34,7 @@ from stream_dataloader.stores._base.handles import Handles, Lease
 from stream_dataloader.stores._base.store import replaced
 from stream_dataloader.stores.mds.encodings import ArrayEncoding, Encoding
 from stream_dataloader.stores.mds.index import INDEX, DatasetIndex, ShardEntry, ShardFile, in_folder
-from stream_dataloader.streams._media.known_file import KnownFile
-from stream_dataloader.streams._media.section import closed_on_error
+from stream_dataloader.streams._media.section import KnownFile, closed_on_error
 from stream_dataloader.streams.cache.file_cache import FileCache, LocalFile, is_url
 
 __all__ = ["MOST_SAMPLES", "Ahead", "Column", "Sample", "Samples", "Shard", "Shards"]

@@ -17,7 +17,7 @@ from stream_dataloader._items.layout import as_array
 from stream_dataloader._items.structure import Node, flatten, unflatten
 from stream_dataloader.errors import StoreError
 from stream_dataloader.stores._base.leaves import LeafSpec, owned
-from stream_dataloader.streams._media.known_file import KnownFile
+from stream_dataloader.streams._media.section import KnownFile
 
 __all__ = ["Column", "LeafFile", "MappedSteps"]
 

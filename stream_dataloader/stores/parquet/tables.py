@@ -18,9 +18,7 @@ import numpy as np
 
 from stream_dataloader.errors import StoreError, shorten
 from stream_dataloader.stores._base.files import damage_named, inside, matching, read_json
-from stream_dataloader.streams._media.known_file import KnownFile
-from stream_dataloader.streams._media.names import natural_order
-from stream_dataloader.streams._media.section import check_file
+from stream_dataloader.streams._media.section import KnownFile, check_file, natural_order
 from stream_dataloader.streams.cache.file_cache import FileCache, is_url, open_local
 
 __all__ = ["TableFile", "find_tables", "open_parquet", "pyarrow_of"]

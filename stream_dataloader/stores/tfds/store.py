@@ -22,7 +22,7 @@ from stream_dataloader.stores._base.rows import RowSteps
 from stream_dataloader.stores._base.store import Store
 from stream_dataloader.stores.tfds.episode import EpisodeReader
 from stream_dataloader.stores.tfds.records import Records
-from stream_dataloader.streams._media.known_file import KnownFile
+from stream_dataloader.streams._media.section import KnownFile
 
 __all__ = ["TfdsStore"]
 

@@ -31,9 +31,8 @@ from stream_dataloader.stores._base.pictures import Pictures
 from stream_dataloader.stores._base.store import replaced
 from stream_dataloader.stores._base.stream import put_row
 from stream_dataloader.stores.webdataset.members import TarIndex, forget
-from stream_dataloader.streams._media.known_file import KnownFile
 from stream_dataloader.streams._media.picture import Picture
-from stream_dataloader.streams._media.section import closed_on_error
+from stream_dataloader.streams._media.section import KnownFile, closed_on_error
 from stream_dataloader.streams.array.tables import read_header
 from stream_dataloader.streams.cache.file_cache import FileCache, is_url, open_local
 

@@ -24,9 +24,8 @@ from stream_dataloader.stores._base.options import given_columns
 from stream_dataloader.stores._base.store import Store
 from stream_dataloader.stores.webdataset.members import TarIndex, keep, load, scan
 from stream_dataloader.stores.webdataset.samples import KEY, Decoder, Samples, state_of
-from stream_dataloader.streams._media.names import natural_order
 from stream_dataloader.streams._media.picture import Picture
-from stream_dataloader.streams._media.section import check_kind
+from stream_dataloader.streams._media.section import check_kind, natural_order
 from stream_dataloader.streams.cache.file_cache import FileCache, is_url, open_local
 
 __all__ = ["Streams", "WebDatasetStore", "rule_of"]

@@ -1,4 +1,7 @@
-"""Opens media files with PyAV. One that is none, or lacks the stream asked for, is refused by name."""
+"""Opens media files with PyAV. One that is none, or lacks the stream asked for, is refused by name.
+
+What differs between the versions of PyAV that are supported, 17 and later, stands here.
+"""
 
 from __future__ import annotations
 
@@ -9,21 +12,34 @@ from typing import Any, Literal
 import av
 import av.container
 import av.error
+from av.sidedata.sidedata import SideDataContainer
 
-from stream_dataloader.streams._media.av_versions import ANY_METADATA
 from stream_dataloader.streams._media.extent import missing
 from stream_dataloader.streams._media.section import check_file
 
 __all__ = [
+    "ACCURATE_BILINEAR",
+    "ANY_METADATA",
     "check_not_cut",
     "choose_stream",
+    "drop_reserved_tags",
     "ffmpeg_path",
     "frame_rate",
     "open_container",
+    "side_data",
     "ticks_a_frame",
     "ticks_of_untimed",
 ]
 
+_MAJOR = int(av.__version__.split(".")[0])
+
+#: Options for `av.open`: a title that is not UTF-8 must not fail. From 19 on it never does.
+ANY_METADATA: dict[str, Any] = {"metadata_errors": "replace"} if _MAJOR < 19 else {}
+
+#: SWS_BILINEAR | SWS_ACCURATE_RND, which `Interpolation` has names for from 18 on.
+ACCURATE_BILINEAR = 0x2 | 0x40000
+
+_RESERVED, _UNSPECIFIED = 0, 2  # of AVColorPrimaries and AVColorTransferCharacteristic
 _NO_TIMESTAMPS = 0x80  # AVFMT_NOTIMESTAMPS
 _ATTACHED_PICTURE = 0x400  # AV_DISPOSITION_ATTACHED_PIC: the cover of a recording is no video
 
@@ -84,3 +100,15 @@ def check_not_cut(path: str) -> None:
     """Check that a file is as long as its own headers say."""
     if (what := missing(path)) is not None:
         raise ValueError(f'{path} is cut off: {what}; fetch it again, or use on_corrupt="drop" for what there is')
+
+
+def drop_reserved_tags(frame: av.VideoFrame) -> None:
+    """Take off reserved tags of NVIDIA's decoder. Before 18, such a frame cannot be converted (PyAV's issue 2208)."""
+    for tag in ("color_primaries", "color_trc") if _MAJOR < 18 else ():
+        if getattr(frame, tag) == _RESERVED:
+            setattr(frame, tag, _UNSPECIFIED)
+
+
+def side_data(frame: av.VideoFrame) -> SideDataContainer:
+    """A frame's side data. Before 19, `frame.side_data` and its frame are a circle, freed with the garbage."""
+    return SideDataContainer(frame)  # type: ignore[call-arg]

@@ -1,17 +1,30 @@
-"""OpenCV, for what cannot do without it; everything else runs where it is not installed."""
+"""OpenCV, and the images that it decodes; all else runs where it is not installed.
+
+Guarantee: an image that is cut off or damaged is an error that names it, never a half-grey picture.
+"""
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
+import re
 from types import ModuleType
+from typing import Any
 
-__all__ = ["check_opencv", "import_opencv"]
+import numpy as np
+
+__all__ = ["check_opencv", "decoded_image", "import_opencv"]
 
 _REMEDY = (
     "pip install opencv-python, or opencv-python-headless on a machine without a display "
     "(neither has wheels for free-threaded Pythons)"
 )
+
+_JPEG_START = b"\xff\xd8\xff"
+_JPEG_TAIL = b"\xff\xd9"
+_JPEG_END, _JPEG_SCAN = 0xD9, 0xDA
+_FLOATS = (b"PF", b"Pf")  # the portable float map
+_JPEG_MARKER = re.compile(rb"\xff+[^\x00\xff\xd0-\xd7]")  # within a scan, FF 00 and restarts are data
 
 
 def check_opencv(user: str) -> None:
@@ -27,3 +40,46 @@ def import_opencv(user: str) -> ModuleType:
         return importlib.import_module("cv2")
     except ImportError as error:
         raise ImportError(f"{user} needs OpenCV, which cannot be imported ({error}): {_REMEDY}") from error
+
+
+def decoded_image(
+    data: bytes, name: str, *, gray: bool = False, deep: bool = False, upright: bool = True, flags: int | None = None
+) -> Any:
+    """An image's pixels: `(H, W, 3)` BGR or `(H, W)`, uint8, without transparency; `deep` keeps uint16.
+
+    `name` is what errors call it, and `flags` OpenCV's of `imdecode`, in place of all others.
+    """
+    import cv2
+
+    if not data:
+        raise ValueError(f"{name} is empty, a file of zero bytes")
+    if data.startswith(_JPEG_START) and not _is_whole_jpeg(data):  # OpenCV before 5 fills the rest with grey
+        raise ValueError(f"{name} is cut short: a JPEG of {len(data)} bytes without an end")
+    if data.startswith(_FLOATS):  # OpenCV would round them to 0 and 1
+        raise ValueError(f"{name} has pixels of float32; convert it to 8 or 16 bits a channel")
+    if flags is None:
+        flags = cv2.IMREAD_GRAYSCALE if gray else cv2.IMREAD_COLOR
+        flags |= (cv2.IMREAD_ANYDEPTH if deep else 0) | (0 if upright else cv2.IMREAD_IGNORE_ORIENTATION)
+    try:
+        image = cv2.imdecode(np.frombuffer(data, np.uint8), flags)
+    except cv2.error as error:  # for example, more pixels than OpenCV's limit
+        raise ValueError(f"{name} cannot be decoded: {' '.join(str(error).split())}") from error
+    if image is None:
+        raise ValueError(f"{name} cannot be decoded: {len(data)} bytes, cut short, damaged, or of 32 bits a channel")
+    if deep and image.dtype not in (np.uint8, np.uint16):
+        raise ValueError(f"{name} has pixels of {image.dtype}; convert it to 8 or 16 bits a channel")
+    return image
+
+
+def _is_whole_jpeg(data: bytes) -> bool:
+    """Whether the markers of a JPEG (ITU-T T.81, annex B) lead to its end; other data may follow."""
+    if data.endswith(_JPEG_TAIL):
+        return True
+    position = 2
+    while (marker := _JPEG_MARKER.search(data, position)) is not None:
+        kind, position = data[marker.end() - 1], marker.end()
+        if kind == _JPEG_END:
+            return True
+        if kind == _JPEG_SCAN or 0xC0 <= kind <= 0xFE:  # a segment begins with its length
+            position += int.from_bytes(data[position : position + 2], "big")
+    return False

@@ -101,7 +101,7 @@ _UPRIGHT = _Orientation()
 
 def _orientation(frame: av.VideoFrame) -> _Orientation:
     """How a frame is shown upright, by its display matrix, which takes a pixel at x, y to ax + cy, bx + dy."""
-    from stream_dataloader.streams._media.av_versions import side_data
+    from stream_dataloader.streams._media.container import side_data
 
     found = side_data(frame)
     matrix: Any = found.get("DISPLAYMATRIX") if len(found) else None
@@ -207,7 +207,7 @@ class AvConverter(_Converter):
     def __init__(self, picture: Picture, pixel_aspect: float = 1.0) -> None:
         from av.video.reformatter import VideoReformatter
 
-        from stream_dataloader.streams._media.av_versions import ACCURATE_BILINEAR
+        from stream_dataloader.streams._media.container import ACCURATE_BILINEAR
 
         super().__init__(picture)
         self._reformatter = VideoReformatter()

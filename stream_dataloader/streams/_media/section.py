@@ -1,6 +1,8 @@
 """What all streams check: their options, and sources that are files or sections of them.
 
-Guarantee: a file that cannot be read is refused by name, before a decoder sees it.
+Guarantee: a file that cannot be read is refused by name, before a decoder sees it. What was read within `with known:`
+is what the file held when it became known, or an error. A file that is shorter by then is not touched: reading mapped
+memory behind its end would kill the process (SIGBUS).
 """
 
 from __future__ import annotations
@@ -8,6 +10,7 @@ from __future__ import annotations
 import math
 import operator
 import os
+import re
 import stat
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -16,7 +19,11 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from stream_dataloader.errors import StoreError
+
 __all__ = [
+    "DIGITS",
+    "KnownFile",
     "OnCorrupt",
     "Section",
     "check_choices",
@@ -26,12 +33,15 @@ __all__ = [
     "check_numbers",
     "closed_on_error",
     "is_section",
+    "natural_order",
     "section_of",
     "whole_number",
 ]
 
 #: What to do about data that is damaged.
 OnCorrupt = Literal["raise", "keep", "drop"]
+
+DIGITS = re.compile("([0-9]+)")
 
 
 class Section(NamedTuple):
@@ -143,3 +153,52 @@ def check_kind(path: Any, mode: int) -> None:
         raise IsADirectoryError(f"{path} is a directory; give the files in it")
     kinds = {stat.S_IFIFO: "a pipe (FIFO)", stat.S_IFSOCK: "a socket"}
     raise OSError(f"{path} is {kinds.get(stat.S_IFMT(mode), 'a device')}; write its data to a file")
+
+
+def natural_order(name: str) -> tuple[Any, str]:
+    """Sorts names with numbers as numbers, as the `key` of `sorted`."""
+    parts = DIGITS.split(name)
+    digits = [part.lstrip("0") for part in parts[1::2]]
+    return list(zip(parts[::2], [*((len(found), found) for found in digits), (0, "")], strict=True)), name
+
+
+class KnownFile(NamedTuple):
+    """A file, as it was when it became known; `with known:` is held while it is read.
+
+    Errors call it `name`. With a `descriptor` the open file is looked at, which may have lost its name.
+    """
+
+    path: str
+    inode: int
+    size: int
+    modified_ns: int
+    name: str
+    descriptor: int = -1
+
+    @classmethod
+    def of(cls, path: str, descriptor: int = -1, *, name: str | None = None) -> KnownFile:
+        """A file as it is now."""
+        found = os.stat(path) if descriptor < 0 else os.fstat(descriptor)
+        return cls(path, found.st_ino, found.st_size, found.st_mtime_ns, name or path, descriptor)
+
+    def check(self) -> None:
+        """Raise a `StoreError` if the file was cut off, replaced or written to."""
+        try:
+            found = os.stat(self.path) if self.descriptor < 0 else os.fstat(self.descriptor)
+        except FileNotFoundError:
+            raise StoreError(f"{self.name} is missing: it was deleted or moved since it was opened") from None
+        if found.st_size < self.size:
+            raise StoreError(
+                f"{self.name} was cut off while it was read: {found.st_size:,} bytes are left of {self.size:,}"
+            )
+        if (found.st_ino, found.st_size, found.st_mtime_ns) != (self.inode, self.size, self.modified_ns):
+            raise StoreError(
+                f"{self.name} is another file now than when it was opened: it was replaced or written to; open it again"
+            )
+
+    def __enter__(self) -> None:
+        self.check()
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None or issubclass(kind, Exception):  # the change may be why something else was raised
+            self.check()

@@ -14,8 +14,7 @@ from typing import Any, BinaryIO, NamedTuple, Protocol
 import numpy as np
 import torch
 
-from stream_dataloader.streams._media.known_file import KnownFile
-from stream_dataloader.streams._media.section import closed_on_error
+from stream_dataloader.streams._media.section import KnownFile, closed_on_error
 
 __all__ = ["MemoryTable", "NpyHeader", "NpyTable", "Table", "check_rows", "checked_header", "chunks_of", "read_header"]
 

@@ -166,7 +166,7 @@ def av_frames(address: str, options: Any) -> Generator[Frame | None, None, None]
     """One connection, by PyAV: frames, and None for packets without one."""
     import av
 
-    from stream_dataloader.streams._media.av_versions import ANY_METADATA
+    from stream_dataloader.streams._media.container import ANY_METADATA
 
     limit, is_url = options.timeout_seconds, "://" in address
     with _opening(limit, av.error.FFmpegError):

@@ -20,8 +20,13 @@ from av.video.reformatter import VideoReformatter
 
 from stream_dataloader._notices import warn
 from stream_dataloader.errors import DeviceError
-from stream_dataloader.streams._media.av_versions import ANY_METADATA, drop_reserved_tags
-from stream_dataloader.streams._media.container import choose_stream, ffmpeg_path, open_container
+from stream_dataloader.streams._media.container import (
+    ANY_METADATA,
+    choose_stream,
+    drop_reserved_tags,
+    ffmpeg_path,
+    open_container,
+)
 from stream_dataloader.streams._media.section import check_file
 
 __all__ = ["DeviceDecoder", "device_of", "tell_fallback"]

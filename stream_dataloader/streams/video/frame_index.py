@@ -11,7 +11,7 @@ import itertools
 import os
 import zlib
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -22,12 +22,14 @@ from numpy.typing import NDArray
 from stream_dataloader.streams._media.container import choose_stream, open_container, ticks_of_untimed
 from stream_dataloader.streams.cache import kept
 from stream_dataloader.streams.cache.file_cache import FileCache, open_local
-from stream_dataloader.streams.video.packets import is_gradual_refresh
 
 __all__ = ["FrameIndex", "FrameTimes", "frame_index", "segment_videos"]
 
 #: Time stamps of all frames in the order of display; None if the container has none.
 FrameTimes = NDArray[np.int64] | None
+
+_SLICE, _IDR, _SEI = 1, 5, 6  # nal_unit_type (ITU-T H.264, table 7-1)
+_RECOVERY_POINT = 6  # payloadType (annex D.1.1)
 
 
 class FrameIndex(NamedTuple):
@@ -94,7 +96,7 @@ def _scan(path: str, stream: int) -> FrameIndex:
                     return _NOTHING_KNOWN
                 if packet.is_keyframe:
                     first_key = time if first_key is None else first_key
-                    if not (refreshed and is_gradual_refresh(packet)):
+                    if not (refreshed and _is_gradual_refresh(packet)):
                         keys.append((time, _fingerprint(packet)))
                 if not packet.is_discard:  # an edit list cuts off frames that others refer to
                     found.append(time)
@@ -154,3 +156,47 @@ def segment_videos(
             borders = [len(times) * piece // pieces for piece in range(pieces + 1)] if pieces else []
             sections += [(path, start, stop) for start, stop in itertools.pairwise(borders)]
     return sections
+
+
+def _is_gradual_refresh(packet: Any) -> bool:
+    """Whether a key frame of H.264 only begins a refresh (x264's `intra-refresh`) that takes several frames."""
+    for unit in _units(bytes(packet)):
+        kind = unit[0] & 31
+        if kind in (_SLICE, _IDR):
+            return False
+        if kind == _SEI and _frames_to_recover(unit):
+            return True
+    return False
+
+
+def _units(data: bytes) -> Iterator[bytes]:
+    """The NAL units. Each follows a start code, or, in MP4 and Matroska, a length of four bytes."""
+    if data[:3] == b"\0\0\1" or data[:4] == b"\0\0\0\1":
+        yield from (unit for unit in data.split(b"\0\0\1") if unit.strip(b"\0"))
+        return
+    while len(data) > 4:
+        length = int.from_bytes(data[:4], "big")
+        if not 0 < length <= len(data) - 4:
+            return
+        yield data[4 : 4 + length]
+        data = data[4 + length :]
+
+
+def _frames_to_recover(unit: bytes) -> bool:
+    """Whether a unit holds a recovery point that is some frames away (7.3.2.3.1 and D.1.8)."""
+    # The third byte of 00 00 03 only prevents a false start code (7.4.1).
+    payload = unit.replace(b"\0\0\3", b"\0\0")[1:]
+    while len(payload) > 2:
+        kind, payload = _number(payload)
+        size, payload = _number(payload)
+        if kind == _RECOVERY_POINT and payload:
+            # recovery_frame_cnt is an Exp-Golomb code (9.1), in which the single bit 1 stands for 0.
+            return not payload[0] & 0x80
+        payload = payload[size:]
+    return False
+
+
+def _number(data: bytes) -> tuple[int, bytes]:
+    """The sum of bytes of 255 and of the one behind them; and the rest."""
+    full = len(data) - len(data.lstrip(b"\xff"))
+    return 255 * full + sum(data[full : full + 1]), data[full + 1 :]

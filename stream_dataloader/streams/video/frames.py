@@ -19,6 +19,7 @@ import functools
 import itertools
 import math
 from collections.abc import Iterator
+from fractions import Fraction
 from typing import Any
 
 import av.error
@@ -28,7 +29,6 @@ from stream_dataloader.streams._media.picture import AvConverter, Picture
 from stream_dataloader.streams._media.section import OnCorrupt, closed_on_error
 from stream_dataloader.streams.video.device import DeviceDecoder
 from stream_dataloader.streams.video.frame_index import FrameIndex, frame_index
-from stream_dataloader.streams.video.packets import PacketGaps, Tally
 
 __all__ = ["FrameReader"]
 
@@ -37,6 +37,9 @@ _MOST_FAILURES = 100
 
 #: How far before the wanted frame each further try to seek aims, since some containers land late.
 _BACK_SECONDS = (0.0, 1.0, 4.0, 16.0, 64.0)
+
+#: Where two files were joined, a key frame comes at most this many packets after the mark.
+_TO_A_KEY_FRAME = 3
 
 
 class FrameReader:
@@ -237,3 +240,60 @@ class FrameReader:
 def _from_key(packets: Iterator[Any]) -> Iterator[Any]:
     """Packets from a key frame on: nothing before it can be decoded."""
     return itertools.dropwhile(lambda packet: packet is not None and not packet.is_keyframe, packets)
+
+
+class Tally:
+    """How much of a video was read, from its first key frame on."""
+
+    def __init__(self, tick_seconds: Fraction) -> None:
+        self._tick_seconds = tick_seconds
+        self.packets = 0
+        self.expected = 0  # frames that these packets should give
+        self.frames = 0  # that were handed out
+        self.first_time: int | None = None  # of the first packet, a key frame's
+        self._last_time: int | None = None  # of the last frame that was handed out
+
+    def add_packet(self, packet: Any) -> None:
+        """Count a packet, and the frame that it should give."""
+        self.packets += 1
+        if self.first_time is None:
+            self.first_time = packet.pts
+        if packet.is_discard:  # an edit list cuts its frame off
+            return
+        untimed = packet.pts is None or self.first_time is None
+        self.expected += untimed or packet.pts >= self.first_time
+
+    def add_frame(self, time: int | None) -> None:
+        """Count a frame that is handed out."""
+        self.frames += 1
+        self._last_time = time
+
+    @property
+    def place(self) -> str:
+        """Where reading has got to, for messages."""
+        if not self.frames:
+            return ""
+        seconds = math.nan if self._last_time is None else float(self._last_time * self._tick_seconds)
+        return f", after {seconds:.3f} s"
+
+
+class PacketGaps:
+    """Finds out where packets of a transport stream were lost.
+
+    FFmpeg marks a packet near each break in their numbers, also where two files were joined: a key frame follows there.
+    """
+
+    def __init__(self) -> None:
+        self._left = 0
+
+    def has_one_before(self, packet: Any) -> bool:
+        """Whether something was lost before this packet, or before the end if it is None."""
+        if packet is None:
+            return self._left > 0
+        if packet.is_keyframe:
+            self._left = 0
+        if self._left:
+            self._left -= 1
+            return self._left == 0
+        self._left = _TO_A_KEY_FRAME if packet.is_corrupt else 0
+        return False
