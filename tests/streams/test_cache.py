@@ -23,8 +23,8 @@ from helpers import PATIENCE, START_METHODS
 
 from stream_dataloader import StreamDataLoader, StreamDataset
 from stream_dataloader.streams.array.stream import ArrayStream
-from stream_dataloader.streams.cache.file_cache import FileCache, LocalFile, is_url, local_path, open_local
-from stream_dataloader.streams.cache.file_lock import lock
+from stream_dataloader.streams.cache.entry import LocalFile, lock
+from stream_dataloader.streams.cache.file_cache import FileCache, is_url, open_local
 
 fork = multiprocessing.get_context("fork")
 
@@ -82,9 +82,9 @@ def join(*processes):
 def test_local_paths_are_returned_as_they_are(tmp_path, monkeypatch):
     monkeypatch.setenv("STREAM_DATALOADER_CACHE", str(tmp_path / "never made"))
     for path in ("a.npy", "/a/b.npy", "C:\\a.npy", "rtsp://host/live", "odd::name", ""):
-        assert local_path(path) == path
-    assert local_path(tmp_path / "a.npy") == str(tmp_path / "a.npy")
-    assert local_path("file:///a/b.npy") == "/a/b.npy"
+        assert open_local(path).path == path
+    assert open_local(tmp_path / "a.npy").path == str(tmp_path / "a.npy")
+    assert open_local("file:///a/b.npy").path == "/a/b.npy"
     with open_local("a.npy") as file:
         assert file.path == "a.npy"
     file.close()
@@ -288,18 +288,18 @@ def test_settings_come_from_the_environment(server, tmp_path, monkeypatch):
     url = server.put("a.bin", b"a" * 100)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     monkeypatch.delenv("STREAM_DATALOADER_CACHE", raising=False)
-    assert local_path(url).startswith(str(tmp_path / "xdg" / "stream_dataloader" / "files"))
+    assert open_local(url).path.startswith(str(tmp_path / "xdg" / "stream_dataloader" / "files"))
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    assert local_path(url).startswith(str(tmp_path / "home" / ".cache" / "stream_dataloader" / "files"))
+    assert open_local(url).path.startswith(str(tmp_path / "home" / ".cache" / "stream_dataloader" / "files"))
     monkeypatch.setenv("STREAM_DATALOADER_CACHE", str(tmp_path / "named"))
-    assert local_path(url).startswith(str(tmp_path / "named"))
+    assert open_local(url).path.startswith(str(tmp_path / "named"))
     monkeypatch.setenv("STREAM_DATALOADER_CACHE_BYTES", "50")
     with pytest.raises(ValueError, match="the cache's limit is 50"):
-        local_path(server.put("b.bin", b"b" * 100))
+        open_local(server.put("b.bin", b"b" * 100))
     monkeypatch.setenv("STREAM_DATALOADER_CACHE_BYTES", "10 GB")
     with pytest.raises(ValueError, match="STREAM_DATALOADER_CACHE_BYTES is '10 GB'"):
-        local_path(server.put("c.bin", b""))
+        open_local(server.put("c.bin", b""))
 
 
 def test_a_cache_is_a_value_that_can_be_sent(tmp_path):

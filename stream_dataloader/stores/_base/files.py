@@ -20,9 +20,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from stream_dataloader.errors import StoreError
-from stream_dataloader.streams._media.known_file import KnownFile
-from stream_dataloader.streams._media.names import natural_order
-from stream_dataloader.streams.cache.file_cache import FileCache, is_url, local_path
+from stream_dataloader.streams._media.section import KnownFile, natural_order
+from stream_dataloader.streams.cache.file_cache import FileCache, is_url, open_local
 from stream_dataloader.streams.cache.remote import final_error, text_of
 
 __all__ = [
@@ -137,7 +136,7 @@ _MOST_FILES = 1_000_000
 def plain_path(path: str | os.PathLike[str]) -> str:
     """The path of a URL `file://`; any other path or URL as it is."""
     path = os.fspath(path)
-    return local_path(path) if path.lower().startswith(("file://", "local://")) else path
+    return open_local(path).path if path.lower().startswith(("file://", "local://")) else path
 
 
 def matching(pattern: str, cache: FileCache | None = None) -> Iterator[str]:

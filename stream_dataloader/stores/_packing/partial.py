@@ -30,8 +30,8 @@ from typing import Any, BinaryIO, NamedTuple
 
 from stream_dataloader.errors import StoreError
 from stream_dataloader.stores._base.files import sync_folder
+from stream_dataloader.streams.cache.entry import LocalFile, lock
 from stream_dataloader.streams.cache.file_cache import is_url
-from stream_dataloader.streams.cache.file_lock import FileLock, lock
 
 __all__ = ["Entry", "Partial", "begin_part", "enter", "packed_in"]
 
@@ -75,7 +75,7 @@ class Partial:
         if os.path.lexists(self.path):
             raise FileExistsError(f"{self.path} exists, and pack overwrites nothing; delete it first")
 
-    def _locked(self) -> FileLock:
+    def _locked(self) -> LocalFile:
         path = os.path.join(self.folder, "lock")
         deadline = time.monotonic() + _PATIENCE_SECONDS
         while True:

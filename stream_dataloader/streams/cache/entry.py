@@ -1,29 +1,27 @@
 """What the cache has of one URL: a directory, whose files processes lock, rename and delete.
 
-Guarantee: every step is atomic in the file system, so a process may be killed between any two.
+Guarantee: every step is atomic in the file system, so a process may be killed between any two. A lock is released when
+its holder dies, also by SIGKILL.
 
 A directory, one for each URL::
 
-    files/5f1c.../lock                  held while fetching; its mtime is when the server was last asked
+    files/5f1c.../lock                  held while fetching
                   part                  what has arrived so far
-                  09af...-clip.mp4      the file, with its version; locked (shared) by readers; atime is its last use
+                  09af...-clip.mp4      the file, with its version; locked (shared) by readers. atime is its last use,
+                                        mtime when the server last said that this is the newest version
 """
 
 from __future__ import annotations
 
+import fcntl
 import glob
 import os
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable
 from contextlib import suppress
 
-from stream_dataloader.streams.cache.file_lock import FileLock, lock
-
-__all__ = ["CacheEntry", "LocalFile", "delete_file", "stored_files"]
-
-#: Each run asks the server once more; forked workers belong to the run.
-_RUN_BEGAN = time.time()
+__all__ = ["CacheEntry", "LocalFile", "lock", "make_room"]
 
 
 class LocalFile:
@@ -31,14 +29,15 @@ class LocalFile:
 
     Attributes:
         path: Its path.
+        fd: The descriptor that holds a lock on it; -1 if it has none.
     """
 
-    def __init__(self, path: str, held: FileLock | None = None) -> None:
-        self.path = path
-        self._release = None if held is None else weakref.finalize(self, held.close)
+    def __init__(self, path: str, fd: int = -1) -> None:
+        self.path, self.fd = path, fd
+        self._release = None if fd < 0 else weakref.finalize(self, _release, fd, os.getpid())
 
     def close(self) -> None:
-        """Release the file; the cache may then delete it to make room."""
+        """Release the file, also a second time; the cache may then delete it to make room."""
         if self._release is not None:
             self._release()
 
@@ -49,21 +48,67 @@ class LocalFile:
         self.close()
 
 
+def _release(fd: int, process: int) -> None:
+    if os.getpid() == process:  # a forked copy must not release its parent's lock
+        # Closing is not enough: the lock stays while a forked process has a copy of the descriptor.
+        fcntl.flock(fd, fcntl.LOCK_UN)
+    os.close(fd)
+
+
+def lock(path: str, *, shared: bool = False, wait: bool = True, create: bool = False) -> LocalFile | None:
+    """Lock a file, which is created if `create`; None if there is none, or if it is held and `wait` is False.
+
+    Shared locks admit other shared ones. A file may be deleted while it is locked; the next `lock` makes a new one.
+    """
+    flags = (os.O_RDONLY if shared else os.O_RDWR) | (os.O_CREAT if create else 0)
+    while True:
+        try:
+            held = LocalFile(path, os.open(path, flags, 0o666))
+        except FileNotFoundError:
+            if create:
+                raise
+            return None
+        try:
+            fcntl.flock(held.fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
+            if os.path.samestat(os.fstat(held.fd), os.stat(path)):
+                return held
+        except BlockingIOError:
+            return None
+        except FileNotFoundError:
+            pass
+        held.close()  # it was deleted while we waited
+
+
 class CacheEntry:
     """What the cache has of one URL."""
 
     def __init__(self, directory: str, name: str) -> None:
         self._directory = directory
         self._name = name
-        self.lock = os.path.join(directory, "lock")
         self.part = os.path.join(directory, "part")
 
-    def locked(self) -> FileLock:
-        """Lock the entry for fetching; waits for a process that holds it."""
+    def get(self, held: Callable[[], LocalFile | None], fetch: Callable[[], None]) -> LocalFile:
+        """The file that `held` finds, else the newest after `fetch`, which other processes wait for."""
+        if (file := held()) is not None:
+            return file
+        with self._locked():
+            if (file := held()) is None:
+                try:
+                    fetch()
+                finally:
+                    with suppress(OSError):
+                        os.unlink(self.part)
+                for path in self.versions()[1:]:
+                    _unlink(path)
+                file = self.hold()
+                assert file is not None
+            return file
+
+    def _locked(self) -> LocalFile:
         while True:
             try:
                 os.makedirs(self._directory, exist_ok=True)
-                found = lock(self.lock, create=True)
+                found = lock(os.path.join(self._directory, "lock"), create=True)
             except FileNotFoundError:  # another process removed the directory in between
                 continue
             except OSError as error:
@@ -73,65 +118,61 @@ class CacheEntry:
             assert found is not None
             return found
 
-    def versions(self) -> list[str]:
-        """The whole files that are there, the newest first; normally one."""
+    def versions(self, version: str = "", since: float = 0.0) -> list[str]:
+        """The whole files that are there, or those of a version, or checked since a time; the newest first."""
         found = []
-        with suppress(FileNotFoundError), os.scandir(self._directory) as files:
+        with suppress(OSError), os.scandir(self._directory) as files:  # it comes again when the entry is locked
             for file in files:
-                if "-" in file.name:
+                named, dash, _ = file.name.partition("-")
+                if dash and version in ("", named):
                     with suppress(FileNotFoundError):
                         found.append((file.stat().st_mtime_ns, file.path))
-        return [path for _, path in sorted(found, reverse=True)]
+        return [path for asked, path in sorted(found, reverse=True) if asked >= since * 1e9]
 
-    def hold(self, version: str | None = None) -> LocalFile | None:
-        """The newest version, or a certain one, locked so that nobody deletes it."""
-        for path in self.versions():
-            if version is not None and not os.path.basename(path).startswith(f"{version}-"):
-                continue
+    def hold(self, version: str = "", since: float = 0.0) -> LocalFile | None:
+        """The first of `versions`, locked so that nobody deletes it."""
+        for path in self.versions(version, since):
             if (held := lock(path, shared=True)) is not None:
                 with suppress(OSError):  # another user's
                     os.utime(held.fd, ns=(time.time_ns(), os.fstat(held.fd).st_mtime_ns))
-                return LocalFile(path, held)
+                return held
         return None
 
     def take_in(self, version: str) -> None:
         """Give the fetched file its name."""
-        os.utime(self.part)  # the newest mtime marks the newest version; fsspec may have set the server's
+        os.utime(self.part, ns=(time.time_ns(), time.time_ns()))  # fsspec may have set the server's
         os.replace(self.part, os.path.join(self._directory, f"{version}-{self._name}"))
 
-    def drop_old(self) -> None:
-        """Delete all versions but the newest, unless they are in use."""
-        for path in self.versions()[1:]:
-            _unlink(path)
 
-    def was_checked(self, seconds: float) -> bool:
-        """Whether the server was asked in this run, less than so many seconds ago."""
-        with suppress(OSError):  # if it is not that there is none, it comes again when the entry is locked
-            return os.stat(self.lock).st_mtime >= max(_RUN_BEGAN, time.time() - seconds)
-        return False
+def make_room(directory: str, size: int, limit: int, part: str) -> None:
+    """Delete the files of a cache that were not used for longest, until a new one of `size` bytes has room.
 
-
-def stored_files(directory: str) -> Iterator[tuple[int, int, str]]:
-    """Last use, size and path of each file of the cache, also of unfinished ones."""
+    `part` is what has arrived of it.
+    """
+    stored = []
     for path in glob.iglob(os.path.join(glob.escape(directory), "*", "*")):
-        if "-" in os.path.basename(path) or path.endswith(f"{os.sep}part"):
+        if os.path.basename(path) != "lock" and path != part:
             with suppress(FileNotFoundError):
                 known = os.stat(path)
-                yield known.st_atime_ns, known.st_size, path
+                stored.append((known.st_atime_ns, known.st_size, path))
+    total = size + sum(taken for _, taken, _ in stored)
+    for _, taken, path in sorted(stored):
+        if total > limit and _delete(path):
+            total -= taken
 
 
-def delete_file(path: str) -> bool:
+def _delete(path: str) -> bool:
     """Delete a file of the cache, unless it is in use, and its directory if nothing else is in it."""
-    lock_path = os.path.join(os.path.dirname(path), "lock")
-    fetching = lock(lock_path, wait=False)
+    directory = os.path.dirname(path)
+    fetching = lock(os.path.join(directory, "lock"), wait=False)
     if fetching is None:
         return False
     with fetching:
         gone = _unlink(path)
         with suppress(OSError):
-            if os.listdir(os.path.dirname(path)) == ["lock"]:
-                os.unlink(lock_path)
-                os.rmdir(os.path.dirname(path))
+            if os.listdir(directory) == ["lock"]:
+                os.unlink(fetching.path)
+                os.rmdir(directory)
         return gone
 
 

@@ -15,16 +15,16 @@ import hashlib
 import logging
 import os
 import re
+import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from stream_dataloader.streams.cache.entry import CacheEntry, LocalFile, delete_file, stored_files
+from stream_dataloader.streams.cache.entry import CacheEntry, LocalFile, make_room
 from stream_dataloader.streams.cache.remote import RemoteFile, SizeError, UnreachableError
 
-__all__ = ["FileCache", "LocalFile", "cache_directory", "is_url", "local_path", "open_local"]
+__all__ = ["FileCache", "LocalFile", "cache_directory", "is_url", "open_local"]
 
 _DIRECTORY, _LIMIT = "STREAM_DATALOADER_CACHE", "STREAM_DATALOADER_CACHE_BYTES"
 
@@ -43,6 +43,9 @@ _PLACE = {
 _PASSWORD = re.compile(r"(://[^/:@]*):[^/@]*@")
 
 _log = logging.getLogger("stream_dataloader")
+
+#: Each run asks the server once more; forked workers belong to the run.
+_RUN_BEGAN = time.time()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,16 +112,14 @@ class FileCache:
             return LocalFile(unquote(path.split("://", 1)[1]))
         entry = self._entry(path)
 
-        def held() -> LocalFile | None:
-            return entry.hold() if entry.was_checked(self.check_seconds) else None
+        def checked() -> LocalFile | None:
+            return entry.hold(since=max(_RUN_BEGAN, time.time() - self.check_seconds))
 
-        return self._once(entry, held, lambda: self._fetch(entry, path))
+        return entry.get(checked, lambda: self._fetch(entry, path))
 
     def has(self, url: str) -> bool:
         """Whether a copy of a URL's file is here, maybe an old one."""
-        if (held := self._entry(url).hold()) is not None:
-            held.close()
-        return held is not None
+        return bool(self._entry(url).versions())
 
     def made(self, name: str, version: str, size: int, make: Callable[[str], None]) -> LocalFile:
         """A file of at most `size` bytes that `make` writes to a path, once for all processes.
@@ -132,7 +133,7 @@ class FileCache:
             make(entry.part)
             entry.take_in(version)
 
-        return self._once(entry, lambda: entry.hold(version), write)
+        return entry.get(lambda: entry.hold(version), write)
 
     def fetch(self, url: str, path: str, size: int) -> None:
         """Write the `size` bytes of a URL to a file of one's own, past the cache."""
@@ -144,36 +145,21 @@ class FileCache:
         RemoteFile(url, self.storage_options, self.timeout_seconds).fetch(path, check)
         check(os.path.getsize(path))
 
-    def _once(self, entry: CacheEntry, held: Callable[[], LocalFile | None], get: Callable[[], None]) -> LocalFile:
-        """The file that an entry holds; else one process gets it."""
-        if (file := held()) is not None:
-            return file
-        with entry.locked():
-            if (file := held()) is None:
-                try:
-                    get()
-                finally:
-                    with suppress(OSError):
-                        os.unlink(entry.part)
-                entry.drop_old()
-                file = entry.hold()
-                assert file is not None
-            return file
-
     def _fetch(self, entry: CacheEntry, url: str) -> None:
         """Fetch a file if it is missing or has changed; the entry is locked."""
         remote, versions = RemoteFile(url, self.storage_options, self.timeout_seconds), entry.versions()
         try:
-            current = bool(versions) and os.path.basename(versions[0]).startswith(f"{remote.version()}-")
+            current = bool(versions) and versions[0] in entry.versions(remote.version())
         except UnreachableError as error:
             _log.warning("%s; its copy in the cache is read instead", error)
             current = True
-        if not current:
-            _log.info("fetching %s", url)
-            version = remote.fetch(entry.part, functools.partial(self._make_room, url, entry=entry))
-            self._make_room(url, os.path.getsize(entry.part), entry)
-            entry.take_in(version)
-        os.utime(entry.lock)  # the server was asked just now
+        if current:
+            os.utime(versions[0])  # the server was asked just now
+            return
+        _log.info("fetching %s", url)
+        version = remote.fetch(entry.part, functools.partial(self._make_room, url, entry=entry))
+        self._make_room(url, os.path.getsize(entry.part), entry)
+        entry.take_in(version)
 
     def _entry(self, url: str) -> CacheEntry:
         place = _PASSWORD.sub(r"\1@", url), sorted(_places(self.storage_options))
@@ -200,11 +186,7 @@ class FileCache:
             raise SizeError(
                 f"{url} has {size:,} bytes, and the cache's limit is {limit:,}; raise size_limit_bytes or {_LIMIT}"
             )
-        stored = sorted(stored_files(self._directory()))
-        total = size + sum(taken for _, taken, path in stored if path != entry.part)
-        for _, taken, path in stored:
-            if total > limit and path != entry.part and delete_file(path):
-                total -= taken
+        make_room(self._directory(), size, limit, entry.part)
 
 
 def is_url(path: Any) -> bool:
@@ -221,12 +203,6 @@ def is_url(path: Any) -> bool:
 def open_local(path: str | os.PathLike[str], cache: FileCache | None = None) -> LocalFile:
     """Make a file local for as long as the result is open."""
     return (_DEFAULT if cache is None else cache).open(path)
-
-
-def local_path(path: str | os.PathLike[str], cache: FileCache | None = None) -> str:
-    """As `open_local`, but with a size limit another process may delete the file immediately."""
-    with open_local(path, cache) as file:
-        return file.path
 
 
 def cache_directory(kind: str) -> str:
