@@ -15,8 +15,7 @@ import numpy as np
 from stream_dataloader.streams._media.container import frame_rate
 from stream_dataloader.streams._media.section import check_numbers, closed_on_error
 from stream_dataloader.streams.audio.resample import Samples
-from stream_dataloader.streams.audio.samples import SampleReader
-from stream_dataloader.streams.audio.stream import AudioStream
+from stream_dataloader.streams.audio.stream import AudioStream, SampleReader
 from stream_dataloader.streams.cache.file_cache import LocalFile
 from stream_dataloader.streams.video.selection import Selection
 from stream_dataloader.streams.video.stream import OpenVideo, VideoStream
@@ -124,8 +123,9 @@ class _Sound:
             self._reader.drop(first - self._position)
             self._position = first
         wanted = count - silent
-        self._reader.fill(wanted)
-        held = min(wanted, self._reader.samples.shape[1])
+        held = self._reader.fill(wanted)
+        if held < wanted and self._reader.error is not None:
+            raise self._reader.error
         found[:, silent : silent + held] = self._reader.samples[:, :held]
         return found
 

@@ -55,7 +55,7 @@ def open_container(path: str) -> av.container.InputContainer:
 
 
 def ffmpeg_path(path: str) -> str:
-    """A file's path, written so that FFmpeg takes what is before a colon (`12:00.mp4`) for no protocol."""
+    """A file's path, in which a colon (`12:00.mp4`) ends no protocol."""
     return os.path.join(os.curdir, path) if ":" in path and not os.path.isabs(path) else path
 
 
@@ -78,7 +78,7 @@ def choose_stream(container: av.container.InputContainer, kind: Literal["video",
 
 
 def ticks_of_untimed(container: av.container.InputContainer, stream: Any) -> Fraction | None:
-    """How long a frame is shown, in the stream's time base, if the container does not have these times."""
+    """How long a frame is shown if the container does not say, in the stream's time base."""
     # Bare streams have no times, AVI and ASF those of decoding.
     disordered = container.format.name in ("avi", "asf") and stream.codec_context.has_b_frames
     if not disordered and not int(container.format.flags) & _NO_TIMESTAMPS:

@@ -1,7 +1,7 @@
 """How a picture is delivered, and the converters that write decoded ones straight into a batch.
 
-Guarantee: whatever a decoder yields comes out with the one shape and dtype that was asked for, its colours by its own
-tags. Planes ("gbrp") are the most accurate way to RGB, and the fastest that honours tags.
+Guarantee: pictures have the one shape and dtype that was asked for, and colours by their own tags. Planes ("gbrp") are
+the most accurate way to RGB, and the fastest that honours tags.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ _UPRIGHT = _Orientation()
 
 
 def _orientation(frame: av.VideoFrame) -> _Orientation:
-    """How a frame is shown upright, by its display matrix, which takes a pixel at x, y to ax + cy, bx + dy."""
+    """By the frame's display matrix, which takes a pixel at x, y to ax + cy, bx + dy."""
     from stream_dataloader.streams._media.container import side_data
 
     found = side_data(frame)

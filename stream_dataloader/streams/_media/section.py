@@ -1,8 +1,8 @@
 """What all streams check: their options, and sources that are files or sections of them.
 
 Guarantee: a file that cannot be read is refused by name, before a decoder sees it. What was read within `with known:`
-is what the file held when it became known, or an error. A file that is shorter by then is not touched: reading mapped
-memory behind its end would kill the process (SIGBUS).
+is what the file held when it became known, or an error. If it is shorter it is not touched: reading mapped memory
+behind its end would kill the process (SIGBUS).
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Section(NamedTuple):
 
 
 def is_section(source: Any) -> bool:
-    """Whether a source is written as a section: a tuple, or a list that begins with a path, as JSON has it."""
+    """Whether a source is a tuple, or a list that begins with a path, as JSON has it."""
     return isinstance(source, tuple) or (
         isinstance(source, list) and bool(source) and isinstance(source[0], (str, bytes, os.PathLike))
     )
@@ -96,7 +96,7 @@ def whole_number(name: str, value: Any, remedy: str, least: int, most: float = m
 
 
 def check_numbers(options: Any, **allowed: tuple[str, int] | tuple[str, int, int]) -> None:
-    """Make ints of a dataclass's options; `allowed` has, by name, the remedy, the least value, and maybe the most."""
+    """Make ints of options; `allowed` has the remedy, the least value, and maybe the most."""
     for name, limits in allowed.items():
         value = getattr(options, name)
         if value is not None or getattr(type(options), name, 0) is not None:
@@ -163,10 +163,7 @@ def natural_order(name: str) -> tuple[Any, str]:
 
 
 class KnownFile(NamedTuple):
-    """A file, as it was when it became known; `with known:` is held while it is read.
-
-    Errors call it `name`. With a `descriptor` the open file is looked at, which may have lost its name.
-    """
+    """A file, as it was when it became known; with a `descriptor`, the open one. Errors call it `name`."""
 
     path: str
     inode: int

@@ -1,7 +1,6 @@
 """Rows of HDF5 datasets, read by h5py.
 
-Guarantee: one call reads large rows into the batch. Chunks that several reads share are unpacked once. A file is locked
-for reading while it is open, if the file system can do that.
+Guarantee: one call reads large rows into the batch. Chunks that several reads share are unpacked once.
 """
 
 from __future__ import annotations
@@ -144,7 +143,7 @@ def _with_room_for_chunks(dataset: Any) -> Any:
 
 
 def _memory_of(out: Any) -> tuple[Any, Any] | None:
-    """All that lies between the first byte of `out` and its last, flat, and which of it are the rows.
+    """All memory from the first byte of `out` to its last, and which of it are the rows.
 
     Between a lane's rows are other lanes', which HDF5 leaves alone::
 

@@ -93,7 +93,7 @@ class NpyHeader(NamedTuple):
 
 
 def read_header(file: BinaryIO, name: str) -> NpyHeader:
-    """The header of a `.npy` file. NumPy has Python parse it, which Python 3.11 cannot do in two threads."""
+    """A `.npy` file's header, without Python's parser: that of 3.11 fails in two threads."""
     magic = file.read(8)
     width = 2 if magic[6:7] == b"\x01" else 4
     length = int.from_bytes(file.read(width), "little")

@@ -47,10 +47,7 @@ _SILENCE_SAMPLES = 65536
 
 
 class AudioDecoder:
-    """Decodes one audio stream to float32 pieces of one rate and one layout of channels, those of its first frame.
-
-    `layout` is FFmpeg's name of the channels' layout, and `start_seconds` the time stamp of sample 0.
-    """
+    """Decodes one audio stream to float32 pieces, of the rate and the layout of channels of its first frame."""
 
     def __init__(self, path: Any, stream: int, on_corrupt: OnCorrupt) -> None:
         self._path = path
@@ -65,7 +62,7 @@ class AudioDecoder:
                 raise ValueError(f"{self._path}: nothing in its audio stream {self._index} can be decoded")
             self._own = self.rate, first.layout.name, self.channels
             self.layout = layout_name(self.channels, first.layout.name)
-            self.start_seconds = self._clock.origin_seconds
+            self.start_seconds = self._clock.origin_seconds  # of sample 0
 
     def _open(self) -> None:
         self._container = open_container(self._path)
@@ -80,7 +77,7 @@ class AudioDecoder:
             self._first = next(self._frames, None)
 
     def seek(self, start: int) -> int:
-        """Go to sample `start` or to one before it, whose number is returned; called once, before `pieces`."""
+        """Go to sample `start`, or to one before it; returns its number."""
         # With damaged data left out, the n-th sample is found only by decoding from the beginning.
         if start <= _SEEK_SECONDS * self.rate or self._on_corrupt != "raise" or self._clock.origin is None:
             return 0
@@ -102,7 +99,7 @@ class AudioDecoder:
             raise ValueError(f"{self._path}: its audio stream {self._index} has no sample that can be decoded")
 
     def pieces(self) -> Iterator[Samples]:
-        """Pieces `(C, n)` from the sample that `seek` returned on, each following on the one before."""
+        """Consecutive pieces `(C, n)`, from the sample that `seek` returned on."""
         if self._first is None:
             return
         latest = self._own  # the kind of the frame before
@@ -158,7 +155,7 @@ class AudioDecoder:
         return (int(position), first, frames) if position.denominator == 1 and position <= start else None
 
     def _mp3_frames(self, target: int) -> Iterator[Any]:
-        """Frames from shortly before a time stamp on, as if all before had been decoded; none if unsure."""
+        """Frames from shortly before a time stamp on; none if unsure."""
         recent: deque[Any] = deque(maxlen=_MP3_PREROLL_PACKETS)
         while not recent or recent[-1].pts + recent[-1].duration <= target:
             packet = self._next_packet(self._packets)

@@ -132,7 +132,7 @@ def _ogg_end(path: str) -> int | None:
 
 
 def _has_xing_header(path: str) -> bool:
-    """Whether an MP3 has its number of frames. Otherwise FFmpeg guesses the duration by the size."""
+    """Whether an MP3 has its number of frames; otherwise FFmpeg guesses it."""
     with open(path, "rb") as file:
         head = file.read(10)
         tag = 0

@@ -26,12 +26,12 @@ from stream_dataloader.streams._media.section import (
     section_of,
     whole_number,
 )
+from stream_dataloader.streams.audio.decoding import AudioDecoder
 from stream_dataloader.streams.audio.headers import declared_samples
-from stream_dataloader.streams.audio.resample import Samples, output_length
-from stream_dataloader.streams.audio.samples import SampleReader
+from stream_dataloader.streams.audio.resample import Converter, Samples, layout_name, output_length, restart
 from stream_dataloader.streams.cache.file_cache import FileCache, LocalFile, open_local
 
-__all__ = ["AudioStream"]
+__all__ = ["AudioStream", "SampleReader"]
 
 _HIGHEST_RATE = 768_000
 _AHEAD_SAMPLES = 16384  # read together, for several windows
@@ -153,7 +153,6 @@ class _Windows:
         self._hop: int = options.hop or options.window
         self._reader = SampleReader(section.path, options, section.start, item * self._hop)
         self._stop = None if section.stop is None else _number(section.stop, self._reader.rate)
-        self._error: Exception | None = None
         self._ended = False
 
     def __iter__(self) -> Iterator[Samples]:
@@ -169,7 +168,10 @@ class _Windows:
         written = 0
         while written < len(rows) and not self._ended:
             left = len(rows) - written
-            held = self._held(max(self._window, min(_AHEAD_SAMPLES, (left - 1) * self._hop + self._window)))
+            wanted = max(self._window, min(_AHEAD_SAMPLES, (left - 1) * self._hop + self._window))
+            if self._stop is not None:
+                wanted = max(0, min(wanted, self._stop - self._reader.start - self._item * self._hop))
+            held = self._reader.fill(wanted)
             if held >= self._window:
                 count = min(left, 1 + (held - self._window) // self._hop)
                 samples = self._reader.samples
@@ -179,26 +181,13 @@ class _Windows:
                 rows[written : written + count] = as_strided(samples, shape, strides, writeable=False)
                 self._advance(count)
                 written += count
-            elif self._error is None:
-                self._check_ends()
-                if self._error is None:
-                    written += self._write_last(rows[written], held)
-            if self._error is not None and held < self._window:
-                if not written:
-                    raise self._error
+            elif (error := (self._reader.error if held < wanted else None) or self._wrong_end()) is None:
+                written += self._write_last(rows[written], held)
+            elif written:
                 break
+            else:
+                raise error
         return written
-
-    def _held(self, wanted: int) -> int:
-        """How many samples there are for the next windows; reads on until there are `wanted`."""
-        position = self._reader.start + self._item * self._hop
-        most = wanted if self._stop is None else max(0, min(wanted, self._stop - position))
-        if self._error is None:
-            try:
-                self._reader.fill(most)
-            except (OSError, ValueError) as error:
-                self._error = error
-        return min(most, int(self._reader.samples.shape[1]))
 
     def _advance(self, count: int) -> None:
         self._item += count
@@ -215,19 +204,90 @@ class _Windows:
         self._advance(1)
         return 1
 
-    def _check_ends(self) -> None:
-        """Check, at the end, that what was asked for was there."""
+    def _wrong_end(self) -> ValueError | None:
+        """The error to raise at the end if what was asked for was not there."""
         length, start, stop, path = self._reader.length, self._reader.start, self._stop, self._section.path
         items = self._options.items(max(0, min(at for at in (length, stop) if at is not None) - start))
         if length is not None and max(start, stop or 0) > length and self._options.on_corrupt == "raise":
-            self._error = ValueError(f"{path} ends at sample {length}, {start} to {stop or 'the end'} was asked for")
-        elif self._item > items:
-            self._error = ValueError(f"{path} has {items} items, and was to be read from item {self._item} on")
+            return ValueError(f"{path} ends at sample {length}, {start} to {stop or 'the end'} was asked for")
+        if self._item > items:
+            return ValueError(f"{path} has {items} items, and was to be read from item {self._item} on")
+        return None
 
     def close(self) -> None:
         """Close the file."""
         self._reader.close()
         self._local.close()
+
+
+class SampleReader:
+    """Reads one audio stream of a file; what was read and not dropped yet are `samples`, `(channels, n)`.
+
+    `options` is an `AudioStream`. `start` is a sample's number at the output rate, or seconds as a float; the first
+    sample wanted is `offset` behind it.
+    """
+
+    def __init__(self, path: Any, options: Any, start: int | float = 0, offset: int = 0) -> None:
+        self._may_be_cut = options.on_corrupt != "raise"
+        self.decoder = AudioDecoder(path, options.stream, options.on_corrupt)
+        with closed_on_error(self):
+            self.rate = options.rate or self.decoder.rate
+            self.channels = options.channels or self.decoder.channels
+            self.start_seconds = self.decoder.start_seconds
+            self.start = round(start * self.rate) if isinstance(start, float) else int(start)
+            self.length: int | None = None  # samples in all, at the output rate, once the end is reached
+            self._ratio = Fraction(self.rate, self.decoder.rate)
+            rates, channels = (self.decoder.rate, self.rate), (self.decoder.channels, self.channels)
+            try:
+                self._converter = Converter(rates, (self.decoder.layout, layout_name(self.channels)), channels)
+            except ValueError as error:
+                raise ValueError(f"{path}: {error}") from error
+            input_start, self._skipped = restart(self.start + offset, self._ratio)
+            self._pieces = self._pieces_from(input_start)
+            self.samples: Samples = np.empty((self.channels, 0), np.float32)
+            self.error: Exception | None = None
+
+    def _pieces_from(self, start: int) -> Iterator[Samples]:
+        """Decoded pieces from an input sample on, each following on the one before."""
+        position = self.decoder.seek(start)
+        for piece in self.decoder.pieces():
+            skipped = min(max(0, start - position), piece.shape[1])
+            position += piece.shape[1]
+            if skipped < piece.shape[1]:
+                yield piece[:, skipped:]
+        if not self._may_be_cut:
+            self.decoder.check_not_cut(position / self.decoder.rate)
+        self.length = output_length(position, self._ratio)
+
+    def fill(self, wanted: int) -> int:
+        """Read until `samples` has so many; fewer are there at the end, or before `error`."""
+        found, missing = [self.samples], wanted - self.samples.shape[1]
+        while missing > 0 and self.length is None and self.error is None:
+            try:
+                piece = next(self._pieces, None)
+            except Exception as error:
+                self.error = error
+                made = self._converter.flush()
+            else:
+                made = self._converter.end() if piece is None else self._converter.push(piece)
+            for samples in made:
+                skipped = min(self._skipped, samples.shape[1])
+                self._skipped -= skipped
+                found.append(samples[:, skipped:])
+                missing -= samples.shape[1] - skipped
+        if len(found) > 1:
+            self.samples = np.concatenate(found, axis=1)
+        return min(wanted, int(self.samples.shape[1]))
+
+    def drop(self, count: int) -> None:
+        """Leave out the next samples, whether they were read or not."""
+        held = min(count, self.samples.shape[1])
+        self.samples = self.samples[:, held:]
+        self._skipped += count - held
+
+    def close(self) -> None:
+        """Close the file; also a second time."""
+        self.decoder.close()
 
 
 def _number(at: int | float, rate: int) -> int:

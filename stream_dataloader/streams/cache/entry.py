@@ -1,7 +1,6 @@
 """What the cache has of one URL: a directory, whose files processes lock, rename and delete.
 
-Guarantee: every step is atomic in the file system, so a process may be killed between any two. A lock is released when
-its holder dies, also by SIGKILL.
+Guarantee: each step is atomic in the file system, and the kernel frees a lock when its holder dies.
 
 A directory, one for each URL::
 
@@ -29,7 +28,7 @@ class LocalFile:
 
     Attributes:
         path: Its path.
-        fd: The descriptor that holds a lock on it; -1 if it has none.
+        fd: Holds a lock on it; -1 if there is none.
     """
 
     def __init__(self, path: str, fd: int = -1) -> None:
@@ -56,10 +55,7 @@ def _release(fd: int, process: int) -> None:
 
 
 def lock(path: str, *, shared: bool = False, wait: bool = True, create: bool = False) -> LocalFile | None:
-    """Lock a file, which is created if `create`; None if there is none, or if it is held and `wait` is False.
-
-    Shared locks admit other shared ones. A file may be deleted while it is locked; the next `lock` makes a new one.
-    """
+    """Lock a file, also against other threads; None if there is none, or if it is held and `wait` is False."""
     flags = (os.O_RDONLY if shared else os.O_RDWR) | (os.O_CREAT if create else 0)
     while True:
         try:
@@ -88,7 +84,7 @@ class CacheEntry:
         self.part = os.path.join(directory, "part")
 
     def get(self, held: Callable[[], LocalFile | None], fetch: Callable[[], None]) -> LocalFile:
-        """The file that `held` finds, else the newest after `fetch`, which other processes wait for."""
+        """The file that `held` finds, else the newest after `fetch`."""
         if (file := held()) is not None:
             return file
         with self._locked():
@@ -145,10 +141,7 @@ class CacheEntry:
 
 
 def make_room(directory: str, size: int, limit: int, part: str) -> None:
-    """Delete the files of a cache that were not used for longest, until a new one of `size` bytes has room.
-
-    `part` is what has arrived of it.
-    """
+    """Delete the files not used for longest, until a new one has room, of which `part` has arrived."""
     stored = []
     for path in glob.iglob(os.path.join(glob.escape(directory), "*", "*")):
         if os.path.basename(path) != "lock" and path != part:
@@ -162,7 +155,7 @@ def make_room(directory: str, size: int, limit: int, part: str) -> None:
 
 
 def _delete(path: str) -> bool:
-    """Delete a file of the cache, unless it is in use, and its directory if nothing else is in it."""
+    """Delete a file, unless it is in use, and its directory if nothing else is in it."""
     directory = os.path.dirname(path)
     fetching = lock(os.path.join(directory, "lock"), wait=False)
     if fetching is None:

@@ -13,7 +13,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 __all__ = ["RemoteFile", "SizeError", "UnreachableError", "final_error", "text_of"]
 
@@ -38,8 +38,6 @@ _OURS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EFBIG, err
 
 #: fsspec lets go of clients in a forked process, where that ends the parent's connections.
 _held: dict[int, Any] = {}
-
-Result = TypeVar("Result")
 
 
 class UnreachableError(ConnectionError):
@@ -68,10 +66,8 @@ class RemoteFile:
                     options[protocol] |= {"skip_instance_cache": True}
             self._file_system, self._path = url_to_fs(url, **options)
         except ImportError as error:
-            raise ImportError(
-                f"reading {url} needs a package that is not installed: {error} (pip install "
-                "'stream-dataloader[fsspec]'; s3:// needs s3fs, gs:// gcsfs, abfs:// adlfs)"
-            ) from error
+            remedy = "pip install 'stream-dataloader[fsspec]'; s3:// needs s3fs, gs:// gcsfs, abfs:// adlfs"
+            raise ImportError(f"reading {url} needs a package that is not installed: {error} ({remedy})") from error
         except Exception as error:
             if (known := final_error(url, error)) is None:
                 raise UnreachableError(f"{url} could not be opened: {text_of(error)}; check the address") from error
@@ -82,11 +78,11 @@ class RemoteFile:
 
     def version(self) -> str:
         """Ask the server which version of the file it has."""
-        return self._tried(self._ask)[0]
+        return str(self._tried(self._ask)[0])
 
     def fetch(self, path: str, check_size: Callable[[int], None]) -> str:
-        """Write the file's bytes to a local one, of a size that is checked if known; returns their version."""
-        return self._tried(lambda: self._download(path, check_size))
+        """Write the bytes to a local file, after a check of their number; returns their version."""
+        return str(self._tried(lambda: self._download(path, check_size)))
 
     def _ask(self) -> tuple[str, int | None]:
         """The file's version and size."""
@@ -124,7 +120,7 @@ class RemoteFile:
             raise ConnectionError("it changed while it was fetched")
         return version
 
-    def _tried(self, action: Callable[[], Result]) -> Result:
+    def _tried(self, action: Callable[[], Any]) -> Any:
         """What an action returns, with more tries where they may help."""
         began = time.monotonic()
         for tries, wait in enumerate((*_WAIT_SECONDS, None), 1):
@@ -180,7 +176,7 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def final_error(url: str, error: Exception) -> Exception | None:
-    """The builtin error to raise for a failed try, as of a local file; None if another try may help."""
+    """The builtin error to raise; None if another try may help."""
     chain = list(_chain(error))
     statuses = [getattr(link, "status", None) for link in chain]
     status = next((status for status in statuses if isinstance(status, int)), None)

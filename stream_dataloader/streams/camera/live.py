@@ -6,7 +6,7 @@
         ^            |         full: "latest" drops its oldest frame and counts it, "all" has the camera wait
         +-- wait <---+ an end or an error: 0.5 s, 1 s, 2 s, ... until a frame comes; too often in a row: the error
 
-Guarantee: a reader is never behind by more than the queue, and nothing waits for longer than `timeout_seconds`.
+Guarantee: a reader is behind by no more than the queue, and waits no longer than `timeout_seconds`.
 """
 
 from __future__ import annotations
@@ -112,11 +112,9 @@ class LiveReader:
             with self._changed:
                 if self._connection < 0 or (tries is not None and failed >= tries):
                     why = str(error)
-                    if self._connection >= 0 and failed:
-                        tried = f"{failed} tries in {time.monotonic() - since:.1f} s to connect again"
-                        why = f"lost, and gave up after {tried}; the last: {why}; reconnect_tries=None has no limit"
-                    elif self._connection >= 0:
-                        why = f"{why}; reconnect_tries is 0"
+                    if self._connection >= 0:
+                        tried = f"{failed} tries in {time.monotonic() - since:.1f} s, as reconnect_tries is {tries}"
+                        why = f"lost, and gave up after {tried}; the last: {why}"
                     error.args = (f"{self._name}: {why}",)
                     self._error = error
                     self._changed.notify_all()

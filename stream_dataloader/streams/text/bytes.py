@@ -1,4 +1,4 @@
-"""The bytes of a text. Compressed files and encodings other than UTF-8 are read forward only, from the begin.
+"""The bytes of a text. What is compressed, or not UTF-8, is read forward only.
 
 Guarantee: fewer bytes than asked for are returned only at the end, or before an error, which `check` raises.
 """
@@ -6,11 +6,12 @@ Guarantee: fewer bytes than asked for are returned only at the end, or before an
 from __future__ import annotations
 
 import codecs
+import functools
 import importlib
 import os
 import sys
 import zlib
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from pathlib import PurePath
 from typing import Any
 
@@ -23,7 +24,7 @@ __all__ = ["TextBytes", "encoding_name", "in_utf8", "invalid", "is_compressed", 
 _PIECE_BYTES = 1 << 16
 
 #: How much a decoder gets at a time. gzip shrinks repeated bytes to a 1,000th, zstd to a 32,000th.
-_GZIP_BYTES, _ZSTD_BYTES = 1 << 13, 1 << 9
+_COMPRESSED_BYTES = {".gz": 1 << 13, ".zst": 1 << 9}
 
 #: How much of what is read forward stays readable before the last offset asked for.
 _KEPT_BYTES = 16
@@ -36,18 +37,11 @@ _MARKS = {
 
 
 class TextBytes:
-    """Bytes that are read by offset, here those of a string.
+    """Bytes that are read by offset, here those of a string."""
 
-    Attributes:
-        name: What error messages call it.
-        place: What they call an offset, with `{}` for its number.
-        size: How many bytes it has; None if that is not known before its end.
-        error: Why a `read_at` was cut short.
-    """
-
-    name, place = "the string", "byte {}"
-    size: int | None
-    error: Exception | None = None
+    name, place = "the string", "byte {}"  # what errors call it, and an offset in it
+    size: int | None  # None: not known before the end
+    error: Exception | None = None  # why a `read_at` was cut short
 
     def __init__(self, data: bytes) -> None:
         self.size, self._string = len(data), data
@@ -75,21 +69,16 @@ class FileBytes(TextBytes):
         self.size = self._size = os.fstat(self._file.fileno()).st_size
 
     def read_at(self, offset: int, count: int) -> bytes:
-        count = min(count, self._size - offset)
-        data = b""
-        while len(data) < count and self.error is None:
-            place = offset + len(data)
+        stop, data = min(offset + count, self._size), b""
+        while (place := offset + len(data)) < stop and self.error is None:
             try:
-                more = os.pread(self._file.fileno(), count - len(data), place)
+                data += (more := os.pread(self._file.fileno(), stop - place, place))
             except OSError as error:
                 self.error = OSError(f"{self.name} could not be read at byte {place}: {error.strerror}")
-                break
-            if not more:
-                self.error = OSError(
-                    f"{self.name} ends at byte {place}, and had {self._size} bytes when it was opened; "
-                    "it must not be written to while it is read"
-                )
-            data += more
+            else:
+                if not more:
+                    what = f"{self.name} ends at byte {place}, and had {self._size} bytes when it was opened"
+                    self.error = OSError(f"{what}; it must not be written to while it is read")
         return data
 
     def close(self) -> None:
@@ -129,7 +118,11 @@ class ForwardBytes(TextBytes):
 
 def is_compressed(path: Any) -> bool:
     """Whether a file is compressed, going by its name."""
-    return PurePath(os.fsdecode(path)).suffix.lower() in (".gz", ".zst")
+    return _suffix(path) in _COMPRESSED_BYTES
+
+
+def _suffix(path: Any) -> str:
+    return PurePath(os.fsdecode(path)).suffix.lower()
 
 
 def open_text(path: Any, cache: FileCache | None = None) -> TextBytes:
@@ -140,40 +133,32 @@ def open_text(path: Any, cache: FileCache | None = None) -> TextBytes:
         here = check_file(local.path)
         if not is_compressed(path):
             return FileBytes(here, name, local)
-        if name.lower().endswith(".zst"):
-            _zstd(name)  # is installed
-        return ForwardBytes(name, "byte {} of its text", _decompressed(here, name), local)
+        return ForwardBytes(name, "byte {} of its text", _decompressed(here, name, _decoder(name)), local)
 
 
-def _zstd(name: str) -> Any:
+def _decoder(name: str) -> Callable[[], Any]:
+    """Makes what decodes one frame of a file, with `decompress`, `eof` and `unused_data`."""
+    if _suffix(name) == ".gz":
+        return functools.partial(zlib.decompressobj, 16 + zlib.MAX_WBITS)
     if sys.version_info >= (3, 14):
-        return importlib.import_module("compression.zstd")
+        return importlib.import_module("compression.zstd").ZstdDecompressor  # type: ignore[no-any-return]
     try:
-        return importlib.import_module("zstandard")
+        return importlib.import_module("zstandard").ZstdDecompressor().decompressobj  # type: ignore[no-any-return]
     except ImportError as error:
         raise ImportError(
             f"{name} is read with the package zstandard: pip install 'stream-dataloader[zstd]', or use Python 3.14"
         ) from error
 
 
-def _decoder(name: str) -> Any:
-    """What decodes one frame of a file, with `decompress`, `eof` and `unused_data`."""
-    if name.lower().endswith(".gz"):
-        return zlib.decompressobj(16 + zlib.MAX_WBITS)
-    decoder = _zstd(name).ZstdDecompressor()
-    return decoder if sys.version_info >= (3, 14) else decoder.decompressobj()
-
-
-def _decompressed(path: str, name: str) -> Generator[bytes, None, None]:
+def _decompressed(path: str, name: str, decoder: Callable[[], Any]) -> Generator[bytes, None, None]:
     """What is in a file's frames; its end within one is an error."""
-    frame, compressed, place = None, b"", 0
-    count = _GZIP_BYTES if name.lower().endswith(".gz") else _ZSTD_BYTES
+    frame, compressed, place, count = None, b"", 0, _COMPRESSED_BYTES[_suffix(name)]
     with open(path, "rb") as file:
         try:
             while compressed := compressed or file.read(count):
                 if frame is None and not (compressed := compressed.lstrip(b"\0")):  # padding between frames
                     continue
-                frame = frame or _decoder(name)
+                frame = frame or decoder()
                 piece = frame.decompress(compressed)
                 place += len(piece)
                 yield piece

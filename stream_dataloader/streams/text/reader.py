@@ -1,15 +1,15 @@
 r"""A text's units as items: its bytes, its characters, or the tokens of its pieces.
 
-It is read in blocks that end where a character begins, so that each can be decoded by itself. "\r\n" is one if
-newlines are universal. Pieces, of which tokens are made, must be the same wherever reading begins::
+Blocks end where a character begins; "\r\n" is one if newlines are universal. Pieces, of which tokens are made, must be
+the same wherever reading begins::
 
     blocks of the file     |            |            |            |            |
     "ab..\ncd..\n" lines   ^   ^    ^     ^                   ^        ^            a piece begins with each line
     and in a long line                                ^                             and in each block without one,
                                                                                     at its first space
 
-Guarantee: blocks decoded one by one are the text decoded as a whole, also where invalid bytes are replaced. Items
-before an error come before it; it comes again with each call after that.
+Guarantee: blocks decoded one by one are the text decoded as a whole. Items before an error come before it; it comes
+again with each call after that.
 """
 
 from __future__ import annotations
@@ -115,7 +115,6 @@ class TextReader:
             first = self._offset
             data = self._read_block()
             self._ended = not data
-            # The block that holds the start is decoded in any case, so that invalid bytes in it are found.
             if done < start and (count := self._count(data)) is not None and done + count < start:
                 done += count
                 continue

@@ -84,8 +84,8 @@ class DeviceDecoder:
             except RuntimeError:  # PyAV found no stream that has a decoder on the device
                 raise self._not_opened(_NO_DECODER) from None
         raise self._not_opened(
-            f"it does not come up ({problem}): there is no such GPU or driver, its memory is full, or this worker was "
-            'forked after CUDA was used, which needs multiprocessing_context="forkserver"'
+            f"it does not come up ({problem}): there is no such GPU or driver, its memory is full, or this process was "
+            'forked after CUDA was used (see multiprocessing_context="forkserver")'
         )
 
     def _not_opened(self, why: str) -> DeviceError:
@@ -96,8 +96,8 @@ class DeviceDecoder:
 
     def _refused(self, why: str) -> DeviceError:
         return DeviceError(
-            f"{self._path} ({self._codec}) cannot be decoded by the device {self._device!r}: {why}; use device=None to "
-            "decode by the CPU, or device_fallback=True to do so where the device cannot",
+            f"{self._path} ({self._codec}) cannot be decoded by the device {self._device!r}: {why}; use device=None, "
+            "or device_fallback=True",
             device=self._device,
             codec=self._codec,
         )

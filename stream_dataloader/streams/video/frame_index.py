@@ -159,7 +159,7 @@ def segment_videos(
 
 
 def _is_gradual_refresh(packet: Any) -> bool:
-    """Whether a key frame of H.264 only begins a refresh (x264's `intra-refresh`) that takes several frames."""
+    """Whether a key frame of H.264 begins a refresh (`intra-refresh`) of several frames."""
     for unit in _units(bytes(packet)):
         kind = unit[0] & 31
         if kind in (_SLICE, _IDR):

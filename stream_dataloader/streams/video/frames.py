@@ -2,8 +2,8 @@
 
 Guarantee: `frames(start=n)` yields exactly the frames that `frames()` yields after its first n, in any container.
 
-The reader seeks to before the time stamp of frame n, and checks what it then reads, as MPEG-TS lands late, and MPEG
-program streams do not know the times of what they land on::
+The reader seeks to before frame n, and checks what it then reads: MPEG-TS lands late, and MPEG program streams do not
+know the times of what they land on::
 
     key frames    K . . . . . K . . . . . K . . . . .
     wanted                            n
@@ -280,7 +280,7 @@ class Tally:
 class PacketGaps:
     """Finds out where packets of a transport stream were lost.
 
-    FFmpeg marks a packet near each break in their numbers, also where two files were joined: a key frame follows there.
+    FFmpeg marks packets near a break in their numbers, also where files were joined: a key frame follows there.
     """
 
     def __init__(self) -> None:
