@@ -1,6 +1,6 @@
 """Folders of numbered images, each folder read as one video (OpenCV).
 
-Guarantee: images come in the order of their numbers, upright. One that is cut off or damaged is an error that names it.
+Guarantee: images come in the order of their numbers. One that is cut off or damaged is an error that names it.
 """
 
 from __future__ import annotations

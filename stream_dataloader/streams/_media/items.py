@@ -16,10 +16,7 @@ __all__ = ["PictureItems"]
 
 
 class PictureItems:
-    """Pictures, one after the other; a `protocols.ReadsInto`.
-
-    `frames` has what is decoded, each with what `beside` needs; `at_once` is the most that one `read_into` waits for.
-    """
+    """Pictures, one after the other; a `protocols.ReadsInto`. One `read_into` waits for `at_once` at most."""
 
     def __init__(
         self, frames: Iterator[tuple[Any, Any]], converter: AvConverter | ArrayConverter, at_once: int = sys.maxsize

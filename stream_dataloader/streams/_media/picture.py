@@ -212,7 +212,7 @@ class AvConverter(_Converter):
         super().__init__(picture)
         self._reformatter = VideoReformatter()
         self._pixel_aspect = pixel_aspect
-        # Bilinear averages all pixels that a smaller one covers. Without "accurate" chroma is not interpolated.
+        # Bilinear averages all pixels that a smaller one covers.
         self._options: dict[str, Any] = {"interpolation": ACCURATE_BILINEAR, "threads": 1}
         self._gray = picture.color == "gray"
         self._format = "gray" if self._gray else "gbrp"

@@ -1,7 +1,4 @@
-"""Rows of arrays.
-
-`stream` is the factory, `tables` reads `.npy` files and arrays in memory, and `hdf5` datasets. Open `stream` first.
-"""
+"""Rows of arrays. Open `stream` first, then `tables` and `hdf5`."""
 
 from stream_dataloader.streams.array.stream import ArrayStream
 

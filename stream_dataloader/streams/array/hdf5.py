@@ -72,7 +72,7 @@ def found_in(file: Any, name: str, dataset: str | None) -> Any:
 
 
 class Hdf5Table:
-    """Rows of an `h5py.Dataset`, whose file stays open; a `tables.Table`. Errors call the file `name`."""
+    """Rows of an `h5py.Dataset`, whose file stays open; a `tables.Table`."""
 
     def __init__(self, dataset: Any, name: str) -> None:
         dtype = dataset.dtype  # asked for once: h5py makes a new one each time
@@ -136,7 +136,7 @@ def _with_room_for_chunks(dataset: Any) -> Any:
     size = across * math.prod(dataset.chunks) * dataset.dtype.itemsize
     if size > _LARGEST_CHUNK_CACHE_BYTES:
         return dataset
-    # HDF5's defaults, or ten slots a chunk, as its manual advises. Chunks that were read are evicted first.
+    # HDF5's defaults, or ten slots a chunk, as its manual advises.
     access = h5p.create(h5p.DATASET_ACCESS)
     access.set_chunk_cache(min(max(521, 10 * across + 1), 1 << 20), max(1 << 20, size), 1.0)
     return Dataset(h5d.open(dataset.file.id, dataset.name.encode(), access))

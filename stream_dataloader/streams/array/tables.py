@@ -1,6 +1,6 @@
 """Rows of one array: in memory, or in a `.npy` file.
 
-Guarantee: a file's rows are copies. A file that is cut off or written to while it is read is an error, not a crash.
+Guarantee: a file's rows are copies. One that is cut off or written to while it is read is an error.
 """
 
 from __future__ import annotations

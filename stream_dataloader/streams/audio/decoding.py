@@ -133,7 +133,7 @@ class AudioDecoder:
             yield np.zeros((self.channels, min(count - begin, _SILENCE_SAMPLES)), np.float32)
 
     def _sought(self, start: int, origin: int) -> tuple[int, Any, Iterator[Any]] | None:
-        """A sample at `start` or before, the frame that it begins, and those after; None if unsure."""
+        """A sample at `start` or before, its frame, and those after; None if unsure."""
         ticks_a_sample = 1 / (self._stream.time_base * self.rate)
         if ticks_a_sample.denominator != 1:
             return None  # time stamps are coarser than samples

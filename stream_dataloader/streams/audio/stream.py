@@ -55,7 +55,7 @@ class AudioStream:
         on_corrupt: What to do about data that cannot be decoded, or is missing by its time stamps: `"raise"` an error;
             `"keep"` silence in its place, and damaged frames as the decoder makes them; or `"drop"` it. `"keep"` and
             `"drop"` cannot seek.
-        cache: Where files from URLs are kept; None is the cache that all streams share, see `FileCache`.
+        cache: Where files from URLs are kept, see `FileCache`; None is that of all streams.
 
     Raises:
         ValueError: An option has a value that it cannot have.
@@ -114,7 +114,7 @@ class AudioStream:
             return _Windows(self, section._replace(path=local.path), start, local)
 
     def length(self, source: Any) -> int | None:
-        """The number of items, by a header that counts samples (WAV, FLAC, ...) or the source's ends, else None."""
+        """The number of items, by a header that counts samples or the source's ends, else None."""
         section = section_of(source)
         if self.on_corrupt != "raise":
             return None

@@ -2,9 +2,8 @@
 
 Guarantees:
 
-- One process fetches a file, and the others wait for it. If it is killed, another takes over immediately.
-- A file gets its name after its last byte. What a killed process left is overwritten, or deleted to make room.
-- A file is not deleted while a `LocalFile` of it is open.
+- One process fetches a file, and the others wait for it. If it is killed, another takes over.
+- A file gets its name after its last byte, and is not deleted while a `LocalFile` of it is open.
 - A file that changed on its server is fetched again. The old one stays as long as it is read.
 """
 

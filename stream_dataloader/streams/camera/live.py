@@ -45,10 +45,7 @@ class Frame:
 
 
 class LiveReader:
-    """Reads a camera from now on, by frames of `connect(options)`; the first connection must succeed.
-
-    Errors call it `name`; `options` is a `CameraStream`.
-    """
+    """Reads a camera, by frames of `connect(options)`, from now on; the first connection must succeed."""
 
     def __init__(self, name: str, connect: Callable[[Any], Generator[Frame | None, None, None]], options: Any) -> None:
         self._name = name
@@ -216,7 +213,7 @@ def av_frames(address: str, options: Any) -> Generator[Frame | None, None, None]
 
 
 def opencv_frames(address: int | str, options: Any) -> Generator[Frame | None, None, None]:
-    """As `av_frames`, by OpenCV. A device's waits are its own: OPENCV_VIDEOIO_V4L_SELECT_TIMEOUT."""
+    """As `av_frames`, by OpenCV, with a device's own waits (OPENCV_VIDEOIO_V4L_SELECT_TIMEOUT)."""
     import cv2
 
     limit, wanted = options.timeout_seconds, []

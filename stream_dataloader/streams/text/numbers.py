@@ -31,7 +31,7 @@ def check_tokenizer(tokenizer: Any) -> None:
 
 
 def is_thread_safe(tokenizer: Any) -> bool:
-    """Whether several threads may use a tokenizer: one of the package `tokenizers`, or its file."""
+    """Whether several threads may use it: a tokenizer of the package `tokenizers`, or its file."""
     return isinstance(tokenizer, (str, os.PathLike)) or hasattr(tokenizer, "no_truncation")
 
 
@@ -103,4 +103,4 @@ def character_table(vocabulary: Any, unknown: int | None, dtype: np.dtype[Any]) 
             raise ValueError(f"the vocabulary has {number} for {character!r}; give 0 to {largest}, or another dtype")
     table = np.full(max(map(ord, numbers), default=0) + 2, -1 if unknown is None else unknown, np.int64)
     table[list(map(ord, numbers))] = list(numbers.values())
-    return table, f"which is not in the vocabulary of {len(numbers)} characters; add it, or give a number for unknown"
+    return table, f"which is not in the vocabulary of {len(numbers)} characters; add it, or give unknown"

@@ -31,7 +31,7 @@ _AROUND = 4
 
 
 class TextReader:
-    """The bytes or characters that begin in `[first, stop)`, as a `TextStream` says; a `protocols.ReadsInto`."""
+    """The bytes or characters that begin in `[first, stop)`; a `protocols.ReadsInto`."""
 
     def __init__(self, options: Any, file: TextBytes, first: int = 0, stop: int | None = None) -> None:
         self._options, self._file = options, file
@@ -124,7 +124,7 @@ class TextReader:
                     yield rows[max(start - before, 0) :]
         if done < start:
             name, units = self._file.name, self._options.units
-            raise ValueError(f"{name} has {done} {units} here, and start is {start}; give at most as many")
+            raise ValueError(f"{name} has {done} {units} here, and start is {start}")
 
     def _made(self, first: int, data: bytes) -> Iterator[Codes]:
         """The units that end in a block that begins at `first`; an empty one is the end."""

@@ -46,11 +46,11 @@ class TextStream:
     r"""Opens texts, one byte, character or token a time step. To be passed to `StreamDataset` as `open_stream`.
 
     A source is the path of a text file, which may be compressed (`.gz`, `.zst`), or `(path, start, stop)`: the bytes
-    `[start, stop)` of a file in UTF-8 that is not compressed. With `of="strings"` it is the text itself. A section may
-    begin and end anywhere: a unit belongs to the section that has its first byte.
+    `[start, stop)` of a file in UTF-8 that is not compressed. With `of="strings"` it is the text itself. A unit belongs
+    to the section that has its first byte.
 
-    Tokens are made of one line at a time, with its newline. A line that fills a whole block of `longest_line_bytes` is
-    also split there, before its first space. Characters and tokens that a resume skips are not checked.
+    Tokens are made of one line at a time, with its newline. A line that fills a block of `longest_line_bytes` is also
+    split there, before its first space. What a resume skips is not checked.
 
     Attributes:
         of: What sources are: "files" or "strings". It is never guessed.
@@ -64,12 +64,12 @@ class TextStream:
         newlines: "universal" reads "\r\n" and "\r" as "\n"; "keep" reads them as they are. None: "keep" for bytes,
             otherwise "universal".
         vocabulary: The numbers of characters: a mapping, or a string in which a character's place is its number.
-        unknown: The number of all characters that are not in the vocabulary; None makes them an error.
+        unknown: The number of characters that are not in the vocabulary; None is an error.
         targets: Items are `{"input": unit, "target": next unit}`, one fewer than there are units.
         dtype: The dtype of units. None: uint8 for bytes, otherwise int64, which torch takes as class numbers.
         block_bytes: How much is read at a time.
         longest_line_bytes: For tokens: a line of at most this length is never split.
-        cache: Where files from URLs are kept; None is the cache that all streams share, see `FileCache`.
+        cache: Where files from URLs are kept, see `FileCache`; None is that of all streams.
 
     Raises:
         ValueError: An option is out of range, or does not go with another.
@@ -123,12 +123,12 @@ class TextStream:
         if (units == "tokens") != (self.tokenizer is not None):
             raise ValueError(f"units is {units!r} and tokenizer is {self.tokenizer!r}; only tokens need one")
         if units == "bytes" and self.dtype == np.int8:
-            raise ValueError("dtype is int8, which does not hold bytes; give uint8, or a wider one")
+            raise ValueError("dtype is int8, which does not hold bytes; give uint8")
         if units == "bytes" and self.newlines == "universal":
             raise ValueError("newlines is 'universal', and bytes are read as they are")
         if self.vocabulary is not None:
             if units != "characters":
-                raise ValueError(f"a vocabulary numbers characters, and units is {units!r}; give one of the two")
+                raise ValueError(f"a vocabulary is for characters, and units is {units!r}")
             character_table(self.vocabulary, self.unknown, self.dtype)
         elif self.unknown is not None:
             raise ValueError(f"unknown is {self.unknown}, without a vocabulary; give one")
@@ -175,7 +175,7 @@ class TextStream:
         """The text's bytes, and the section `[start, stop)` of them that the source names."""
         if self.of == "strings":
             if not isinstance(source, str):
-                raise TypeError(f"the source is a {type(source).__name__}, and of='strings' was chosen; give a string")
+                raise TypeError(f"the source is a {type(source).__name__}; of='strings' takes strings")
             if not source:
                 raise ValueError("the text is empty, a string without a character")
             encoding = ("utf-8", "surrogatepass") if self.units != "bytes" else (self.encoding, self._codec_errors)
@@ -200,7 +200,7 @@ class TextStream:
         """Refuse a text without a character, and a section that is not in the file."""
         if first or stop is not None:
             if file.size is None and is_compressed(file.name):
-                raise ValueError(f"{file.name} is compressed, which has no sections; give all of it, or decompress it")
+                raise ValueError(f"{file.name} is compressed, and has no sections; decompress it")
             if file.size is None:
                 raise ValueError(f"{file.name} is {self.encoding}; give whole files, or convert them to utf-8")
             if max(first, stop or 0) > file.size:

@@ -1,10 +1,7 @@
 """Videos that a GPU's own decoder (NVIDIA's NVDEC) decodes, by way of PyAV.
 
-Guarantee: each frame was decoded by the device, where FFmpeg would silently use the CPU. Each step is checked::
-
-    FFmpeg was built with CUDA ── a decoder was set up on the device ── the first frame came ── each frame came from it
-
-Frames come down to host memory, semi-planar, and go the same way as the CPU's from there on.
+Guarantee: each frame was decoded by the device, where FFmpeg would silently use the CPU. Frames come down to host
+memory, semi-planar, and go the same way as the CPU's from there on.
 """
 
 from __future__ import annotations

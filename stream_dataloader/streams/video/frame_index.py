@@ -1,7 +1,6 @@
-"""When each frame of a video is shown: found by reading its packets without decoding them, and remembered.
+"""When each frame of a video is shown: found by reading its packets, and kept until the file changes.
 
-Guarantee: the n-th entry is the time stamp of the n-th frame that a decoder yields from an intact file. The index is
-kept in memory and on disk, until the file changes.
+Guarantee: the n-th entry is the time stamp of the n-th frame that a decoder yields from an intact file.
 """
 
 from __future__ import annotations
@@ -170,7 +169,7 @@ def _is_gradual_refresh(packet: Any) -> bool:
 
 
 def _units(data: bytes) -> Iterator[bytes]:
-    """The NAL units. Each follows a start code, or, in MP4 and Matroska, a length of four bytes."""
+    """The NAL units, each behind a start code, or (MP4, Matroska) a length of four bytes."""
     if data[:3] == b"\0\0\1" or data[:4] == b"\0\0\0\1":
         yield from (unit for unit in data.split(b"\0\0\1") if unit.strip(b"\0"))
         return

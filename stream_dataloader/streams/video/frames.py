@@ -43,10 +43,7 @@ _TO_A_KEY_FRAME = 3
 
 
 class FrameReader:
-    """Reads one video's frames, `av.VideoFrame`, in the order of display. A frame is valid until the next is read.
-
-    `device` is the one that decodes, see `device_of`; None is the CPU.
-    """
+    """Reads one video's frames, `av.VideoFrame`, in the order of display; each is valid until the next is read."""
 
     def __init__(self, path: str, stream: int = 0, on_corrupt: OnCorrupt = "raise", device: str | None = None) -> None:
         self._path = path
@@ -136,7 +133,7 @@ class FrameReader:
         return self._frames_from_key_before(time)
 
     def _frames_from_key_before(self, time: int) -> Iterator[Any]:
-        """Read from the beginning, as the index did, and decode from the last key frame before `time`."""
+        """Read from the beginning, and decode from the last key frame before `time`."""
         key = self._known.key_before(time) if self._ticks is None else None
         if key is not None:
             packets = itertools.dropwhile(
@@ -227,9 +224,7 @@ class FrameReader:
                 'use on_corrupt="drop" for what there is'
             )
         if not tally.frames:
-            raise ValueError(
-                f"{self._path}: its video stream {self._index} has no frame that can be decoded; leave it out"
-            )
+            raise ValueError(f"{self._path}: its video stream {self._index} has no frame that can be decoded")
 
     def _refuse(self, what: str, error: Exception | None = None) -> None:
         if self.on_corrupt == "raise":

@@ -61,9 +61,9 @@ class VideoStream:
             `"drop"` them. `"keep"` and `"drop"` cannot seek, and take the frames that are left of a file.
         backend: PyAV reads all videos; `"opencv"` is accepted, with a warning.
         device: What decodes: None or `"cpu"`; or `"cuda"` or `"cuda:1"`, an NVIDIA GPU's decoder. Frames come back to
-            host memory, for batches. With it, `on_corrupt` must be `"raise"`. It has not run on a GPU yet.
+            host memory. With it, `on_corrupt` must be `"raise"`. It has not run on a GPU yet.
         device_fallback: Decode by the CPU what the device cannot, and warn once, instead of a `DeviceError`.
-        cache: Where files from URLs are kept; None is the cache that all streams share, see `FileCache`.
+        cache: Where files from URLs are kept, see `FileCache`; None is that of all streams.
 
     Raises:
         ValueError: An option has a value that it cannot have.
@@ -111,7 +111,7 @@ class VideoStream:
         object.__setattr__(self, "stop", stop)
         check_choices(self, on_corrupt=get_args(OnCorrupt), backend=("av", "opencv"))
         if not isinstance(self.cache, (FileCache, NoneType)):
-            raise TypeError(f"cache is {self.cache!r}; give a FileCache, or None for the cache of all streams")
+            raise TypeError(f"cache is {self.cache!r}; give a FileCache, or None")
         object.__setattr__(self, "device", device_of(self.device))
         if self.device is not None and self.on_corrupt != "raise":
             raise ValueError(
@@ -133,7 +133,7 @@ class VideoStream:
             return OpenVideo(self, selection, start, local)
 
     def length(self, source: Any) -> int | None:
-        """The number of items, counted by packets, None if unknown; raises as opening and reading do."""
+        """The number of items, counted by packets; None if unknown."""
         if self.on_corrupt != "raise":
             return None
         local, selection = self.open(source)
