@@ -81,10 +81,10 @@ class ImageFolderStream:
         check_opencv("ImageFolderStream")
         self._picture()
         if self.frame_step < 1:
-            raise ValueError(f"frame_step is {self.frame_step}; it must be 1 (every image) or more")
+            raise ValueError(f"frame_step is {self.frame_step}; give 1 or more")
         check_choices(self, gaps=("allow", "raise"), on_corrupt=("raise", "keep"))
         if self.pattern is not None and (not self.pattern or os.sep in self.pattern):
-            raise ValueError(f"pattern is {self.pattern!r}; give one for names in a folder, like '*.png'")
+            raise ValueError(f"pattern is {self.pattern!r}; give one for names, like '*.png'")
 
     def _picture(self) -> Picture:
         return Picture(self.size, self.layout, self.color, self.dtype, self.fit, self.upright)

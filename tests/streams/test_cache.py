@@ -401,7 +401,7 @@ def test_a_server_that_is_gone_is_an_error_after_four_tries_or_the_copy_is_read(
     with serving() as server:
         url = server.put("a.bin", b"abc")
         read(cache, url)
-    with pytest.raises(ConnectionError, match=r"/b\.bin could not be fetched \(4 tries .*check the address, the net"):
+    with pytest.raises(ConnectionError, match=r"/b\.bin could not be fetched \(4 tries "):
         cache.open(f"{server.url}/b.bin")
     with caplog.at_level(logging.WARNING, "stream_dataloader"):
         assert read(FileCache(directory=cache.directory, check_seconds=0), url) == b"abc"

@@ -60,7 +60,7 @@ def ffmpeg_path(path: str) -> str:
 
 
 def choose_stream(container: av.container.InputContainer, kind: Literal["video", "audio"], index: int) -> Any:
-    """The stream number `index` of a kind, set up to decode with one thread; the others are not read."""
+    """The stream number `index` of a kind, to decode with one thread; others are not read."""
     streams = [s for s in container.streams if s.type == kind and not s.disposition.value & _ATTACHED_PICTURE]
     if not 0 <= index < len(streams):
         kinds = ", ".join(sorted({s.type for s in container.streams}))
@@ -103,12 +103,12 @@ def check_not_cut(path: str) -> None:
 
 
 def drop_reserved_tags(frame: av.VideoFrame) -> None:
-    """Take off reserved tags of NVIDIA's decoder. Before 18, such a frame cannot be converted (PyAV's issue 2208)."""
+    """Take off reserved tags of NVIDIA's decoder, which PyAV cannot convert before 18 (its issue 2208)."""
     for tag in ("color_primaries", "color_trc") if _MAJOR < 18 else ():
         if getattr(frame, tag) == _RESERVED:
             setattr(frame, tag, _UNSPECIFIED)
 
 
 def side_data(frame: av.VideoFrame) -> SideDataContainer:
-    """A frame's side data. Before 19, `frame.side_data` and its frame are a circle, freed with the garbage."""
+    """A frame's side data; before 19, `frame.side_data` is freed with the garbage."""
     return SideDataContainer(frame)  # type: ignore[call-arg]

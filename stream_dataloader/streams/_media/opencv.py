@@ -47,7 +47,7 @@ def decoded_image(
 ) -> Any:
     """An image's pixels: `(H, W, 3)` BGR or `(H, W)`, uint8, without transparency; `deep` keeps uint16.
 
-    `name` is what errors call it, and `flags` OpenCV's of `imdecode`, in place of all others.
+    OpenCV's `flags` stand in place of all others.
     """
     import cv2
 
@@ -65,7 +65,7 @@ def decoded_image(
     except cv2.error as error:  # for example, more pixels than OpenCV's limit
         raise ValueError(f"{name} cannot be decoded: {' '.join(str(error).split())}") from error
     if image is None:
-        raise ValueError(f"{name} cannot be decoded: {len(data)} bytes, cut short, damaged, or of 32 bits a channel")
+        raise ValueError(f"{name} cannot be decoded: it is cut short, damaged, or of 32 bits a channel")
     if deep and image.dtype not in (np.uint8, np.uint16):
         raise ValueError(f"{name} has pixels of {image.dtype}; convert it to 8 or 16 bits a channel")
     return image

@@ -81,7 +81,7 @@ def _place(name: str, value: Any) -> int | float:
             return operator.index(value)
         if isinstance(value, (float, np.floating)) and math.isfinite(value):
             return float(value)
-    raise ValueError(f"{name} is {value!r}; give an int, which counts (frames, samples, ...), or a float, in seconds")
+    raise ValueError(f"{name} is {value!r}; give an int, which counts, or a float, in seconds")
 
 
 def whole_number(name: str, value: Any, remedy: str, least: int, most: float = math.inf) -> int:
@@ -189,9 +189,7 @@ class KnownFile(NamedTuple):
                 f"{self.name} was cut off while it was read: {found.st_size:,} bytes are left of {self.size:,}"
             )
         if (found.st_ino, found.st_size, found.st_mtime_ns) != (self.inode, self.size, self.modified_ns):
-            raise StoreError(
-                f"{self.name} is another file now than when it was opened: it was replaced or written to; open it again"
-            )
+            raise StoreError(f"{self.name} is another file now: it was replaced or written to; open it again")
 
     def __enter__(self) -> None:
         self.check()

@@ -179,9 +179,8 @@ class AudioDecoder:
             packet = next(packets, None)
         except av.error.FFmpegError as error:
             if self._on_corrupt == "raise":
-                raise ValueError(
-                    f"{self._place()}: the file cannot be read on ({error.strerror}); it is cut off or damaged"
-                ) from error
+                what = f"the file cannot be read on ({error.strerror})"
+                raise ValueError(f"{self._place()}: {what}; it is cut off or damaged") from error
             return None
         if self._container.format.name == "mp3" and packet is not None and packet.size > 3:
             # The header alone decides how long a frame is (ISO/IEC 11172-3, 2.4.1.3).
@@ -224,7 +223,7 @@ class AudioDecoder:
                 check_audio_not_cut(str(self._path), self._container, self._stream)
             except ValueError as cut:
                 raise ValueError(f"{what}; {cut}") from cut
-            raise ValueError(f"{what}; repair the file, or give on_corrupt='keep' (silence there) or 'drop'")
+            raise ValueError(f"{what}; repair the file, or give on_corrupt='keep' or 'drop'")
 
     def close(self) -> None:
         """Close the file; also a second time."""

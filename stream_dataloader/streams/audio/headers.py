@@ -1,7 +1,7 @@
 """How long a file's audio is, by its headers and by its frames' time stamps.
 
-Guarantee: a file that was cut off is found by the length that it declares (WAV, AIFF, AU, W64, FLAC, MP3 with an Xing
-header), by where its index (MP4), segment (Matroska) or last page (Ogg) ends, or by its track's duration.
+Guarantee: a file that was cut off is found by the length that it declares, by where its index (MP4), segment (Matroska)
+or last page (Ogg) ends, or by its track's duration.
 """
 
 from __future__ import annotations
@@ -79,10 +79,7 @@ def declared_samples(path: str, container: Any, stream: Any) -> int | None:
 def check_audio_not_cut(
     path: str, container: Any, stream: Any, clock: FrameClock | None = None, decoded_seconds: float = 0.0
 ) -> None:
-    """Check that audio is as long as its file says; `clock` is None if the end was not reached.
-
-    `decoded_seconds` is the length of all samples: more than the time stamps show in Ogg files that were joined.
-    """
+    """Check that audio is as long as its file says; `clock` is None if the end was not reached."""
     check_not_cut(path)
     name = container.format.name
     if name == "ogg" and (last := _ogg_end(path)) is not None and last > (size := os.path.getsize(path)):
@@ -92,7 +89,7 @@ def check_audio_not_cut(
         return
     rate = stream.codec_context.sample_rate
     if (declared := _end_seconds(container, stream)) is not None:
-        found = max(decoded_seconds, clock.origin_seconds + found)
+        found = max(decoded_seconds, clock.origin_seconds + found)  # of joined files the first, of late ones the other
         tolerated = 2 * clock.longest_seconds + _PRIMING_SECONDS
     elif (samples := declared_samples(path, container, stream)) is not None:
         declared, tolerated = samples / rate, 0.5 / rate
@@ -103,7 +100,7 @@ def check_audio_not_cut(
     if declared - found > tolerated:
         raise ValueError(
             f"{path} is cut off or damaged: its audio was read up to {found:.3f} s, and its header declares "
-            f"{declared:.3f} s; repair the file, or give on_corrupt='keep' or 'drop' for what there is"
+            f"{declared:.3f} s; repair the file, or give on_corrupt='keep' or 'drop'"
         )
 
 

@@ -1,7 +1,7 @@
 """Changes the rate and the number of channels of samples, with the same bits wherever reading begins.
 
-Guarantee: output j depends only on the inputs around j * p / q, p / q being the ratio of the rates in lowest terms: not
-on where the input begins, if that is a multiple of p (`restart`) and early enough to fill the filter::
+Guarantee: output j depends only on the inputs around j * p / q, the ratio of the rates: not on where the input begins,
+if that is a multiple of p (`restart`) and early enough to fill the filter::
 
     inputs, p = 3      |  .  .  |  .  .  |  .  .  |        to start at any | gives
     outputs, q = 2     0    1   0    1   0    1   0        the same outputs
@@ -62,7 +62,7 @@ def as_float(frame: Any) -> Samples:
 
 
 def layout_name(count: int, name: str = "") -> str:
-    """FFmpeg's name for a layout of channels; the usual one for their number if the file has none."""
+    """FFmpeg's name for a layout; the usual one for so many channels if the file has none."""
     if name in ("", f"{count} channels"):
         return _LAYOUTS[count] if count < len(_LAYOUTS) else f"{count} channels"
     return name
@@ -88,10 +88,7 @@ def _filling(ratio: Fraction) -> int:
 
 
 class Converter:
-    """Resamples and mixes consecutive pieces; all arguments are from and to.
-
-    One channel is copied to each of several; several are mixed as FFmpeg does.
-    """
+    """Resamples and mixes consecutive pieces, as FFmpeg does; a single channel is copied. Arguments are from and to."""
 
     def __init__(self, rates: tuple[int, int], layouts: tuple[str, str], channels: tuple[int, int]) -> None:
         self._rate = rates[0]

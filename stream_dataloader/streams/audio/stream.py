@@ -52,9 +52,8 @@ class AudioStream:
             copied to each. None keeps the file's own channels.
         pad_last: Whether the last samples are an item also if they do not fill a window; it is padded with zeros.
         stream: Which of the file's audio streams, from 0.
-        on_corrupt: What to do about data that cannot be decoded, or is missing by its time stamps: `"raise"` an error;
-            `"keep"` silence in its place, and damaged frames as the decoder makes them; or `"drop"` it. `"keep"` and
-            `"drop"` cannot seek.
+        on_corrupt: What to do about data that is damaged, or missing by its time stamps: `"raise"` an error; `"keep"`
+            silence in its place, and damaged frames as the decoder makes them; or `"drop"` it. Only `"raise"` can seek.
         cache: Where files from URLs are kept, see `FileCache`; None is that of all streams.
 
     Raises:
@@ -221,10 +220,9 @@ class _Windows:
 
 
 class SampleReader:
-    """Reads one audio stream of a file; what was read and not dropped yet are `samples`, `(channels, n)`.
+    """Reads one audio stream; what was read and not dropped yet are `samples`, `(channels, n)`.
 
-    `options` is an `AudioStream`. `start` is a sample's number at the output rate, or seconds as a float; the first
-    sample wanted is `offset` behind it.
+    The first sample wanted is `offset` behind `start`, a number at the output rate, or seconds as a float.
     """
 
     def __init__(self, path: Any, options: Any, start: int | float = 0, offset: int = 0) -> None:

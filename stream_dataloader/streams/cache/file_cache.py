@@ -49,15 +49,13 @@ _RUN_BEGAN = time.time()
 
 @dataclass(frozen=True, kw_only=True)
 class FileCache:
-    """Where remote files are kept, and how they are fetched.
-
-    Processes share files if they have the same directory.
+    """Where remote files are kept, and how they are fetched. Processes share files if they have the same directory.
 
     Args:
-        directory: A directory on a local disk. None is `files` in the directory that the environment variable
-            STREAM_DATALOADER_CACHE names, else in `stream_dataloader` in the user's cache.
-        size_limit_bytes: How much all files may take together. For a new file, those that were not used for longest are
-            deleted. Files in use may exceed the limit. None is what STREAM_DATALOADER_CACHE_BYTES holds, else no limit.
+        directory: A directory on a local disk. None is `files` in that of the environment variable
+            STREAM_DATALOADER_CACHE, else in `stream_dataloader` in the user's cache.
+        size_limit_bytes: How much all files may take; those not used for longest are deleted. Files in use may exceed
+            it. None is what STREAM_DATALOADER_CACHE_BYTES holds, else no limit.
         storage_options: Options of fsspec's file systems, by protocol: `{"s3": {"anon": True}}`.
         check_seconds: How long a file counts as unchanged before the server is asked again. A new run always asks.
         timeout_seconds: How long a server may be silent before that is an error.

@@ -1,6 +1,6 @@
 """Tables that took long to work out, kept in this library's cache as numpy's own files.
 
-Guarantee: a damaged file is as if it were not there, and a cache that cannot be written to is no error.
+Guarantee: a damaged file is as if it were not there; a cache that cannot be written to is no error.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ _held: dict[int, Any] = {}
 
 
 class UnreachableError(ConnectionError):
-    """The server did not answer, or the connection broke off: nothing is known about the file."""
+    """The server did not answer, or the connection broke off."""
 
 
 class SizeError(ValueError):
@@ -70,7 +70,7 @@ class RemoteFile:
             raise ImportError(f"reading {url} needs a package that is not installed: {error} ({remedy})") from error
         except Exception as error:
             if (known := final_error(url, error)) is None:
-                raise UnreachableError(f"{url} could not be opened: {text_of(error)}; check the address") from error
+                raise UnreachableError(f"{url} could not be opened: {text_of(error)}") from error
             raise known from error
         if hasattr(self._file_system, "retries"):
             self._file_system.retries = 1  # s3fs and gcsfs would multiply their own with ours
@@ -133,10 +133,8 @@ class RemoteFile:
                     raise known from error
                 timed_out = any(isinstance(link, (TimeoutError, asyncio.TimeoutError)) for link in _chain(error))
                 if wait is None or timed_out:  # a timeout is wait enough
-                    raise UnreachableError(
-                        f"{self._url} could not be fetched ({tries} tries in {time.monotonic() - began:.1f} s): "
-                        f"{text_of(error)}; check the address, the network and the server"
-                    ) from error
+                    what = f"{self._url} could not be fetched ({tries} tries in {time.monotonic() - began:.1f} s)"
+                    raise UnreachableError(f"{what}: {text_of(error)}; check address and network") from error
             time.sleep(wait)
         raise AssertionError("the last try returns or raises")
 
@@ -151,7 +149,7 @@ def _hold(file_system: Any) -> None:
 
 
 def _options(protocol: str, given: Mapping[str, Any], timeout_seconds: float) -> dict[str, Any]:
-    """A file system's options; by default it fails in good time, and fetches bytes as they are."""
+    """Options with which it fails in good time, and fetches bytes as they are."""
     if protocol in _HTTP:
         from aiohttp import ClientTimeout
 
@@ -183,14 +181,11 @@ def final_error(url: str, error: Exception) -> Exception | None:
     if any(isinstance(link, OSError) and link.errno in _OURS and link.filename for link in chain) or (
         isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
     ):
-        return OSError(
-            getattr(error, "errno", None),
-            f"{url} was reached, and could not be stored: {text_of(error)}; make room, or set STREAM_DATALOADER_CACHE "
-            "to another directory",
-        )
+        what = f"{url} could not be stored: {text_of(error)}; make room, or set STREAM_DATALOADER_CACHE"
+        return OSError(getattr(error, "errno", None), what)
     found = f"the server answered {status}" if status is not None else text_of(error)
     if status in (401, 403, 407) or isinstance(error, PermissionError):
-        return PermissionError(f"{url} may not be read: {found}; check the credentials, see fsspec's storage options")
+        return PermissionError(f"{url} may not be read: {found}; check the credentials in storage_options")
     by_network = status is None and any(map(_is_of_the_network, chain))
     if status in (404, 410) or (status is None and not by_network and isinstance(error, FileNotFoundError)):
         return FileNotFoundError(f"{url} is not there: {found}; check the address")

@@ -46,7 +46,7 @@ class CameraStream:
     - `frame`: `(3, H, W)` uint8, or as the options say
     - `time_seconds`: float64, when the frame came in, by `time.time`
     - `pts_seconds`: float64, the stream's own time stamp; NaN if it has none (MJPEG, OpenCV)
-    - `dropped`: int64, frames that came in since the item before and were dropped, as the reader was too slow
+    - `dropped`: int64, frames that were dropped since the item before, as the reader was too slow
     - `lost`: int64, frames that did not come in (by gaps in the time stamps) or could not be decoded
     - `connection`: int64, how often the camera was connected again
 
@@ -64,8 +64,8 @@ class CameraStream:
         buffer_frames: How many decoded frames may wait to be read.
         on_corrupt: Whether a damaged frame is delivered (`"keep"`) or counts as `lost` (`"drop"`); PyAV only.
         timeout_seconds: The longest wait for a connection, and for the next frame, before the camera counts as lost.
-        reconnect_tries: How often in a row, without a frame in between, a lost camera is reconnected; None has no
-            limit. The first connection has one try.
+        reconnect_tries: How often in a row a lost camera is reconnected; None has no limit. The first connection has
+            one try.
         reconnect_seconds: The wait before the first try, and the longest wait. Each wait is twice the one before.
         options: FFmpeg's options, such as `{"rtsp_transport": "udp"}` (tcp is the default); PyAV only.
 
@@ -153,7 +153,7 @@ def _address(source: Any) -> tuple[int | str, str, bool]:
             raise ValueError(f"a camera's index is 0 or more, and this is {source}")
         return int(source), f"camera {source}", False
     if not isinstance(source, (str, os.PathLike)):
-        raise TypeError(f"a camera is an index, a device or a URL, and this is {source!r}, a {type(source).__name__}")
+        raise TypeError(f"a camera is an index, a device or a URL, and this is {source!r}")
     address = os.fspath(source)
     if "://" in address:
         password = urlsplit(address).password

@@ -58,15 +58,14 @@ class TextStream:
             from the vocabulary; or "tokens". None: tokens if there is a tokenizer, otherwise characters.
         tokenizer: Makes tokens: a `tokenizers.Tokenizer` or the path of its file, used without special tokens,
             truncation and padding; or any function of a text that returns a list of ints.
-        encoding: How text is encoded. One other than UTF-8 is read from its begin, without sections. A byte order mark
-            is left out.
+        encoding: How text is encoded. Only UTF-8 has sections. A byte order mark is left out.
         errors: What to do about bytes that are not valid text: "raise" an error, or "replace" them with U+FFFD.
         newlines: "universal" reads "\r\n" and "\r" as "\n"; "keep" reads them as they are. None: "keep" for bytes,
             otherwise "universal".
-        vocabulary: The numbers of characters: a mapping, or a string in which a character's place is its number.
+        vocabulary: The numbers of characters: a mapping, or a string with each at the place of its number.
         unknown: The number of characters that are not in the vocabulary; None is an error.
         targets: Items are `{"input": unit, "target": next unit}`, one fewer than there are units.
-        dtype: The dtype of units. None: uint8 for bytes, otherwise int64, which torch takes as class numbers.
+        dtype: The dtype of units. None: uint8 for bytes, otherwise int64.
         block_bytes: How much is read at a time.
         longest_line_bytes: For tokens: a line of at most this length is never split.
         cache: Where files from URLs are kept, see `FileCache`; None is that of all streams.

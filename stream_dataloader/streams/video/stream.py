@@ -43,7 +43,7 @@ class VideoStream:
     """Opens videos: each frame is an item. To be passed to `StreamDataset` as `open_stream`.
 
     A source is a path, or `(path, start, stop)`, a section of a video. Any container and codec that FFmpeg reads
-    works. Frames are turned upright, and converted to RGB by the video's own matrix and range. All have one size.
+    works. Frames are turned upright, and converted to RGB by the video's own matrix and range.
 
     Args:
         size: `(height, width)`; None keeps that of the first frame.
@@ -58,7 +58,7 @@ class VideoStream:
         stream: Which of the file's video streams, from 0.
         with_times: Yield dicts of `frame`, `pts_seconds` (float64, the container's own time) and `is_key` (bool).
         on_corrupt: What to do about damaged frames: `"raise"` an error, `"keep"` what the decoder made of them, or
-            `"drop"` them. `"keep"` and `"drop"` cannot seek, and take the frames that are left of a file.
+            `"drop"` them. Only `"raise"` can seek; the others take what is left of a file.
         backend: PyAV reads all videos; `"opencv"` is accepted, with a warning.
         device: What decodes: None or `"cpu"`; or `"cuda"` or `"cuda:1"`, an NVIDIA GPU's decoder. Frames come back to
             host memory. With it, `on_corrupt` must be `"raise"`. It has not run on a GPU yet.
