@@ -10,7 +10,10 @@ import numpy as np
 import psutil
 import pytest
 from helpers import PATIENCE, ROOT, run_program
+from lerobot_data import write_v3
 from rank_processes import free_port
+
+from stream_dataloader import stores
 
 # warnings are errors, but for those that pyproject.toml lets pass
 STRICT = ["error", "ignore:This DataLoader will create:UserWarning", "ignore:This process:DeprecationWarning"]
@@ -90,6 +93,26 @@ def test_per_worker_rnn_learns(workers):
         assert len(losses) == 3
         assert losses == sorted(losses, reverse=True)
         assert losses[-1] < 0.85 * losses[0]
+
+
+@pytest.mark.slow
+def test_a_robot_policy_with_carried_state_remembers():
+    won = re.findall(r"(\d+)% of", run("robot_policy.py"))
+    assert len(won) == 3
+    assert max(map(int, won[:2])) < 70
+    assert int(won[2]) > 90
+
+
+@pytest.mark.parametrize("names", ["lerobot", "libero"])
+def test_a_robot_policy_reads_data_by_the_names_of_others(tmp_path, names):
+    if names == "lerobot":
+        write_v3(tmp_path / names, (40, 25), cameras=())
+    else:
+        obs = {name: np.ones(3) for name in ("ee_states", "gripper_states", "joint_states")}
+        demo = [{"obs": obs, "actions": np.ones(7)}] * 20
+        stores.pack(([demo, demo], iter), tmp_path / names)
+    output = run("robot_policy.py", "--data", tmp_path / names, "--names", names, "--epochs", 1, "--workers", 0)
+    assert len(re.findall(r"loss \d\.\d+$", output, re.MULTILINE)) == 3
 
 
 @pytest.mark.slow

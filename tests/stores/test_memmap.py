@@ -151,7 +151,7 @@ def test_leaves_are_a_list_of_names_and_info_tells_of_them(tmp_path):
     with pytest.raises(TypeError):
         MemmapStore(path, columns="label")
     for folder in (path, written(tmp_path / "b", [[np.zeros(3)]])):
-        with pytest.raises(StoreError, match=r"no leaf \['depth'\]"):
+        with pytest.raises(StoreError, match="no leaf 'depth'"):
             MemmapStore(folder, columns=["depth"])
 
 

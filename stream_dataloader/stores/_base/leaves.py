@@ -88,17 +88,23 @@ def leaf_names(structure: Node | None) -> list[str]:
 
 
 def chosen(wanted: Sequence[str] | None, structure: Node | None, path: str) -> tuple[Node | None, Sequence[int]]:
-    """The structure of items that have the entries that `wanted` names, and which leaves these are."""
+    """The structure of items that have the entries `wanted`, such as `"obs/image"`, and which leaves these are."""
     leaves = range(len(leaf_names(structure)))
     if wanted is None:
         return structure, leaves
-    names = structure.keys if structure is not None and structure.type is dict else ()
-    if missing := [name for name in wanted if name not in names]:
-        has = f"it has {list(names)}" if names else "its items are no dicts"
-        raise StoreError(f"{path} has no leaf {missing}; {has}")
-    assert structure is not None
-    by_name = unflatten(structure, iter(leaves))
-    return flatten({name: by_name[name] for name in wanted})
+    whole = None if structure is None else unflatten(structure, iter(leaves))
+    found: dict[str, Any] = {}
+    for name in wanted:
+        *above, last = [name] if isinstance(whole, dict) and name in whole else name.split("/")
+        entry, level = whole, found
+        for key in above:
+            entry = entry.get(key) if isinstance(entry, dict) else None
+            level = level.setdefault(key, {})
+        if not isinstance(entry, dict) or last not in entry:
+            has = f"it has {list(whole)}" if isinstance(whole, dict) else "its items are no dicts"
+            raise StoreError(f"{path} has no leaf {name!r}; {has}")
+        level[last] = entry[last]
+    return flatten(found)
 
 
 def owned(row: Any, dtype: torch.dtype) -> Any:
