@@ -112,7 +112,7 @@ def frames_of_rows(
     tolerance: float,
     name: str,
 ) -> NDArray[np.int64]:
-    """Which of the frames, shown at `seconds`, each row of an episode has: numbers, ascending."""
+    """The number of each row's frame, of those shown at `seconds`."""
     rows = len(timestamps)
     slack = 0.5 / fps
     borders = video.begin - slack, video.end - slack
@@ -143,7 +143,7 @@ def frames_of_rows(
 
 
 class _RowFrames(NamedTuple):
-    """The frames of an episode's rows; as `video.selection.Selection` has them."""
+    """The frames of an episode's rows, as a `Selection`."""
 
     section: Section
     frames_of: NDArray[np.int64]

@@ -194,7 +194,7 @@ class LeRobotStore(Store):
 
 @dataclass
 class _Index:
-    """See `Index`: where episodes lie, and what items have of them."""
+    """Where episodes lie, and what items have of them."""
 
     episodes: Episodes
     cameras: list[Feature]

@@ -48,7 +48,7 @@ class EpisodeVideo(NamedTuple):
 
 
 class Episodes:
-    """Where episodes lie, in the order of their numbers; `columns` have the names of version 3."""
+    """Where episodes lie, by number; `columns` are named as in version 3."""
 
     def __init__(
         self,
@@ -237,7 +237,7 @@ class Tables:
         camera: str,
         name: str,
     ) -> Iterator[dict[str, Any]]:
-        """Those of an episode, encoded: `{"bytes": ..., "path": ...}`, either of them None."""
+        """Encoded: `{"bytes": ..., "path": ...}`, either of them None."""
         rows, first = self._run(path, episode, length, name)
         (file,) = rows.files
         group = int(np.searchsorted(file.first, first, "right")) - 1

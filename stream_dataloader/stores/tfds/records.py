@@ -16,7 +16,6 @@ import signal
 import subprocess
 import sys
 import threading
-import weakref
 from functools import lru_cache
 from typing import Any
 
@@ -37,41 +36,31 @@ class Records:
             stderr=subprocess.DEVNULL,
             env=os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
         )
-        self.close = weakref.finalize(self, _end, self._child, os.getpid())
-        assert self._child.stdin is not None
-        assert self._child.stdout is not None
-        self._requests, self._answers = self._child.stdin, self._child.stdout
+        self._requests: Any = self._child.stdin
+        self._answers: Any = self._child.stdout
         with contextlib.suppress(AttributeError, OSError):  # it writes a large part of a record at once
             fcntl.fcntl(self._answers, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
 
     def read(self, path: str, place: int, records: int) -> bytes:
         """One record of a file that has so many."""
-        from stream_dataloader.errors import StoreError
-
         with self._lock:
             try:
                 pickle.dump((os.path.abspath(path), place, records), self._requests)
                 self._requests.flush()
-                found: bytes | tuple[str, str] = pickle.load(self._answers)
-                if isinstance(found, bytes):
-                    return found
-                kind, text = found
-            except (EOFError, BrokenPipeError, pickle.UnpicklingError) as error:
+                found: bytes | Exception = pickle.load(self._answers)
+            except (EOFError, BrokenPipeError, pickle.UnpicklingError):
                 self.close()
-                kind, text = repr(error), f"array_record ended with status {self._child.returncode}"
+                raise RuntimeError(f"array_record ended with status {self._child.returncode}") from None
             except BaseException:  # the rest of an answer must not be taken for the next one
                 self.close()
                 raise
-        if kind == "ModuleNotFoundError":
-            raise ImportError(f"{path} needs array_record: pip install 'stream-dataloader[tfds]'")
-        raise StoreError(f"{path}, record {place}: {kind}: {text}")
+        if isinstance(found, bytes):
+            return found
+        raise found
 
-
-def _end(child: Any, owner: int) -> None:
-    """End the child, in the process that started it."""
-    if os.getpid() == owner:
-        child.kill()
-        child.communicate()
+    def close(self) -> None:
+        self._child.kill()
+        self._child.communicate()
 
 
 @lru_cache(maxsize=8)  # a dataset may have thousands
@@ -95,8 +84,10 @@ def _serve() -> None:
                 reader = _opened(path, records)
                 reader.seek(place)
                 found = reader.read()
+            except ModuleNotFoundError:
+                found = ImportError(f"{path} needs array_record: pip install 'stream-dataloader[tfds]'")
             except Exception as error:
-                found = type(error).__name__, str(error)
+                found = RuntimeError(f"{type(error).__name__}: {error}")
             pickle.dump(found, sys.stdout.buffer, pickle.HIGHEST_PROTOCOL)
             sys.stdout.buffer.flush()
 

@@ -1,26 +1,32 @@
-"""The store of a TFDS or RLDS dataset: what a builder's directory holds, and where the examples of a split lie.
+"""The store of a TFDS or RLDS dataset, decoded as TFDS's `as_data_source` does (4.9.10).
 
-Guarantee: sizes that its JSON files claim are compared with the files; no file outside of the directory is read, and no
-code of the dataset's builder is imported. An episode's record is read when its stream is opened.
+Guarantee: sizes that its JSON files claim are compared with the files.
+No file outside of the directory is read, and no code of the dataset's builder is imported.
+An episode's record is read when its stream is opened, and only the columns that are wanted are unpacked:
+plain numbers a window at a time, encoded columns a step at a time.
 """
 
 from __future__ import annotations
 
 import bisect
+import functools
 import hashlib
 import itertools
+import operator
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
 
 from stream_dataloader.errors import StoreError
 from stream_dataloader.stores._base.files import damage_named, inside, read_json
 from stream_dataloader.stores._base.handles import Handles
 from stream_dataloader.stores._base.options import given_columns, renamed
-from stream_dataloader.stores._base.rows import RowSteps
+from stream_dataloader.stores._base.rows import RowSteps, Selection, check_lengths, selected
 from stream_dataloader.stores._base.store import Store
-from stream_dataloader.stores.tfds.episode import EpisodeReader
+from stream_dataloader.stores._base.stream import put_row
 from stream_dataloader.stores.tfds.records import Records
 from stream_dataloader.streams._media.section import KnownFile
 
@@ -64,7 +70,6 @@ class TfdsStore(Store):
         self._records.close()
 
     def _read_index(self) -> _Index:
-        """Read what there is."""
         path, split = self.path, self._options["split"]
         if not os.path.isdir(path):
             raise FileNotFoundError(f"there is no builder's directory on this machine at {path}")
@@ -88,32 +93,24 @@ class TfdsStore(Store):
             instructions = splits[split].file_instructions
         except Exception as error:
             raise StoreError(f"{path} has no split {split!r} ({error}); it has {names}, and parts of them") from error
-        shards = [_shard(path, instruction) for instruction in instructions]
-        if not shards:
+        if not instructions:
             raise StoreError(f"{path} has no example in its split {split!r}; its splits are {names}")
-        with open(os.path.join(path, _FEATURES), "rb") as file:
-            digest = hashlib.blake2b(file.read(), digest_size=16)
-        what = [info.get(key) for key in ("name", "configName", "version")]
-        numbers = [
-            (os.path.basename(one.known.path), one.skip, one.take, one.records, one.known.size) for one in shards
-        ]
-        digest.update(repr([what, numbers]).encode())
-        reader = EpisodeReader(features, path, self._options["stream"], self._options["columns"])
-        return _Index(digest.hexdigest(), info, shards, reader)
+        reader = _EpisodeReader(features, path, self._options["stream"], self._options["columns"])
+        return _Index(path, info, instructions, reader)
 
     def _record(self, number: int) -> bytes:
         shard, place = self.index.find(number)
+        path = shard.known.path
+        what = f"{self.name_of(number)}: {path}, record {place},"
         try:
-            with shard.known, closing(self._records.lease(self.path)) as lease:
-                return lease.handle.read(shard.known.path, place, shard.records)
-        except BaseException as error:
+            with damage_named(what), shard.known, closing(self._records.lease(self.path)) as lease:
+                return lease.handle.read(path, place, shard.records)
+        except BaseException:
             self._records.close()  # the next read starts another
-            if isinstance(error, StoreError):
-                raise StoreError(f"{self.name_of(number)}: {error}") from None
             raise
 
     def _open_steps(self, number: int) -> RowSteps:
-        reader: EpisodeReader = self.index.reader
+        reader: _EpisodeReader = self.index.reader
         return reader.episode(self._record(number), self.name_of(number))
 
     def key(self, number: int) -> str:
@@ -123,7 +120,7 @@ class TfdsStore(Store):
     def metadata(self, number: int) -> Mapping[str, Any]:
         """What the dataset says of an episode besides its steps; reads its record."""
         number = self._check_number(number)
-        reader: EpisodeReader = self.index.reader
+        reader: _EpisodeReader = self.index.reader
         return reader.metadata(self._record(number), self.name_of(number))
 
     def _version(self) -> str:
@@ -135,7 +132,7 @@ class TfdsStore(Store):
 
 
 class _Shard(NamedTuple):
-    """Part of a file: examples `[skip, skip + take)` of the `records` that it has."""
+    """Examples `[skip, skip + take)` of a file's `records`."""
 
     known: KnownFile
     skip: int
@@ -144,16 +141,20 @@ class _Shard(NamedTuple):
 
 
 class _Index:
-    """See `Store._read_index`: where a split's examples lie, in order, and what reads their steps."""
+    """Where a split's examples lie."""
 
     lengths = None
 
-    def __init__(self, fingerprint: str, info: dict[str, Any], shards: list[_Shard], reader: EpisodeReader) -> None:
-        self.fingerprint = fingerprint
-        self.info = info
-        self.reader = reader
-        self._shards = shards
-        self._stops = list(itertools.accumulate(shard.take for shard in shards))
+    def __init__(self, path: str, info: Mapping[str, Any], instructions: Sequence[Any], reader: _EpisodeReader) -> None:
+        self.info, self.reader = info, reader
+        self._shards = [_shard(path, instruction) for instruction in instructions]
+        self._stops = list(itertools.accumulate(shard.take for shard in self._shards))
+        with open(os.path.join(path, _FEATURES), "rb") as file:
+            digest = hashlib.blake2b(file.read(), digest_size=16)
+        what = [info.get(key) for key in ("name", "configName", "version")]
+        shards = [(os.path.basename(known.path), *numbers, known.size) for known, *numbers in self._shards]
+        digest.update(repr([what, shards]).encode())
+        self.fingerprint = digest.hexdigest()
 
     def __len__(self) -> int:
         return self._stops[-1]
@@ -172,6 +173,130 @@ def _shard(path: str, instruction: Any) -> _Shard:
         known = KnownFile.of(file)
     skip, take, records = int(instruction.skip), int(instruction.take), int(instruction.examples_in_shard)
     if not 0 <= skip <= skip + take <= records <= known.size:  # a record takes more than a byte
-        told = f"{_INFO} says that it has examples {skip} to {skip + take} of {records:,}"
-        raise StoreError(f"{file} has {known.size:,} bytes, and {told}")
+        claimed = f"{_INFO} says that it has examples {skip} to {skip + take} of {records:,}"
+        raise StoreError(f"{file} has {known.size:,} bytes, and {claimed}")
     return _Shard(known, skip, take, records)
+
+
+class _EpisodeReader:
+    """Decodes some columns of the steps in a feature."""
+
+    def __init__(self, features: Any, path: str, steps: str, columns: Sequence[str] | None) -> None:
+        from tensorflow_datasets.core.example_parser import ExampleParserNp
+        from tensorflow_datasets.core.features import FeaturesDict
+
+        names = sorted(features.keys()) if hasattr(features, "keys") else []
+        nested = [name for name in names if hasattr(features[name], "feature")]
+        if steps not in nested:
+            raise StoreError(f"{path} has no feature {steps!r} of several steps; give stream= one of {nested}")
+        there = dict(_leaves(features[steps].feature))
+        is_value = list(there) == [""] and not columns  # a step is one value
+        self._selection = Selection("", [""]) if is_value else selected(columns, list(there), f"{path}, {steps}")
+        info = features.get_serialized_info()
+        self._steps = steps
+        self._parser = ExampleParserNp({steps: _picked(self._selection.item, info[steps])})
+        self._decoders = {name: _Decoder(there[name]) for name in self._selection.names}
+        rest = [name for name in names if name != steps]
+        self._rest = FeaturesDict({name: features[name] for name in rest})
+        self._rest_parser = ExampleParserNp({name: info[name] for name in rest})
+
+    def episode(self, record: bytes, name: str) -> RowSteps:
+        """The steps of a record; errors call the stream `name`."""
+        with damage_named(f"{name}, by features.json,"):
+            stored = self._parser.parse_example(record)[self._steps]
+            columns = {}
+            for column, decoder in self._decoders.items():
+                inner = functools.reduce(operator.getitem, column.split("/") if column else (), stored)
+                columns[column] = _Column(inner, decoder, name, f", {column}" if column else "")
+            check_lengths(name, {column: len(table) for column, table in columns.items()})
+        return RowSteps(self._selection, list(columns.values()))
+
+    def metadata(self, record: bytes, name: str) -> Mapping[str, Any]:
+        """The features of a record besides its steps, as plain values."""
+        with damage_named(f"{name}, its metadata,"):
+            found: Mapping[str, Any] = _plain(self._rest.decode_example_np(self._rest_parser.parse_example(record)))
+            return found
+
+
+class _Decoder:
+    """Decodes one feature: of a step, or of an episode."""
+
+    def __init__(self, feature: Any) -> None:
+        from tensorflow_datasets import features
+
+        # Only a dict of features decodes sequences, at any depth.
+        self._alone = features.FeaturesDict({"": feature})
+        self._is_text = isinstance(feature, features.Text)
+        decodes = getattr(type(feature), "decode_example_np", None)
+        is_plain = isinstance(feature, features.Tensor) and decodes is features.Tensor.decode_example_np
+        self.shape: tuple[int, ...] | None = tuple(feature.shape) if is_plain else None
+
+    def decode(self, stored: Any) -> Any:
+        value = self._alone.decode_example_np({"": stored})[""]
+        if self._is_text and isinstance(value, bytes):
+            return value.decode()
+        if isinstance(value, list) and all(isinstance(inner, (np.generic, np.ndarray)) for inner in value):
+            # a sequence within a step
+            return np.array(value) if len({(inner.dtype, inner.shape) for inner in value}) == 1 else value
+        if isinstance(value, np.ndarray) and not (value.flags.owndata and value.flags.writeable):
+            return value.copy()
+        return value
+
+
+class _Column:
+    """One column of an episode; a `tables.Table`."""
+
+    def __init__(self, stored: Any, decoder: _Decoder, stream: str, name: str) -> None:
+        self._stored, self._decoder = stored, decoder
+        self._stream, self._name = stream, name
+        is_number = isinstance(stored, np.ndarray) and stored.dtype.kind in "biufc"
+        self._is_plain = is_number and stored.shape[1:] == decoder.shape  # nothing is left to decode
+
+    def __len__(self) -> int:
+        return len(self._stored)
+
+    def row(self, index: int) -> Any:
+        if self._is_plain:
+            return np.array(self._stored[index])[()]
+        try:
+            return self._decoder.decode(self._stored[index])
+        except Exception as error:
+            where = f"{self._stream}, step {index}{self._name}"
+            raise StoreError(f"{where} cannot be decoded ({type(error).__name__}: {error})") from error
+
+    def read(self, start: int, out: Any) -> None:
+        if self._is_plain:
+            out[...] = self._stored[start : start + len(out)]
+            return
+        for t in range(len(out)):
+            put_row(self.row(start + t), out, t, f"{self._stream}, step {start + t}{self._name}")
+
+    def close(self) -> None:
+        self._stored = []
+
+
+def _leaves(feature: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """The leaves of nested features, by names `"a/b"`."""
+    from tensorflow_datasets.core.features import FeaturesDict
+
+    if not isinstance(feature, FeaturesDict):
+        yield name, feature
+        return
+    for key in sorted(feature.keys()):  # in features.json they have no order
+        yield from _leaves(feature[key], f"{name}/{key}" if name else key)
+
+
+def _picked(item: Any, nested: Any) -> Any:
+    """What lies in a nested dict where an item has leaves."""
+    return {key: _picked(below, nested[key]) for key, below in item.items()} if isinstance(item, dict) else nested
+
+
+def _plain(value: Any) -> Any:
+    """A value as JSON can hold it."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(inner) for key, inner in value.items()}
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "backslashreplace")
+    if isinstance(value, (np.ndarray, np.generic)):
+        return _plain(value.tolist())
+    return [_plain(inner) for inner in value] if isinstance(value, (list, tuple)) else value

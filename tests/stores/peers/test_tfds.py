@@ -17,6 +17,7 @@ from store_tests import StoreTests
 
 from stream_dataloader import stores
 from stream_dataloader.errors import StoreError
+from stream_dataloader.testing._items import assert_same
 
 tfds = pytest.importorskip("tensorflow_datasets")
 pytest.importorskip("array_record")
@@ -143,21 +144,6 @@ def theirs(path, split="train", steps="steps"):
     return [list(source[number][steps]) for number in range(len(source))]
 
 
-def picked(item, names):
-    return {name: item[name] for name in names}
-
-
-def assert_equal(ours, others):
-    assert type(ours) is type(others) or isinstance(ours, (np.generic, np.ndarray))
-    if isinstance(ours, dict):
-        assert sorted(ours) == sorted(others)
-        for name in ours:
-            assert_equal(ours[name], others[name])
-    else:
-        assert np.asarray(ours).dtype == np.asarray(others).dtype
-        np.testing.assert_array_equal(ours, others)
-
-
 class TestTfdsStore(StoreTests):
     damages = 500 if FULL else 8
 
@@ -167,7 +153,7 @@ class TestTfdsStore(StoreTests):
 
     @pytest.fixture
     def expected(self, prepared):
-        return [[picked(item, NUMBERS) for item in items] for items in theirs(prepared)]
+        return [[{name: item[name] for name in NUMBERS} for item in items] for items in theirs(prepared)]
 
 
 @pytest.mark.parametrize("split", ["train", "test", "train[20%:60%]", "train[:2]+test", "train[-2:]", "all"])
@@ -176,9 +162,8 @@ def test_a_split_holds_what_as_data_source_reads(prepared, opened, split):
     expected = theirs(prepared, split)
     assert len(store) == len(expected)
     for number, items in enumerate(expected):
-        found = list(store(number))
-        for ours, others in zip(found, items, strict=True):
-            assert_equal(ours, others | {"instruction": others["instruction"].decode()})
+        others = [item | {"instruction": item["instruction"].decode()} for item in items]
+        assert_same(list(store(number)), others, number, "read from the store")
 
 
 def test_tensorflow_is_not_imported(prepared):
@@ -206,9 +191,8 @@ def test_sequences_of_any_name_are_streams(prepared, opened):
     source = tfds.builder_from_directory(prepared).as_data_source("train")
     rewards, frames = opened(prepared, stream="reward"), opened(prepared, stream="video")
     for number in range(len(source)):
-        assert list(rewards(number)) == list(source[number]["reward"])
-        for ours, others in zip(frames(number), source[number]["video"], strict=True):
-            np.testing.assert_array_equal(ours, others)
+        assert_same(list(rewards(number)), list(source[number]["reward"]), number, "a feature of numbers")
+        assert_same(list(frames(number)), list(source[number]["video"]), number, "a feature of images")
     room = np.zeros((4, 6, 8, 3), np.uint8)
     assert frames(0, start=2).read_into(room) == 3
     np.testing.assert_array_equal(room[:3], source[0]["video"][2:])
@@ -299,7 +283,7 @@ def test_a_damaged_record_is_an_error_that_names_it(copied, opened):
     content[200] ^= 1  # in the first record, behind its header
     file.write_bytes(content)
     store = opened(copied)
-    with pytest.raises(StoreError, match=r"stream 0 \(robot-train.*__0\): .*record 0: RuntimeError: .*hash mismatch"):
+    with pytest.raises(StoreError, match=r"stream 0 \(robot-train.*__0\): .*record 0, .*RuntimeError: .*hash mismatch"):
         store(0)
     assert len(list(store(2))) == 23
     assert len(store.verify()) == 1
@@ -322,7 +306,7 @@ def test_a_reader_that_dies_is_an_error_and_the_next_read_starts_another(prepare
     child = store._records.lease(store.path).handle._child
     child.send_signal(signal.SIGKILL)
     child.wait()
-    with pytest.raises(StoreError, match=r"record 0: .*array_record ended with status -9"):
+    with pytest.raises(StoreError, match=r"record 0, .*array_record ended with status -9"):
         store(0)
     assert len(list(store(0))) == 5
 
