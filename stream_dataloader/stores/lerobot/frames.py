@@ -37,7 +37,7 @@ __all__ = ["Camera", "frames_of_rows", "image_pictures", "video_pictures"]
 
 
 class Camera:
-    """The pictures of an episode by row; `pictures` opens those from a row on."""
+    """The pictures of an episode by row."""
 
     def __init__(self, name: str, pictures: Callable[[int], Any]) -> None:
         self._name = name
@@ -88,7 +88,7 @@ class Camera:
 
 
 def _kind(error: BaseException) -> type[Exception]:
-    """What becomes of an error: the dataset is damaged, unless the disk is."""
+    """The dataset is damaged, unless the disk is."""
     if isinstance(error, FileNotFoundError):
         return StoreError
     return OSError if isinstance(error, OSError) else StoreError

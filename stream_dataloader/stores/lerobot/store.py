@@ -1,6 +1,6 @@
 """Reads a LeRobot dataset: the factory, and one episode's steps.
 
-Guarantee: frames are decoded into the batch, each once; beginning at any step costs a seek a camera.
+Guarantee: frames are decoded into the batch, each once.
 """
 
 from __future__ import annotations

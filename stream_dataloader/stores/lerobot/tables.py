@@ -1,7 +1,7 @@
-"""The tables of a dataset: where each episode lies, and its rows among those of other episodes.
+"""The tables of a dataset: where each episode lies, and its rows.
 
-Guarantee: an episode's rows are those that say so, and as many as the dataset promises. What is kept of it is its
-numbers; of pictures, a few rows at a time. Nothing of data or videos is read to know where episodes lie.
+Guarantee: an episode has as many rows as the dataset promises. Of pictures, a few are kept at a time.
+Nothing of data or videos is read to know where episodes lie.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class EpisodeVideo(NamedTuple):
     """Where an episode's frames of one camera lie."""
 
     path: str
-    begin: float  # seconds, in the file's own time: the row at `timestamp` t shows the frame at `begin + t`
+    begin: float  # seconds: the row at `timestamp` t shows the frame at `begin + t`
     end: float  # where the next episode begins; infinite if the file has no other
 
 
@@ -193,7 +193,7 @@ def _lines(path: str, parsed: Callable[[Any], Any]) -> list[Any]:
 
 
 class Tables:
-    """Reads numbers and texts of episodes; one a process, shared by its threads."""
+    """Reads numbers and texts of episodes, for any thread."""
 
     def __init__(self, features: Sequence[Feature]) -> None:
         self._features = {feature.name: feature for feature in features}
@@ -263,7 +263,7 @@ def opened(path: str, columns: Iterable[str]) -> TableFile:
 
 
 def values(array: Any, feature: Feature, source: Source) -> Numbers:
-    """A feature's column: `(rows, *shape)` of its dtype; texts are objects."""
+    """A feature's column, `(rows, *shape)`."""
     import pyarrow
 
     found = column_of(array, source)

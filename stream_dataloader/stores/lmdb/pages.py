@@ -43,7 +43,7 @@ _Places = NDArray[np.int64]
 
 
 class Tree(NamedTuple):
-    """Where keys and values begin and end, `(entries, 2)`; and the CRC-32 of the pages that say so."""
+    """Where keys and values begin and end, `(entries, 2)`; and the pages' CRC-32."""
 
     keys: _Places
     values: _Places
@@ -118,7 +118,7 @@ def _entries(pages: NDArray[np.uint8], at: _Places, numbers: list[_Places], path
 
 
 class Databases:
-    """The files of a store, mapped when they are read, of which a few are open at a time.
+    """The files of a store, mapped when they are read.
 
     Args:
         expected: Of each file its size, how many values it has, and `Tree.crc`; None if that is not known.
@@ -155,7 +155,7 @@ class Databases:
         self.checked = functools.cache(lambda number: bytearray(len(tree(number).values)))
 
     def value(self, number: int, place: int, name: str, take: Callable[[Any], Result]) -> Result:
-        """What `take` makes of a value, by its place among the keys; what it raises is damage."""
+        """What `take` makes of a value; what it raises is damage."""
         file, tree = self.file(number), self.tree(number)
         file.check_size()
         begin, stop = tree.values[place].tolist()

@@ -124,7 +124,7 @@ class LmdbStore(PackedStore):
 
 
 class _PackedIndex(PackedIndex):
-    """Also knows the windows of steps, and the databases in which they are."""
+    """Also knows the windows of steps."""
 
     kind: ClassVar[str] = KIND
 
@@ -182,7 +182,7 @@ class _PackedSteps:
         self._read(start, [as_array(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves])
 
     def _read(self, start: int, rows: list[Any]) -> None:
-        """Write the steps from `start` on to rows of the leaves that are wanted."""
+        """Write the steps from `start` on to rows of the leaves."""
         done, count = 0, len(rows[0])
         while done < count:
             window, begin = divmod(start + done, self._window)
@@ -230,7 +230,7 @@ class _PackedSteps:
 
 
 class _PlainIndex:
-    """The streams of databases that were not packed; see `Store._read_index`."""
+    """The streams of databases that were not packed."""
 
     version = ""
     structure = None
@@ -267,7 +267,7 @@ class _PlainIndex:
 
 
 def _files_at(path: str) -> dict[str, str]:
-    """The LMDB files at a path, each with its name: that of its folder if LMDB has called the file data.mdb."""
+    """The LMDB files at a path, each with its name, or that of its folder."""
     if os.path.isfile(path):
         return {path: os.path.basename(path)}
     if os.path.isfile(data := os.path.join(path, "data.mdb")):
@@ -285,7 +285,7 @@ def _files_at(path: str) -> dict[str, str]:
 
 
 def _groups(keys: list[bytes], separator: str) -> dict[str, tuple[int, int]]:
-    """Where the keys that are alike up to the last separator begin and end, by the text before it."""
+    """Where keys that share the text before the last separator begin and end."""
     found: dict[str, tuple[int, int]] = {}
     stop = 0
     for (group, middle), alike in itertools.groupby(keys, lambda key: key.rpartition(os.fsencode(separator))[:2]):

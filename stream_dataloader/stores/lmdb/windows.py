@@ -38,7 +38,7 @@ _WANTED_BYTES, _MOST_WINDOW = 1 << 20, 1024
 
 
 def steps_of_window(leaves: Sequence[LeafSpec]) -> int:
-    """How many steps a window has if the user does not say: as many as make about 1 MB."""
+    """As many as make about 1 MB."""
     return max(1, min(_MOST_WINDOW, _WANTED_BYTES // max(1, sum(leaf.step_bytes for leaf in leaves))))
 
 
@@ -60,7 +60,7 @@ def check_value(value: Any) -> int:
 
 
 def _as_image(pixels: Any) -> Any:
-    """A time step's `(H, W)`, `(H, W, C)` or `(C, H, W)` as `(H, W, C)`; None if it is no image."""
+    """A step's pixels as `(H, W, C)`; None if they are no image."""
     if pixels.ndim not in (2, 3):
         return None
     image = pixels[..., None] if pixels.ndim == 2 else pixels
@@ -135,7 +135,7 @@ class Windows:
         return found
 
     def copy(self, column: Any, out: Any) -> None:
-        """Write some steps of a leaf to an array of as many; a ValueError if an image is damaged."""
+        """Write some steps of a leaf to an array of as many."""
         if not isinstance(column, list):
             out[...] = column
             return

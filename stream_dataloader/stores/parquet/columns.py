@@ -7,7 +7,7 @@
 - strings, binary and lists of them are objects; images by `decode=`;
 - decimals, maps, unions and intervals are refused.
 
-Guarantee: no row is handled alone, but for images and objects. A null is never served as a number.
+Guarantee: only images and objects are handled row by row. No null becomes a number.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Source(NamedTuple):
     fill: Any = None  # what takes the place of nulls; None has them raise
 
     def error(self, text: str, place: int = 0, places: int = 0) -> StoreError:
-        """An error that names the row of a place, where each row has as many."""
+        """An error that names the row of one of some places."""
         row = self.row + (place * self.rows // places if places else place)
         return StoreError(f"{self.file}, column {self.column!r}, row {row}: {text}")
 
@@ -122,10 +122,7 @@ def column_of(array: Any, source: Source) -> Column:
         if "binary" not in str(found):
             raise source.error(f"it is of type {found}, and decode= takes columns of binary")
         return Images(array, source)
-    if kind.is_fixed_size_list(found):
-        inside = column_of(array.flatten(), source)
-        return _rows_of(array, inside, found.list_size, source)
-    if kind.is_list(found) or kind.is_large_list(found):
+    if kind.is_list(found) or kind.is_large_list(found) or kind.is_fixed_size_list(found):
         return _list(array, source)
     if kind.is_boolean(found) or kind.is_integer(found) or kind.is_floating(found):
         return Numbers(array.to_numpy(zero_copy_only=False), source)
@@ -155,7 +152,7 @@ def _without_nulls(array: Any, source: Source) -> Any:
 
 
 def _extension(array: Any, source: Source) -> Column:
-    """Tensors are lists that know their shape; others are what they are stored as."""
+    """Tensors are lists that know their shape."""
     found = column_of(array.storage, source)
     shape = getattr(array.type, "shape", None)
     if shape is None or not isinstance(found, Numbers):
@@ -167,32 +164,20 @@ def _extension(array: Any, source: Source) -> Column:
 
 
 def _list(array: Any, source: Source) -> Column:
-    lengths = np.diff(array.offsets.to_numpy(zero_copy_only=False))
-    inside = column_of(array.flatten(), source)
-    if _holds_objects(inside):
-        return Objects(array, source)
-    length = int(lengths[0]) if len(lengths) else 0
-    wrong = np.flatnonzero(lengths != length)
-    if len(wrong):
-        raise source.error(
-            f"a list of {lengths[wrong[0]]} values, and those before it have {length}; pad them",
-            int(wrong[0]),
-            len(array),
-        )
-    return _rows_of(array, inside, length, source)
+    import pyarrow as pa
+    import pyarrow.compute as pc
 
-
-def _rows_of(array: Any, inside: Column, length: int, source: Source) -> Column:
-    if _holds_objects(inside):
+    structure, leaves = flatten(column_of(array.flatten(), source))
+    if not all(isinstance(leaf, Numbers) for leaf in leaves):
         return Objects(array, source)
-    structure, leaves = flatten(inside)
-    rows = []
-    for leaf in leaves:
-        values = leaf.array.reshape(len(array), length, *leaf.array.shape[1:])
-        rows.append(Numbers(values, leaf.source))
-    found: Column = unflatten(structure, iter(rows))
+    if pa.types.is_fixed_size_list(array.type):
+        length = array.type.list_size
+    else:
+        lengths = pc.list_value_length(array).to_numpy(zero_copy_only=False)
+        length = int(lengths[0]) if len(lengths) else 0
+        if len(wrong := np.flatnonzero(lengths != length)):
+            what = f"a list of {lengths[wrong[0]]} values, and those before it have {length}; pad them"
+            raise source.error(what, int(wrong[0]), len(array))
+    rows = [leaf.array.reshape(len(array), length, *leaf.array.shape[1:]) for leaf in leaves]
+    found: Column = unflatten(structure, map(Numbers, rows, [leaf.source for leaf in leaves]))
     return found
-
-
-def _holds_objects(column: Column) -> bool:
-    return not all(isinstance(leaf, Numbers) for leaf in flatten(column)[1])

@@ -1,7 +1,7 @@
 """Reads streams out of tables: runs of rows that share a key, or files.
 
-Guarantee: no row is handled alone to find the streams. Rows with one key in several places are an error. A group is
-read once while streams of the process are in it; numbers are copied once, from Arrow's memory to the batch.
+Guarantee: no row is handled alone to find the streams.
+A group is read once while streams of the process are in it. Numbers are copied once.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from stream_dataloader._items.structure import flatten
+from stream_dataloader._items.structure import flatten, unflatten
 from stream_dataloader.errors import StoreError
 from stream_dataloader.stores._base.files import damage_named, digest_of
 from stream_dataloader.stores._base.options import given_columns, renamed
@@ -75,12 +75,11 @@ class ParquetStore(Store):
         cache_bytes: int = 256 << 20,
         cache: FileCache | None = None,
     ) -> None:
-        wanted = given_columns(columns)
         decode = {} if decode is None else dict(decode)
         super().__init__(
             path,
             stream=stream,
-            columns=wanted,
+            columns=given_columns(columns),
             decode=decode or None,
             fill_null=fill_null,
             size=size,
@@ -94,31 +93,26 @@ class ParquetStore(Store):
         if wrong := {name: kind for name, kind in decode.items() if kind != "image"}:
             raise ValueError(f"decode is {wrong}; 'image' is what a column can be decoded as")
         whole_number("cache_bytes", cache_bytes, "give a number of bytes from 0 on", 0)
-        self._key, self._columns, self._images = stream, wanted, frozenset(decode)
-        self._fill, self._cache_bytes, self._cache = fill_null, cache_bytes, cache
         self._picture = Picture(size, layout, color, upright=upright)
         _ = self.index
 
     def _read_index(self) -> Rows:
-        pyarrow_of("ParquetStore")
-        paths = find_tables(self.path, self._cache)
-        files = [TableFile(path, self.path, self._cache) for path in paths]
-        wanted = self._columns or files[0].columns
-        needed = {*wanted, *(name.split(".")[0] for name in self._images)}
-        if self._key is not None:
-            needed.add(self._key)
+        options = self._options
+        key, fill, cache = options["stream"], options["fill_null"], options["cache"]
+        images = frozenset(options["decode"] or ())
+        files = [TableFile(path, self.path, cache) for path in find_tables(self.path, cache)]
+        wanted = options["columns"] or files[0].columns
+        needed = {*wanted, *(name.split(".")[0] for name in images), *([] if key is None else [key])}
         for file in files:
             if missing := sorted(needed.difference(file.columns)):
                 raise StoreError(f"{file.name} has no column {missing}; it has {sorted(file.columns)}")
-        pictures = Pictures(self._picture, "reading images of a table") if self._images else None
-        fill = self._fill
+        pictures = Pictures(self._picture, "reading images of a table") if images else None
 
         def decode(array: Any, source: Source) -> Column:
             filled = fill.get(source.column) if isinstance(fill, Mapping) else fill
-            source = source._replace(images=self._images, pictures=pictures, fill=filled)
-            return column_of(array, source)
+            return column_of(array, source._replace(images=images, pictures=pictures, fill=filled))
 
-        return Rows(self.path, files, self._key, wanted, decode, self._cache_bytes)
+        return Rows(self.path, files, key, wanted, decode, options["cache_bytes"])
 
     def _open_steps(self, number: int) -> RowSteps:
         rows: Rows = self.index
@@ -129,7 +123,11 @@ class ParquetStore(Store):
         return str(self.index.keys[self._check_number(number)])
 
     def metadata(self, number: int) -> Mapping[str, Any]:
-        return {"file": self.index.file_of(self._check_number(number)).name}
+        rows: Rows = self.index
+        file = number = self._check_number(number)
+        if self._options["stream"] is not None:  # without, each file is a stream
+            file = rows.file_at(int(rows.start[number]))
+        return {"file": rows.files[file].name}
 
     def _metadata(self) -> Mapping[str, Any]:
         files = self.index.files
@@ -141,7 +139,7 @@ class ParquetStore(Store):
 
 
 class _Group(NamedTuple):
-    """A group of rows, decoded: rows `[first, stop)`, counted over all files."""
+    """Rows `[first, stop)` of all files, decoded."""
 
     first: int
     stop: int
@@ -151,7 +149,7 @@ class _Group(NamedTuple):
 
 
 class Rows:
-    """Where streams and groups are among the rows of all files; see `Store._read_index`."""
+    """Where streams and groups are among the rows of all files."""
 
     def __init__(
         self,
@@ -167,61 +165,41 @@ class Rows:
         self._kept: OrderedDict[tuple[int, int], _Group] = OrderedDict()  # the last ones used
         self._lock = threading.Lock()
         #: The row that each file begins at, and the number of all rows.
-        counts = [file.first[-1] for file in files]
-        self._begin: NDArray[np.int64] = np.cumsum([0, *counts], dtype=np.int64)
-        self.start: NDArray[np.int64]
-        self.keys: Sequence[Any]
-        if key is None:
-            self.start = self._begin[:-1]
-            self.keys = [_short(file.name, path) for file in files]
-        else:
+        self._begin = np.cumsum([0, *(file.first[-1] for file in files)], dtype=np.int64)
+        self.start: NDArray[np.int64] = self._begin[:-1]
+        self.keys: Sequence[Any] = [_short(file.name, path) for file in files]
+        if key is not None:
             self.start, self.keys = self._runs(key)
-        borders: Any = np.append(self.start, self._begin[-1:])
-        self.lengths: NDArray[np.int64] = np.diff(borders)
+        self.lengths: NDArray[np.int64] = np.diff(np.append(self.start, self._begin[-1]))
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """Of the ends of all files."""
-        text = ""
-        for file in self.files:
-            text += f"{digest_of(file.known)} {_short(file.name, self._path)} "
-        text += f"{self._key} {self._columns}"
-        encoded = text.encode("utf-8", "surrogateescape")
-        return hashlib.blake2b(encoded, digest_size=16).hexdigest()
+        files = "".join(f"{digest_of(file.known)} {_short(file.name, self._path)} " for file in self.files)
+        text = f"{files}{self._key} {self._columns}".encode("utf-8", "surrogateescape")
+        return hashlib.blake2b(text, digest_size=16).hexdigest()
 
     def __len__(self) -> int:
         return len(self.start)
 
-    def file_of(self, number: int) -> TableFile:
-        """The file that a stream begins in."""
-        if self._key is not None:
-            number = self._place(int(self.start[number]))
-        return self.files[number]
-
-    def _place(self, row: int) -> int:
+    def file_at(self, row: int) -> int:
         return int(np.searchsorted(self._begin, row, "right")) - 1
 
     def _runs(self, key: str) -> tuple[NDArray[np.int64], list[Any]]:
-        starts: list[NDArray[np.int64]] = [np.zeros(0, np.int64)]
-        keys: list[Any] = []
-        seen: set[Any] = set()
+        first: dict[Any, int] = {}  # the row that each key begins at
+        last: Any = ()  # no key
         for file, begin in zip(self.files, self._begin.tolist(), strict=False):
             with damage_named(file.name):
-                rows, found = _changes(file, key)
-                if found and keys[-1:] == found[:1]:
-                    rows, found = rows[1:], found[1:]
-                for row, value in zip(rows.tolist(), found, strict=True):
-                    if value in seen:
+                for row, value in zip(*_changes(file, key), strict=True):
+                    if value in first and (row or value != last):
                         what = f"{file.name}, row {row}: rows with {key} = {value!r}"
                         raise StoreError(f"{what} are in several places; sort by it, as table.sort_by does")
-                    seen.add(value)
-            starts.append(begin + rows)
-            keys += found
-        return np.concatenate(starts), keys
+                    first.setdefault(value, begin + row)
+                    last = value
+        return np.array(list(first.values()), np.int64), list(first)
 
     def at(self, row: int) -> _Group:
-        """The group that has a row; the last ones used are kept, within the limit."""
-        place = self._place(row)
+        """The group that has a row."""
+        place = self.file_at(row)
         file, begin = self.files[place], int(self._begin[place])
         group = int(np.searchsorted(file.first, row - begin, "right")) - 1
         with self._lock:
@@ -236,17 +214,16 @@ class Rows:
 
     def _read(self, file: TableFile, group: int, begin: int) -> _Group:
         first, stop = file.first[group : group + 2].tolist()
-        arrays = file.read(self._columns, group)
+        columns = {}
         with damage_named(file.name):
-            columns = {
-                name: self._decode(array, Source(file.name, name, first, stop - first))
-                for name, array in arrays.items()
-            }
+            for name, array in file.read(self._columns, group).items():
+                columns[name] = self._decode(array, Source(file.name, name, first, stop - first))
         size = sum(int(column.array.nbytes) for column in flatten(columns)[1])
         return _Group(begin + first, begin + stop, columns, file, size)
 
 
-def _changes(file: TableFile, key: str) -> tuple[NDArray[np.int64], list[Any]]:
+def _changes(file: TableFile, key: str) -> tuple[list[int], list[Any]]:
+    """The rows where the key changes, and their keys."""
     array = file.read([key])[key]
     if array.null_count:
         row = int(np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))[0])
@@ -256,19 +233,16 @@ def _changes(file: TableFile, key: str) -> tuple[NDArray[np.int64], list[Any]]:
     except NotImplementedError:
         raise StoreError(f"{file.name}: {key} is of type {array.type}, no key") from None
     codes = encoded.indices.to_numpy(zero_copy_only=False)
-    first = np.zeros(len(codes[:1]), np.int64)
-    changes = np.concatenate([first, 1 + np.flatnonzero(codes[1:] != codes[:-1])])
-    return changes, array.take(changes).to_pylist()
+    rows = np.flatnonzero(np.diff(codes, prepend=codes[:1] - 1))
+    return rows.tolist(), array.take(rows).to_pylist()
 
 
 def _short(name: str, path: str) -> str:
-    if name == path:
-        return os.path.basename(name)
-    return name.removeprefix(path.rstrip("/") + "/")
+    return os.path.basename(name) if name == path else name.removeprefix(path.rstrip("/") + "/")
 
 
 class RowSteps:
-    """The steps of a stream, rows `[first, first + count)`; see `Steps`."""
+    """One stream's steps; see `Steps`."""
 
     def __init__(self, rows: Rows, first: int, count: int, name: str) -> None:
         self._rows = rows
@@ -285,31 +259,25 @@ class RowSteps:
             return row_of(group.columns, row)
 
     def read(self, start: int, out: Any) -> None:
-        leaf, done = out, 0
+        leaf, part, done = out, out, 0
         while isinstance(leaf, dict):
             leaf = next(iter(leaf.values()))
-        count = len(leaf)
-        for group, row, here in self._pieces(self._first + start, count):
-            part = out if here == count else _part(out, slice(done, done + here))
+        for group, row, count in self._pieces(self._first + start, len(leaf)):
+            if count < len(leaf):
+                structure, leaves = flatten(out)
+                part = unflatten(structure, iter([leaf[done : done + count] for leaf in leaves]))
             with damage_named(self._name), group.file.held_while_read:
                 read_rows(group.columns, row, part)
-            done += here
+            done += count
 
     def _pieces(self, row: int, count: int) -> Iterator[tuple[_Group, int, int]]:
         stop = row + count
         while row < stop:
             if self._group is None or not self._group.first <= row < self._group.stop:
                 self._group = self._rows.at(row)
-            group = self._group
-            here = min(stop, group.stop) - row
-            yield group, row - group.first, here
-            row += here
+            count = min(stop, self._group.stop) - row
+            yield self._group, row - self._group.first, count
+            row += count
 
     def close(self) -> None:
         self._group = None
-
-
-def _part(out: Any, rows: slice) -> Any:
-    if not isinstance(out, dict):
-        return out[rows]
-    return {name: _part(below, rows) for name, below in out.items()}

@@ -3,8 +3,8 @@
 - Parquet: a group is a row group, which is read, checked and decoded.
 - Arrow IPC, Feather 2, and Arrow IPC streams: a group is a record batch, in a memory map.
 
-Guarantee: only columns that are asked for are read. Damage is told with the file's name: a mapped batch is checked
-before it is used, so that lengths in it lead nowhere else.
+Guarantee: only columns that are asked for are read.
+A mapped batch is checked before it is used, so that lengths in it lead nowhere else.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def pyarrow_of(user: str) -> Any:
 
 
 def open_parquet(path: str, metadata: Any = None, **options: Any) -> Any:
-    """A `ParquetFile` that compares pages with checksums; without threads, as workers are forked."""
+    """A `ParquetFile` that compares checksums, and starts no threads."""
     options |= {"pre_buffer": False, "page_checksum_verification": True}
     return pyarrow_of("Parquet").parquet.ParquetFile(path, metadata=metadata, **options)
 
@@ -49,12 +49,7 @@ def open_parquet(path: str, metadata: Any = None, **options: Any) -> Any:
 class TableFile:
     """One file; folders `key=value` between the `root` and it are columns."""
 
-    def __init__(
-        self,
-        path: str,
-        root: str | None = None,
-        cache: FileCache | None = None,
-    ) -> None:
+    def __init__(self, path: str, root: str | None = None, cache: FileCache | None = None) -> None:
         self.name = path
         self._held = open_local(path, cache)  # for as long as this is
         self.path = self._held.path
@@ -77,9 +72,7 @@ class TableFile:
             raise StoreError(f"{path} has columns {names}, which need names of their own")
         #: The row that each group begins at, and the number of rows.
         self.first = np.cumsum([0, *groups], dtype=np.int64)
-        self._constants: dict[str, Any] = {}
-        if root is not None and not is_url(path):
-            self._constants = _constants(os.path.relpath(path, root))
+        self._constants = {} if root is None or is_url(path) else _constants(os.path.relpath(path, root))
         self.columns = list(dict.fromkeys([*names, *self._constants]))
         self._stored = frozenset(names)
 
@@ -140,21 +133,18 @@ class TableFile:
         if not columns:
             return {}
         if self.metadata is None:
-            table = pa.Table.from_batches(self._mapped(columns, group))
+            table = pa.Table.from_batches(self._mapped(columns, group)).select(columns)
+            table.validate(full=True)
         else:
             with open_parquet(self.path, self.metadata) as file:
                 groups = range(len(self.first) - 1) if group is None else [group]
                 table = file.read_row_groups(groups, columns, use_threads=False)
-        return {name: self._whole(table.column(name)) for name in columns}
-
-    def _whole(self, column: Any) -> Any:
-        if self.metadata is None:
-            column.validate(full=True)
-        return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+        found = dict(zip(columns, map(table.column, columns), strict=True))
+        return {name: one.chunk(0) if one.num_chunks == 1 else one.combine_chunks() for name, one in found.items()}
 
     @property
     def held_while_read(self) -> AbstractContextManager[None]:
-        """Raises if rows that lie in the file, as a map, are others than they were."""
+        """Raises if rows in a map have changed."""
         return self.known if self.metadata is None else nullcontext()
 
 
@@ -168,7 +158,7 @@ def _constants(relative: str) -> dict[str, Any]:
 
 
 def find_tables(path: str, cache: FileCache | None = None) -> list[str]:
-    """The paths or URLs of a store's files; in what datasets saved, `state.json` names them."""
+    """The paths or URLs of a store's files."""
     if is_url(path) or not os.path.isdir(path):
         return list(matching(path, cache))
     if os.path.exists(state := os.path.join(path, "state.json")):

@@ -1,4 +1,4 @@
-"""TFDS and RLDS datasets in ArrayRecord files: an episode's nested steps are a stream; TensorFlow is not needed.
+"""TFDS and RLDS datasets in ArrayRecord files, without TensorFlow.
 
 `records` fetches an episode, `store` decodes it.
 """

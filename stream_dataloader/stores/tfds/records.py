@@ -29,7 +29,7 @@ class Records:
 
     def __init__(self, _dataset: str) -> None:
         self._lock = threading.Lock()
-        self._child = subprocess.Popen(  # noqa: S603
+        self._child: Any = subprocess.Popen(  # noqa: S603
             [sys.executable, __file__],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -39,7 +39,7 @@ class Records:
         self._requests: Any = self._child.stdin
         self._answers: Any = self._child.stdout
         with contextlib.suppress(AttributeError, OSError):  # it writes a large part of a record at once
-            fcntl.fcntl(self._answers, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+            fcntl.fcntl(self._answers, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)  # type: ignore[arg-type]
 
     def read(self, path: str, place: int, records: int) -> bytes:
         """One record of a file that has so many."""

@@ -1,7 +1,7 @@
-"""What is in a tar, and where: read once from the headers of its members, and kept in this library's cache.
+"""What is in a tar, and where: read once from its headers, and kept in this library's cache.
 
-Guarantee: a tar that was read is whole: headers have their checksums, members lie in the file, and nothing is behind
-the end mark. The index is that of the file as it is now, or it is made anew.
+Guarantee: headers have their checksums, members lie in the file, and nothing is behind the end mark.
+An index that was kept is used only for a file that has not changed.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class TarIndex(NamedTuple):
 
 
 class _Bounded:
-    """A file that reads no more than there is: tarfile takes room for what a header claims."""
+    """Reads no more than there is, whatever a header claims."""
 
     def __init__(self, file: BinaryIO, size: int) -> None:
         self._file = file

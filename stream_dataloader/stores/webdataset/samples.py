@@ -1,6 +1,6 @@
-"""One stream's samples, read at their places in the tars, and decoded by the extensions of their members.
+"""One stream's samples, read at their places in the tars, and decoded.
 
-Guarantee: members that lie side by side are read by one call. A tar that is not what its index says is an error.
+Guarantee: members side by side are read by one call. A tar unlike its index is an error.
 
 Extensions are those of the package webdataset (1.0.2, `autodecode`); of `depth.png` the last part.
 
@@ -235,7 +235,7 @@ class Decoder:
 
 
 def _array(data: bytes, name: str) -> Any:
-    """The array of a `.npy` file; nothing is allocated before its size is checked."""
+    """The array of a `.npy` file, whose size is checked first."""
     header = read_header(io.BytesIO(data), name)
     if header.dtype.kind not in "biufc":
         raise ValueError(f"it is of dtype {header.dtype}; leave it out by columns=")

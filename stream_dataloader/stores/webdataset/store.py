@@ -1,7 +1,7 @@
-"""Reads streams out of WebDataset's tars: finds the tars, and which of their samples are a stream.
+"""Finds WebDataset's tars, and which of their samples are a stream.
 
-Guarantee: streams are runs of samples, also from one tar to the next, and no two have one name. Samples of a stream
-that lie in several places are an error, as is a sample that a stream has twice.
+Guarantee: streams are runs of samples, also from one tar to the next.
+A stream in several places is an error, as is a sample that a stream has twice.
 """
 
 from __future__ import annotations
