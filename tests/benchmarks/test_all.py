@@ -25,13 +25,14 @@ if __name__ == "__main__":
     run(__doc__, {"speed": measure})
 """
 
+MAIN = '\nif __name__ == "__main__":\n    '
 PROGRAMS = {
     "good.py": GOOD,
-    "broken.py": '\nif __name__ == "__main__":\n    raise ValueError("no disk")\n',
-    "lacking.py": 'import no_such_package\n\nif __name__ == "__main__":\n    pass\n',
-    "without_device.py": '\nif __name__ == "__main__":\n    print("there is no device")\n',
+    "broken.py": f'{MAIN}raise ValueError("no disk")\n',
+    "lacking.py": f"import no_such_package\n{MAIN}pass\n",
+    "without_device.py": f'{MAIN}print("there is no device")\n',
     "part_of_one.py": "",
-    "_private.py": '\nif __name__ == "__main__":\n    raise AssertionError\n',
+    "_private.py": f"{MAIN}raise AssertionError\n",
 }
 #: One that measures something, and then does something else.
 BEGUN = """
@@ -108,34 +109,39 @@ def test_ratios_are_compared_with_what_was_saved(folder):
     assert "worse beyond the spread: 2" in lines
 
 
-@pytest.mark.parametrize(
-    ("does", "text"),
-    [
-        ("1 / 0", "ZeroDivisionError"),
-        ("import threading; thread = threading.Thread(target=int, args=('x',)); thread.start()", ""),
-        ("import together; together.in_threads([int, lambda: 1 / 0])", ""),
-        ("yield figure('speed', 'nothing', [0.0], 'ms')", ""),
-        ("yield figure('speed', 'nothing', [float('nan')], 'x')", ""),
-        ("os._exit(1)", ""),
-        ("time.sleep(100_000)", "it was stopped at the limit of 0.5 s"),
-    ],
-    ids=["error", "thread", "threads", "zero", "nan", "exit", "limit"],
-)
-def test_a_program_that_fails_is_told_and_not_saved(folder, does, text):
-    (folder / "begun.py").write_text(BEGUN.format(does))
-    status, lines, _ = run_all(folder, "--only", "begun", *(["--limit", "0.5"] if "limit" in text else []))
+#: What a program does behind its first figure, and what is then said of it.
+FAILING = {
+    "raises": ("1 / 0", "ZeroDivisionError"),
+    "thread": ("import threading; thread = threading.Thread(target=int, args=('x',)); thread.start()", ""),
+    "threads": ("import together; together.in_threads([int, lambda: 1 / 0])", ""),
+    "zero": ("yield figure('speed', 'nothing', [0.0], 'ms')", ""),
+    "nan": ("yield figure('speed', 'nothing', [float('nan')], 'x')", ""),
+    "exits": ("os._exit(1)", ""),
+}
+
+
+def check_fail(folder, *options, **said):
+    """Run such programs: each has failed, and nothing is saved; what is printed."""
+    status, lines, _ = run_all(folder, *options, "--only", *said)
     assert status == 1
-    assert "programs that failed: 1" in lines
-    assert any(line.startswith(f"begun: FAILED: {text}") for line in lines)
-    assert "quick 1 x 1 to 1" in lines or text != "ZeroDivisionError", "what was measured before"
+    assert f"programs that failed: {len(said)}" in lines
+    for name, text in said.items():
+        assert any(line.startswith(f"{name}: FAILED: {text}") for line in lines)
     assert not (folder / "results").exists()
+    return lines
 
 
-def test_a_section_without_a_row_fails(folder):
-    (folder / "begun.py").write_text(BEGUN.format("").replace('yield figure("speed"', 'yield from () and ("speed"'))
-    status, lines, _ = run_all(folder, "--only", "begun")
-    assert status == 1
-    assert "programs that failed: 1" in lines
+def test_programs_that_fail_are_told_and_not_saved(folder):
+    for name, (does, _) in FAILING.items():
+        (folder / f"{name}.py").write_text(BEGUN.format(does))
+    (folder / "empty.py").write_text(BEGUN.format("").replace('yield figure("speed"', 'yield from () and ("speed"'))
+    lines = check_fail(folder, empty="", **{name: text for name, (_, text) in FAILING.items()})
+    assert "quick 1 x 1 to 1" in lines, "what was measured before"
+
+
+def test_a_program_is_stopped_at_the_limit(folder):
+    (folder / "slow.py").write_text(BEGUN.format("time.sleep(100_000)"))
+    check_fail(folder, "--limit", "0.5", slow="it was stopped at the limit of 0.5 s")
 
 
 def test_what_was_measured_before_ctrl_c_is_told_and_saved(folder):
@@ -149,13 +155,8 @@ def test_what_was_measured_before_ctrl_c_is_told_and_saved(folder):
 
 
 def test_all_programs_are_found():
-    done = subprocess.run(
-        [sys.executable, ROOT / "benchmarks" / "all.py", "--only", "nothing"],
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-    )
+    command = [sys.executable, ROOT / "benchmarks" / "all.py", "--only", "nothing"]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 2
     found = {f"`{name}.py`" for name in done.stderr.split("there are ")[1].strip().split(", ")}
     table = (ROOT / "benchmarks" / "README.md").read_text().split("| File | What it measures | ")[1].split("\n\n")[0]

@@ -38,15 +38,3 @@ def test_the_page_has_the_tables_and_figures_that_were_written(name, monkeypatch
         assert (ASSETS / figure).exists()
 
 
-def test_a_run_that_is_stopped_goes_on(tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    from proof import _kept
-
-    calls = []
-
-    def run(task):
-        calls.append(task)
-        return [*task]
-
-    assert [_kept(run, tmp_path, task) for task in [("a", 1), ("b", 2), ("a", 1)]] == [["a", 1], ["b", 2], ["a", 1]]
-    assert calls == [("a", 1), ("b", 2)]

@@ -10,45 +10,32 @@ import time
 
 import pytest
 import torch
-from helpers import FOREVER, ROOT
+from helpers import FOREVER, PATIENCE, ROOT
 
 FORK = multiprocessing.get_context("fork")
 
 
-@pytest.fixture(autouse=True)
-def _benchmarks(monkeypatch):
+@pytest.fixture
+def together(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    return importlib.import_module("together")
 
 
-def test_threads_return_in_order():
-    from together import in_threads
-
-    barrier = threading.Barrier(3)
-
-    def task(number):
-        barrier.wait()
-        time.sleep(0.01 * (3 - number))
-        return number
-
-    assert in_threads([lambda number=number: task(number) for number in range(3)]) == [0, 1, 2]
+def test_threads_and_processes_return_in_order(together):
+    ended = threading.Event()
+    tasks = [lambda: ended.wait(PATIENCE), lambda: ended.set() or 1, lambda: 2]
+    assert together.in_threads(tasks) == [True, 1, 2]
+    assert together.in_processes(FORK, pow, [(2, 3), (3, 2), (5, 1)]) == [8, 9, 5]
 
 
-def test_a_thread_that_raises_frees_those_that_wait_for_it():
-    from together import in_threads
-
+def test_a_thread_that_raises_frees_those_that_wait_for_it(together):
     barrier = threading.Barrier(3)
 
     def broken():
         raise OSError("no disk")
 
     with pytest.raises(OSError, match="no disk"):
-        in_threads([barrier.wait, broken, barrier.wait], barrier)
-
-
-def test_processes_return_in_order():
-    from together import in_processes
-
-    assert in_processes(FORK, pow, [(2, 3), (3, 2), (5, 1)]) == [8, 9, 5]
+        together.in_threads([barrier.wait, broken, barrier.wait], barrier)
 
 
 def sleeping_or(end, number):
@@ -56,11 +43,9 @@ def sleeping_or(end, number):
 
 
 @pytest.mark.parametrize("end", [len, os._exit])
-def test_a_process_that_fails_ends_the_others(end):
-    from together import in_processes
-
+def test_a_process_that_fails_ends_the_others(together, end):
     with pytest.raises(RuntimeError, match=r"has no len|ended with status 7"):
-        in_processes(FORK, sleeping_or, [(end, 0), (end, 1)])
+        together.in_processes(FORK, sleeping_or, [(end, 0), (end, 1)])
     assert not multiprocessing.active_children()
 
 
@@ -77,6 +62,7 @@ def test_programs_start_threads_and_processes_by_this_module_alone():
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="without CUDA only")
+@pytest.mark.usefixtures("together")
 def test_without_a_device_the_benchmark_of_gpus_says_so(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["gpu.py", "--quick"])
     importlib.import_module("gpu").main()
