@@ -36,5 +36,3 @@ def test_the_page_has_the_tables_and_figures_that_were_written(name, monkeypatch
     for figure in FIGURES[name]:
         assert f"(assets/{figure})" in page
         assert (ASSETS / figure).exists()
-
-
