@@ -89,13 +89,14 @@ LEAVES = [
 ]
 
 
-def walk(tree, path=()):
-    """Paths to the leaves of a tree of lists `[kind, child, ...]`; a leaf is a number of `LEAVES`."""
+def paths_of(tree, path=()):
+    """The leaves of a tree of lists `[kind, child, ...]`; a leaf is a number of `LEAVES`."""
     if isinstance(tree, int):
-        yield path
-    else:
-        for i, child in enumerate(tree[1:], 1):
-            yield from walk(child, (*path, i))
+        return {path: tree}
+    found = {}
+    for i, child in enumerate(tree[1:], 1):
+        found |= paths_of(child, (*path, i))
+    return found
 
 
 def put(tree, path, value):
@@ -144,14 +145,11 @@ def is_copied(leaf):
 def sources(draw):
     """Streams of trees whose first ones are equal, and of which a few others are nearly so."""
     first, streams = draw(trees), []
-    paths = list(walk(first))
+    leaves = paths_of(first)
     for _ in range(draw(st.integers(1, 3))):
         stream = [first] * draw(st.integers(1, 45))
         for at in draw(st.lists(st.integers(1, 44), max_size=3)):
-            path = draw(st.sampled_from(paths))
-            leaf = first
-            for step in path:
-                leaf = leaf[step]
+            path, leaf = draw(st.sampled_from(list(leaves.items())))
             near = st.sampled_from([min(leaf + 1, len(LEAVES) - 1), max(leaf - 1, 0)])
             odd = put(first, path, draw(st.one_of(near, trees)))
             if isinstance(odd, list):
@@ -260,7 +258,7 @@ class Careless:
         self.count, self.asked, self.given = count, 0, 0
 
     def __iter__(self):
-        self.asked, self.given = self.asked + 1, 0
+        self.asked += 1
         return self
 
     def __next__(self):

@@ -2,27 +2,18 @@
 
 import copy
 import dataclasses
-import typing
 
 import pytest
 import torch
+from carried import Named, Pair, counted, ones, through_file
 from torch import nn
 
 from stream_dataloader import NonFiniteStateError, StateError, StreamDataLoader, StreamDataset
 from stream_dataloader.recurrent import RecurrentState, linear_scan, masked_rnn
 
 
-def ones(length):
-    return (torch.ones(1) for _ in range(length))
-
-
 def loader_of(lengths, lanes=2, time_steps=2, **options):
     return StreamDataLoader(StreamDataset(lengths, ones, lanes, time_steps=time_steps, **options))
-
-
-def counted(batch, count):
-    """A state `(B, 1)` that counts a stream's items; the model of most tests here."""
-    return batch.data.sum(0) + (0 if count is None else count)
 
 
 def run(carry, batches):
@@ -35,24 +26,13 @@ def run(carry, batches):
     return found
 
 
-@dataclasses.dataclass
-class Pair:
-    left: torch.Tensor
-    right: typing.Any
-
-
-class Named(typing.NamedTuple):
-    h: torch.Tensor
-    c: torch.Tensor
-
-
 @pytest.mark.parametrize(
     "wrap",
     [
         lambda x: x,
         lambda x: (x, 2 * x),
         lambda x: [x, None, (x, x)],
-        lambda x: {"z": x, "a": [x, {"b": x}]},
+        lambda x: {"z": x, "a": [x, {1: x}]},
         lambda x: Pair(x, (x, None)),
         lambda x: Named(x, x),
     ],
@@ -62,8 +42,12 @@ def test_a_state_comes_back_in_its_structure(wrap):
     first = next(batches)
     assert carry.before(first) is None
     carry.after(first, wrap(torch.tensor([[2.0], [3.0]])))
-    state = carry.before(next(batches))  # in which lane 1 starts a stream
-    assert repr(state) == repr(wrap(torch.tensor([[2.0], [0.0]])))
+    resumed = RecurrentState(batch_dim=0)
+    resumed.load_state_dict(through_file(carry.state_dict()))
+    assert resumed.state_dict()["structure"] == carry.state_dict()["structure"]
+    second = next(batches)  # in which lane 1 starts a stream
+    for each in (carry, resumed):
+        assert repr(each.before(second)) == repr(wrap(torch.tensor([[2.0], [0.0]])))
 
 
 def test_dicts_may_come_in_another_order_of_keys():
@@ -134,15 +118,6 @@ def test_an_initial_state_is_contiguous_as_cudnn_wants_it():
         carry.after(batch, lstm(batch.data, state)[1])
 
 
-def test_an_initial_value_must_fit_the_state():
-    batches = list(loader_of([4, 2, 2]))
-    for size in (4, 1):
-        carry = RecurrentState(torch.zeros(1, size), batch_dim=0)
-        carry.after(batches[0], torch.zeros(2, 5))
-        with pytest.raises(ValueError, match=rf"initial value .*\(1, {size}\)"):
-            carry.before(batches[1])
-
-
 def test_the_dimension_of_lanes_is_found_or_given():
     batch = next(iter(loader_of([2, 2, 2], lanes=3)))
     carry = RecurrentState()
@@ -178,6 +153,15 @@ def test_lanes_that_are_reset_begin_with_the_initial_value():
     assert run(carry, batches[2:4]) == [[16, 12], [18, 14]]
     with pytest.raises(ValueError, match="lane -1"):
         carry.reset([0, -1])
+
+
+@pytest.mark.parametrize("size", [4, 1])
+def test_an_initial_value_must_fit_the_state(size):
+    first, second, *_ = loader_of([4, 2, 2])
+    carry = RecurrentState(torch.zeros(1, size), batch_dim=0)
+    carry.after(first, torch.zeros(2, 5))
+    with pytest.raises(ValueError, match=rf"initial value .*\(1, {size}\)"):
+        carry.before(second)
 
 
 def test_a_state_keeps_its_structure_and_shapes():

@@ -1,12 +1,13 @@
 """A resumed run is bit-identical, the state included; with another number of workers and ranks, too."""
 
 import dataclasses
-import io
 import itertools
-import typing
 
 import pytest
 import torch
+import torch.distributed as dist
+from carried import Pair, ones, through_file
+from rank_processes import RankProcesses
 from torch import nn
 
 from stream_dataloader import StateError, StreamDataLoader, StreamDataset, merge_states, recurrent
@@ -41,13 +42,6 @@ def gru_of():
     return nn.GRU(1, 3, 2)
 
 
-def through_file(state):
-    file = io.BytesIO()
-    torch.save(state, file)
-    file.seek(0)
-    return torch.load(file, weights_only=True)
-
-
 def test_a_run_that_is_resumed_after_each_batch_is_bit_identical():
     gru, carry = gru_of(), carry_of()
     whole = [step(gru, batch, carry) for batch in loader_of()]
@@ -75,26 +69,6 @@ def test_the_state_is_that_of_the_last_batch_passed_to_after():
     resumed.load_state_dict(carried)
     with pytest.raises(StateError):
         resumed.before(beyond)
-
-
-@dataclasses.dataclass
-class Pair:
-    left: torch.Tensor
-    right: typing.Any
-
-
-class Named(typing.NamedTuple):
-    h: torch.Tensor
-
-
-def test_structures_are_saved_as_plain_data():
-    batch, h = next(iter(loader_of())), torch.ones(2, 4, 3)
-    for state in (h, [h, None, (h, h)], {"b": h, "a": [Named(h)]}, Pair(h, {1: h})):
-        carry, resumed = carry_of(), carry_of()
-        carry.after(batch, state)
-        resumed.load_state_dict(through_file(carry.state_dict()))
-        assert repr(resumed) == repr(carry)
-        assert resumed.state_dict()["structure"] == carry.state_dict()["structure"]
 
 
 def test_a_class_that_cannot_be_found_again_is_refused():
@@ -233,3 +207,42 @@ def test_a_loaded_state_follows_the_batches_to_their_device():
     batch = next(batches)
     assert resumed.before(batch.to("meta")).device.type == "meta"
     assert carry.to("meta").before(batch).device.type == "meta"
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.gru, self.start = nn.GRU(1, 3), nn.Parameter(torch.zeros(1, 1, 3))
+
+    def forward(self, data, state):
+        return self.gru(data, state)
+
+
+def train(rank):
+    """Train with a learnt initial state; what it became, and in how many steps this rank had no start."""
+    model = nn.parallel.DistributedDataParallel(Model())
+    carry, quiet = carry_of(initial=model.module.start), 0
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    dataset = StreamDataset(LENGTHS, ones, 1, lengths=LENGTHS, time_steps=2, shuffle=True, seed=0)
+    for batch in StreamDataLoader(dataset, groups=2):
+        output, state = model(batch.data, carry.before(batch))
+        carry.after(batch, state)
+        optimizer.zero_grad()
+        output[batch.mask].square().sum().backward()
+        optimizer.step()
+        quiet += not batch.reset.any()
+    gathered = [None] * dist.get_world_size()
+    dist.all_gather_object(gathered, carry.state_dict())
+    return model.module.start.tolist(), quiet, recurrent.merge_states(gathered)["lanes"]
+
+
+@pytest.mark.slow
+def test_a_learnt_state_is_the_same_on_all_ranks_though_streams_start_in_other_steps():
+    with RankProcesses(2) as ranks:
+        (one, quiet, lanes), (other, other_quiet, _) = ranks.run(2, train)
+    assert one == other
+    assert any(value != 0 for value in one[0][0])
+    assert quiet
+    assert other_quiet  # without a gradient there DistributedDataParallel would raise an error
+    assert lanes == [0, 1]

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from carried import ones
 from torch import nn
 
 from stream_dataloader import StreamDataLoader, StreamDataset
@@ -73,14 +74,14 @@ def test_padding_keeps_a_cells_state_also_before_there_is_one():
     assert output[0, 0] == output[1, 0] == output[1, 1] == state[0] != 0
 
 
-def ones(length):
-    return (torch.ones(1, dtype=torch.float64) for _ in range(length))
+def doubles(length):
+    return ones(length, torch.float64)
 
 
 def burn(carry, n, lengths, time_steps):
     """For each batch: the loss's mask, where gradients reach, and whether the head had one."""
     gru = nn.GRU(1, 2).double()
-    for batch in StreamDataLoader(StreamDataset(lengths, ones, 2, time_steps=time_steps)):
+    for batch in StreamDataLoader(StreamDataset(lengths, doubles, 2, time_steps=time_steps)):
         data = batch.data.clone().requires_grad_()
         with carry.burning_in(batch):
             head, state = gru(data[:n], carry.before(batch))
