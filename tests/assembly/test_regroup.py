@@ -3,7 +3,6 @@
 import copy
 import dataclasses
 import pickle
-from array import array
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -13,13 +12,12 @@ import torch
 from stream_dataloader import ItemError, StreamDataLoader, StreamDataset
 from stream_dataloader._assembly import bookkeeping
 from stream_dataloader._assembly.judge import Judge
-from stream_dataloader._assembly.part import Contents, Fault, Part, Run, numbers_of, pack, unpack
+from stream_dataloader._assembly.part import Part, Run
 from stream_dataloader._assembly.slot_pool import PooledSlots, SlotLeases, SlotPool
 from stream_dataloader._assembly.writer import PartWriter
 from stream_dataloader._items.layout import Layout
 from stream_dataloader._schedule.rules import deal_members
 from stream_dataloader._schedule.snapshot import LaneReports
-from stream_dataloader.errors import ErrorReport
 
 TIME_STEPS = 3
 READERS = deal_members([3], [2])  # two workers: lanes 0 and 1, and lane 2
@@ -44,9 +42,6 @@ def part_of(worker, runs, pool, item):
 
 def full(lane, source):
     return Run(lane, 0, TIME_STEPS, source, 0, True, starts=True)
-
-
-PACKED = [Run(0, 0, 1, 4, 7, True, False), Run(0, 1, 2, 5, 0, True, True), Run(1, 0, 3, 6, 2, False, False)]
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -94,25 +89,6 @@ def test_who_came_first_to_the_slots_does_not_decide_what_fits():
     slot = SlotLeases(pool).lease(1, 0)
     with pytest.raises(ItemError, match="lane 2, worker 1"):
         Judge(READERS, [range(9)]).judge([early, late], slot)
-
-
-def test_a_part_that_is_in_its_slot_is_sent_as_a_few_numbers():
-    reports = LaneReports(((1, 5),), b"123", {1: "state"})
-    contents = Contents(in_slot=True, time_steps=3, runs=PACKED)
-    brief = Part(reader=1, step=4, fresh=True, items=0, lanes_read=2, reports=reports, contents=contents)
-    others = [
-        brief._replace(faults=[Fault(2, True, ErrorReport(ValueError("broken")))]),
-        brief._replace(end=True),
-        brief._replace(contents=contents._replace(objects={0: "window"})),
-        brief._replace(contents=contents._replace(in_slot=False)),
-    ]
-    packed = pack([brief, *others])
-    assert packed[0] == (1, 4, True, 0, 2, tuple(reports), 3, array("q", numbers_of(PACKED)).tobytes())
-    assert all(one is other for one, other in zip(packed[1:], others, strict=True))
-    first, *rest = unpack(packed)
-    assert list(first.contents.runs) == PACKED
-    assert [first._replace(contents=contents), *rest] == [brief, *others]
-    assert first.contents._replace(runs=PACKED) == contents
 
 
 @pytest.mark.slow

@@ -89,23 +89,6 @@ LEAVES = [
 ]
 
 
-def paths_of(tree, path=()):
-    """The leaves of a tree of lists `[kind, child, ...]`; a leaf is a number of `LEAVES`."""
-    if isinstance(tree, int):
-        return {path: tree}
-    found = {}
-    for i, child in enumerate(tree[1:], 1):
-        found |= paths_of(child, (*path, i))
-    return found
-
-
-def put(tree, path, value):
-    """The tree with another branch at a path."""
-    if not path:
-        return value
-    return [put(child, path[1:], value) if i == path[0] else child for i, child in enumerate(tree)]
-
-
 KINDS = ["dict", "ordered", "tuple", "pair", "sample"]
 trees = st.recursive(
     st.integers(0, len(LEAVES) - 1),
@@ -141,22 +124,27 @@ def is_copied(leaf):
     return not leaf.is_sparse if isinstance(leaf, torch.Tensor) else isinstance(leaf, (bool, int, float, complex))
 
 
+def near(draw, tree):
+    """A tree that differs at one place."""
+    if isinstance(tree, int):
+        return min(max(tree + draw(st.sampled_from([-1, 1])), 0), len(LEAVES) - 1)
+    place = draw(st.integers(0, len(tree)))
+    if place == 0:
+        return [draw(st.sampled_from(KINDS)), *tree[1:]]
+    if place == len(tree):
+        return [*tree, 0]
+    return [near(draw, child) if i == place else child for i, child in enumerate(tree)]
+
+
 @st.composite
 def sources(draw):
     """Streams of trees whose first ones are equal, and of which a few others are nearly so."""
     first, streams = draw(trees), []
-    leaves = paths_of(first)
     for _ in range(draw(st.integers(1, 3))):
         stream = [first] * draw(st.integers(1, 45))
         for at in draw(st.lists(st.integers(1, 44), max_size=3)):
-            path, leaf = draw(st.sampled_from(list(leaves.items())))
-            near = st.sampled_from([min(leaf + 1, len(LEAVES) - 1), max(leaf - 1, 0)])
-            odd = put(first, path, draw(st.one_of(near, trees)))
-            if isinstance(odd, list):
-                odd = [draw(st.sampled_from([odd[0], odd[0], *KINDS])), *odd[1:]]
-                odd += draw(st.sampled_from([[], [], [0]]))  # one child too many
             if at < len(stream):
-                stream[at] = odd
+                stream[at] = draw(trees) if draw(st.integers(0, 3)) == 0 else near(draw, first)
         streams.append(stream)
     return streams
 
