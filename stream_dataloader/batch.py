@@ -42,10 +42,11 @@ class StreamBatch(KeptFields, Conventions):
     read. A dataclass keeps its fields only."""
 
     reset: torch.Tensor
-    """`(B,)` bool: the lane starts a new stream at t = 0, so its hidden state must be zeroed."""
+    """`(B,)` bool: the lane starts a new stream or sequence at t = 0, so its hidden state must be zeroed."""
 
     is_start: torch.Tensor
-    """`(T, B)` bool: the time step is the first of its stream. `is_start[0]` is `reset`."""
+    """`(T, B)` bool: the time step is the first of its stream, or of a sequence that a stream marks in itself
+    (`protocols.MarksStarts`). `is_start[0]` is `reset`."""
 
     mask: torch.Tensor
     """`(T, B)` bool: the time step is read for the first time this epoch. False: padding, or read again."""

@@ -35,7 +35,8 @@ not know of them. `testing.StreamContract` finds a stream that goes to another i
 With the dataset's `mark_ends`, the item behind a full window is taken, and copied, before the batch is handed out. A
 leaf that is neither array nor tensor is not copied: yield a new object each time.
 
-A stream may write its items into the batch itself (`ReadsInto`): nothing is copied.
+A stream may write its items into the batch itself (`ReadsInto`): nothing is copied. It may say that several sequences
+lie in it, one behind the other (`MarksStarts`).
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ __all__ = [
     "ErrorPolicy",
     "Exhausted",
     "KnowsLengths",
+    "MarksStarts",
     "OnError",
     "OpensEarly",
     "PaddingMode",
@@ -122,6 +124,35 @@ class ReadsInto(Stream[Item_co], Protocol[Item_co]):
         Returns:
             How many time steps were written, from the first row on: 1 to n, or 0 at the stream's end. If an error
             follows some items, return their number, and raise the error in the next call.
+        """
+        ...
+
+
+@runtime_checkable
+class MarksStarts(Stream[Item_co], Protocol[Item_co]):
+    """A stream of single time steps in which sequences begin, such as documents.
+
+    The batch's `is_start` is set there too, also in the middle of a window, as
+    where packed streams begin. `reset`, `seq_idx()` and `cu_seqlens()` follow.
+
+    Example:
+        >>> from stream_dataloader import StreamDataLoader, StreamDataset
+        >>> class Words(str):
+        ...     def starts_within(self, start, stop):
+        ...         return [i for i in range(start, stop) if self[i - 1 : i] == " "]
+        >>> dataset = StreamDataset(["to be or"], Words, 1, time_steps=4)
+        >>> for batch in StreamDataLoader(dataset):
+        ...     print(batch.seq_idx().tolist(), batch.reset.tolist())
+        [[1, 1, 1, 2]] [True]
+        [[0, 0, 1, 1]] [False]
+    """
+
+    def starts_within(self, start: int, stop: int) -> Iterable[int]:
+        """Which of the items `[start, stop)` begin a sequence.
+
+        It is asked after they were read, about each once, in order. Items are
+        counted from the stream's first, also if it was opened at a later one.
+        The first needs no mark.
         """
         ...
 

@@ -9,7 +9,7 @@ import itertools
 import operator
 import struct
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from stream_dataloader._assembly.block import Block
@@ -31,12 +31,24 @@ class Run(NamedTuple):
     source: int  # index of the stream's source
     position: int  # index of the first step within its source
     fresh: bool  # they are read for the first time
-    starts: bool  # the stream starts with the first step
+    starts: bool  # the stream, or a sequence in it, starts with the first step
 
     def continues(self, last: Run) -> bool:
         """Whether this is what comes next of the same stream, in the same lane."""
         goes_on = self.position == last.position + last.steps and not self.starts
         return self.lane == last.lane and self.source == last.source and goes_on
+
+    def cut(self, starts: Sequence[int]) -> Iterator[Run]:
+        """This run, cut where sequences begin within it, by position."""
+        within = [start for start in starts if start > self.position]
+        bounds = [self.position, *within, self.position + self.steps]
+        for begin, stop in itertools.pairwise(bounds):
+            yield self._replace(
+                t=self.t + begin - self.position,
+                steps=stop - begin,
+                position=begin,
+                starts=self.starts or begin in starts,
+            )
 
 
 #: How many numbers a run has.

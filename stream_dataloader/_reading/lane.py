@@ -93,7 +93,11 @@ class Lane:
                 self.keeps_state = stream.opened is not None and stream.opened.keeps_state
                 if count := current.position - position:
                     source, starts = stream.info.source_index, position == stream.section.start
-                    draft.runs.append(Run(self.batch_lane, t, count, source, position, stream.fresh, starts))
+                    run = Run(self.batch_lane, t, count, source, position, stream.fresh, starts)
+                    if stream.marks and self._rules.time_steps is not None:
+                        draft.runs += run.cut(stream.starts())
+                    else:
+                        draft.runs.append(run)
                     t += count
                     self._draws_without_item = 0
                     if current.unmet is not None:

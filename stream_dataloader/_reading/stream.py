@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import operator
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -82,8 +83,11 @@ class OpenedStream:
         stop: The item behind the last that is read; None: the stream's end.
         items: Number of items handed out, those before the section counted too.
         retried: How often it was opened again.
+        marks: It says which items begin a sequence; see `protocols.MarksStarts`.
         opened: What it is read from; None if it is not open.
     """
+
+    marks = False
 
     def __init__(
         self,
@@ -97,7 +101,8 @@ class OpenedStream:
     ) -> None:
         self.info, self.factory, self.source, self.section, self.fresh = info, factory, source, section, fresh
         self._retries = retries
-        self.items = section.start
+        self.items = self._asked = section.start
+        self._starts: list[int] = []  # of items before `_asked`
         self.stop = None if section.stop < 0 else section.stop
         self.retried = 0
         self._ahead: list[Any] = []  # what `look_ahead` took
@@ -115,6 +120,7 @@ class OpenedStream:
             state: What the iterator's `state_dict` returned there, if it has one.
         """
         self.items, self._saved = items, (state, items)
+        self._asked = items
         if items == self.section.start or takes_start(self.factory):  # else what comes before is read when it is wanted
             self.look_ahead(lambda: [self.next_item()])
 
@@ -151,6 +157,7 @@ class OpenedStream:
             close = getattr(closable, "close", None)
             if callable(close) and not isinstance(closable, GeneratorType):  # which Python itself closes
                 self.opened.forget.append(when_gone(self, close))
+        self.marks = callable(getattr(self._returned, "starts_within", None))
         if begin < self.items:
             begin = self._go_on(iterator)
         for position in range(begin, self.items):
@@ -255,6 +262,27 @@ class OpenedStream:
             del error  # it holds this frame
         self._ahead += odd
 
+    def starts(self) -> list[int]:
+        """Those that begin a sequence, of the items handed out since this was called."""
+        self._ask_for_starts()
+        starts, self._starts = self._starts, []
+        return starts
+
+    def _ask_for_starts(self) -> None:
+        """Called before a stream that marks starts is closed: another may not know."""
+        begin, stop = self._asked, self.items
+        if self.opened is None or begin == stop:
+            return
+        try:
+            starts = sorted(set(map(operator.index, self._returned.starts_within(begin, stop))))
+        except Exception as error:
+            raise self.error(ReadError, f"the stream's starts_within raised {_text(error)}") from error
+        if starts and not begin <= starts[0] <= starts[-1] < stop:
+            what = f"returned {shorten(starts)}, and was asked for items {begin} to {stop}"
+            raise self.error(ItemError, f"the stream's starts_within {what}")
+        self._starts += starts
+        self._asked = stop
+
     def _next_item_again(self, error: Exception, what: str) -> Any:
         """The item at which the stream broke, if it can be read after opening the stream again."""
         info, (most, on, epochs) = self.info, self._retries
@@ -274,6 +302,8 @@ class OpenedStream:
                 *("%s; opened again in %.1f s, try %d of %d", str(failure), wait, number, most),
             )
             epochs[info.source_index] = info.epoch
+            if self.marks:
+                self._ask_for_starts()
             self.close()
             time.sleep(wait)
             try:

@@ -6,6 +6,7 @@ Guarantee: what is returned stays as it is, also if a stream uses its memory aga
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 import sys
 import threading
@@ -91,6 +92,20 @@ def written(stream: Any, item: Any, room: int, source: Any) -> list[Any]:
         return map_leaves(out, lambda rows: copied(rows[t]))
 
     return list(map(row, range(count)))
+
+
+def marks_of(stream: Any, start: int, stop: int, most: int) -> list[int]:
+    """Which items begin a sequence, of a stream that is asked after `most` items each time."""
+    iterator, found = iterated(stream), []
+    for begin in range(start, stop, most) if hasattr(stream, "starts_within") else ():
+        end = min(begin + most, stop)
+        for _ in itertools.islice(iterator, end - begin):
+            pass
+        found += (marks := list(stream.starts_within(begin, end)))
+        assert all(begin <= mark < end for mark in marks), f"of items {begin} to {end} it marks {marks}"
+    close(iterator)
+    close(stream)
+    return found
 
 
 def held() -> tuple[int, int]:

@@ -27,6 +27,7 @@ from stream_dataloader.testing._items import (
     held,
     items_of,
     iterated,
+    marks_of,
     shapes_of,
     written,
 )
@@ -182,6 +183,18 @@ class StreamContract:
                 close(iterator)
                 close(stream)
                 assert_same(found, items[start:], source, f"written {room} at a time from item {start} on")
+
+    def test_marks_starts(self, open_stream: Open, sources: Sequence[Any]) -> None:
+        """`starts_within`, if there is one, marks the same items wherever a stream is opened."""
+        for source in sources:
+            count = len(items_of(open_stream(source)))
+            expected = marks_of(open_stream(source), 0, count, max(1, count))
+            starts = {0, count // 3, count // 2} if takes_start(open_stream) else {0}
+            for start, most in itertools.product(sorted(starts), (1, 3)):
+                stream = open_stream(source, start=start) if start else open_stream(source)
+                found = marks_of(stream, start, count, most)
+                wanted = [mark for mark in expected if mark >= start]
+                assert found == wanted, f"{source!r} marks {found} from item {start} on, not {wanted}"
 
     def test_two_at_once(self, open_stream: Open, sources: Sequence[Any]) -> None:
         """Streams that are read in turn do not disturb each other."""

@@ -97,7 +97,15 @@ class Writing:
         return count
 
 
+class Marking(Writing):
+    """Says where sequences begin."""
+
+    def starts_within(self, start, stop):
+        return (n for n in range(start, stop) if cases.is_marked(self.source[0], n))
+
+
 FACTORIES = {"start": starting, "forward": forward, "seek": Seeking, "state": Stateful, "write": Writing}
+FACTORIES["mark"] = Marking
 
 
 @dataclass
@@ -119,6 +127,7 @@ class Case(cases.Case):
 def cut_cases():
     def build(case, **rest):
         case.lanes = 1 if case.padding_mode == "drop" else case.lanes
+        case.marks = rest["factory"] == "mark"
         return Case(**{**vars(case), **rest})
 
     return st.builds(

@@ -27,7 +27,7 @@ def check_promises(case, batches):
 
 
 @random_cases(5_500)
-@given(cases(max_streams=14, max_length=7, max_lanes=5, modes=MODES), st.integers(1, 12))
+@given(cases(max_streams=14, max_length=7, max_lanes=5, modes=MODES, marks=True), st.integers(1, 12))
 def test_batches_in_process_are_those_of_the_serial_model(case, steps):
     steps = steps if case.padding_mode == "cycle" else None
     check_promises(case, check_epoch(StreamDataLoader(case.dataset()), case, steps=steps))
@@ -39,7 +39,7 @@ processes = st.fixed_dictionaries({"num_workers": st.integers(1, 5), "threads_pe
 
 
 @random_cases(1_000, 50)
-@given(cases(), st.one_of(threads, threads, threads, processes), numbers, st.booleans(), st.booleans())
+@given(cases(marks=True), st.one_of(threads, threads, threads, processes), numbers, st.booleans(), st.booleans())
 @pytest.mark.filterwarnings("ignore:num_workers is")
 def test_workers_give_the_batches_of_the_serial_model(case, way, prefetch_factor, jitter, keep):
     case.jitter = jitter and sum(case.lengths) < 60

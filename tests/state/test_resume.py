@@ -28,7 +28,10 @@ def resumed(loader, taken, other, most=None):
 
 
 @random_cases(1300, quick=65)
-@given(cases(max_streams=14, max_length=7, max_lanes=5, modes=("zeros", "data", "drop", "cycle")), st.integers(0, 12))
+@given(
+    cases(max_streams=14, max_length=7, max_lanes=5, modes=("zeros", "data", "drop", "cycle"), marks=True),
+    st.integers(0, 12),
+)
 def test_any_state_resumes_in_process(case, taken):
     case.lengths[0] = max(1, case.lengths[0])
     most = 6 if case.padding_mode == "cycle" else None

@@ -54,6 +54,11 @@ class Numbers:
         self.position += count
         return count
 
+    def starts_within(self, start, stop):
+        if self.wrong == "marks":
+            return [start]  # wherever it is asked
+        return [n for n in range(start, stop) if n % 4 == 0]
+
 
 class TestContract(StreamContract):
     @pytest.fixture
@@ -74,6 +79,7 @@ class TestContract(StreamContract):
         ("start", "starts_at_any_item"),
         ("length", "length_is_right"),
         ("written", "writes_what_it_yields"),
+        ("marks", "marks_starts"),
         ("shared", "two_at_once"),
         ("closed", "closes"),
     ],

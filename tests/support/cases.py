@@ -29,10 +29,11 @@ class Case:
     open_early: bool | None = None  # as `Counting` declares it
     mark_ends: bool = False
     broken: tuple = ()  # sources that raise behind their last item
+    marks: bool = False  # streams say that sequences begin in them
 
     def dataset(self, **options):
         given = {
-            "open_stream": Counting(self.jitter),
+            "open_stream": Counting(self.jitter, self.marks),
             "batch_size": self.lanes,
             "padding_mode": self.padding_mode,
             "seed": self.seed,
@@ -66,7 +67,8 @@ class Case:
             source, start, stop = place_of(grant)
             for position in range(start, stop):
                 is_last = [position == stop - 1 and source not in self.broken] if self.mark_ends else []
-                yield source, position, position == start, *is_last
+                is_start = position == start or (self.marks and is_marked(source, position))
+                yield source, position, is_start, *is_last
 
         return serial_batches(read, total, self.lanes, self.time_steps, self.windows, self.padding_mode, self.lookahead)
 
@@ -76,9 +78,13 @@ class Counting:
     """Streams whose items tell source, position and a random draw that depends on both."""
 
     jitter: bool = False
+    marks: bool = False
     open_early = True
 
     def __call__(self, source):
+        return Marked(source[0], self.items(source)) if self.marks else self.items(source)
+
+    def items(self, source):
         index, length = source
         wait = np.random.default_rng(index)
         for position in range(length):
@@ -89,10 +95,37 @@ class Counting:
             yield np.array([index, position, info.rng_at(position).integers(1 << 20)])
 
 
+def is_marked(source, position):
+    """Whether a sequence begins there, in a stream that marks starts: about each third."""
+    return (position * 7 + source * 5) % 3 == 0
+
+
+class Marked:
+    """A stream that marks starts; it must be asked about items that were read."""
+
+    def __init__(self, source, items):
+        self.source, self.items, self.read = source, iter(items), 0
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        item = next(self.items)
+        self.read += 1
+        return item
+
+    def starts_within(self, start, stop):
+        assert start < stop <= self.read
+        return np.array([n for n in range(start, stop) if is_marked(self.source, n)], np.int64)
+
+
+MODES = ("zeros", "data", "drop")
+
+
 def cases(
-    max_streams=30, max_length=12, max_lanes=9, modes=("zeros", "data", "drop"), min_streams=1, min_lanes=1, lookahead=0
+    max_streams=30, max_length=12, max_lanes=9, modes=MODES, min_streams=1, min_lanes=1, lookahead=0, marks=False
 ):
-    """Random cases; `lookahead`: the least."""
+    """Random cases; `lookahead`: the least; `marks`: some streams mark starts."""
 
     def build(lengths, mode, lanes, **rest):
         if mode == "cycle":  # which has to find an item
@@ -113,6 +146,7 @@ def cases(
         seed=st.integers(0, 1 << 40),
         open_early=st.sampled_from([None, True, False]),
         mark_ends=st.booleans(),
+        marks=st.booleans() if marks else st.just(False),
     )
 
 
