@@ -34,7 +34,7 @@ from stream_dataloader.errors import (
 )
 from stream_dataloader.stores._packing import part as parts
 from stream_dataloader.stores._packing import report as reports
-from stream_dataloader.stores._packing.partial import Entry, Partial, begin_part, enter, packed_in
+from stream_dataloader.stores._packing.partial import Partial, begin_part, enter, packed_in
 from stream_dataloader.stores.memmap import MemmapStore
 from stream_dataloader.stores.memmap.writer import MemmapPacker
 from stream_dataloader.streams import ArrayStream
@@ -356,11 +356,10 @@ def test_what_an_older_version_began_is_refused_and_kept(tmp_path):
         stores.pack((NUMBERS, broken), tmp_path / "a")
     journal = tmp_path / f"a{LEFT}" / "journal"
     with open(journal, "wb", buffering=0) as file:
-        enter(file, {"header": {"version": 2}})
-    with pytest.raises(StoreError, match=r"version was 2, and is \d.*delete that folder"):
+        enter(file, {"header": {"version": 3}})
+    with pytest.raises(StoreError, match=r"version was 3, and is \d.*delete that folder"):
         stores.pack((NUMBERS, open_images), tmp_path / "a")
-    journal.unlink()
-    assert stores.pack((NUMBERS, open_images), tmp_path / "a").packed_before == 0
+    assert {"journal", "journal.0", "store"} <= {*os.listdir(journal.parent)}
 
 
 class Child:
@@ -569,15 +568,12 @@ def test_what_a_worker_had_packed_and_not_synced_is_packed_again(tmp_path):
     assert told == [(n + 1, 6) for n in NUMBERS]
 
 
-@pytest.mark.parametrize("at", [(Partial, "finish"), (Partial, "publish"), (os, "unlink"), (os, "rename")])
+@pytest.mark.parametrize("at", [(Partial, "publish"), (os, "rename")])
 @pytest.mark.parametrize("format", ["memmap", "lmdb", "mds"])
 def test_interrupted_while_it_is_finished_it_goes_on(tmp_path, monkeypatch, format, at):
     def fail(*args):
-        if at == (os, "unlink") and not str(args[0]).endswith("layout.json"):
-            return original(*args)
         raise KeyboardInterrupt
 
-    original = getattr(*at)
     with monkeypatch.context() as patch:
         patch.setattr(*at, fail)
         with pytest.raises(KeyboardInterrupt, match="6 of 6 streams are packed"):
@@ -603,7 +599,7 @@ def test_a_full_disk_is_a_clear_error_and_packing_goes_on_later(tmp_path):
     arguments = {"streams": (NUMBERS, open_stream), "path": tmp_path / "a"}
     for workers in (0, 2):
         told = Child(**arguments, num_workers=workers).told()
-        assert re.match(rf"OSError: \[Errno {errno.EFBIG}\] the disk of .*a.partial is full", told)
+        assert re.match(rf"OSError: \[Errno {errno.EFBIG}\].*a.partial: pack again", told)
     assert stores.pack(**arguments).packed_before >= 1
     assert content(tmp_path / "a") == expected()
 
@@ -656,11 +652,11 @@ def test_a_bar_shows_rates_and_is_quiet_without_a_terminal(tmp_path, capsys):
 @given(st.data())
 def test_a_journal_that_was_cut_or_damaged_keeps_what_is_whole(tmp_path_factory, data):
     path = str(tmp_path_factory.mktemp("journal") / "journal")
-    entries = [Entry(n, n + 1, {"start": n, "crcs": [1, np.int64(2)]}) for n in range(5)]
+    entries = [[n, n + 1, {"start": n, "crcs": [1, np.int64(2)]}] for n in range(5)]
     number, file = begin_part(path)
     with file:
         for entry in entries:
-            enter(file, {"streams": [entry]})
+            enter(file, {"synced": None, "streams": [entry]})
         cut = data.draw(st.integers(0, os.path.getsize(file.name)))
     os.truncate(file.name, cut)
     if data.draw(st.booleans()) and cut:
@@ -668,9 +664,9 @@ def test_a_journal_that_was_cut_or_damaged_keeps_what_is_whole(tmp_path_factory,
         content[data.draw(st.integers(0, cut - 1))] ^= 16
         pathlib.Path(file.name).write_bytes(content)
     found = packed_in(path)[0]
-    assert all(entry == entries[number] for number, entry in found.items())
+    assert all([n, *entry] == entries[n] for n, entry in found.items())
     again, file = begin_part(path)
     assert (number, again) == (0, 1)
     with file:
-        enter(file, {"streams": [entry for entry in entries if entry.number not in found]})
-    assert sorted(packed_in(path)[0].values()) == entries
+        enter(file, {"synced": None, "streams": [entry for entry in entries if entry[0] not in found]})
+    assert [[n, *entry] for n, entry in sorted(packed_in(path)[0].items())] == entries

@@ -19,9 +19,6 @@ from stream_dataloader.stores._base.structure import classes_of, from_json, to_j
 
 __all__ = ["Packer", "PartPacker", "Rows", "StreamRecord", "agreed", "leaves_of", "said_in"]
 
-#: Says what items look like.
-_LAYOUT = "layout.json"
-
 
 class StreamRecord(NamedTuple):
     """A stream that was packed.
@@ -95,9 +92,14 @@ class Packer(Protocol):
         ...
 
 
+def _beside(folder: str) -> str:
+    """The file that says what items look like."""
+    return f"{folder}.items.json"
+
+
 def agreed(folder: str, layout: Layout, **said: Any) -> tuple[Node, dict[str, Any]]:
     """Say what items look like, unless another process has; returns what was said."""
-    path = os.path.join(folder, _LAYOUT)
+    path = _beside(folder)
     write_once(path, {"structure": to_json(layout.structure), **said})
     found: dict[str, Any] = read_json(path, dict)
     return from_json(found["structure"], path, classes_of(layout.structure)), found
@@ -105,7 +107,7 @@ def agreed(folder: str, layout: Layout, **said: Any) -> tuple[Node, dict[str, An
 
 def said_in(folder: str) -> dict[str, Any]:
     """What was said of items; empty if there was none."""
-    path = os.path.join(folder, _LAYOUT)
+    path = _beside(folder)
     return read_json(path, dict) if os.path.exists(path) else {}
 
 

@@ -5,34 +5,27 @@ Guarantee: there is a whole store at the path, or nothing.
 
 from __future__ import annotations
 
-import errno
-import hashlib
-import inspect
 import os
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
 from multiprocessing.context import BaseContext
 from typing import Any, Literal
 
-from stream_dataloader._items.content import hash_content
 from stream_dataloader.dataloader import StreamDataLoader
 from stream_dataloader.dataset import StreamDataset
 from stream_dataloader.errors import ErrorReport, StoreError, StreamError, WorkerDeathError
 from stream_dataloader.stores._base.formats import FORMATS
 from stream_dataloader.stores._base.options import check_options
-from stream_dataloader.stores._base.packing import Packer, StreamRecord
-from stream_dataloader.stores._packing.given import Given, given_of, metadata_of
+from stream_dataloader.stores._base.packing import StreamRecord
+from stream_dataloader.stores._base.store import Store
+from stream_dataloader.stores._packing.given import digest_of, given_of, keys_of, notes_of
 from stream_dataloader.stores._packing.part import StreamPacker
 from stream_dataloader.stores._packing.partial import Partial, packed_in
 from stream_dataloader.stores._packing.report import PackReport, Progress, disk_bytes
 
 __all__ = ["pack"]
-
-#: Errors of a full disk.
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 #: Messages that a worker may be ahead of another.
 _AHEAD = 64
@@ -111,36 +104,48 @@ def pack(
         [[[104, 101, 108, 108, 111], [104, 105, 0, 0, 0]]]
     """
     began = time.perf_counter()
-    given = given_of(streams, keys)
-    notes = metadata_of(given, stream_metadata)
-    packer_class = _packer(format)
+    lists, seed_of_streams, how = given_of(streams)
+    store = lists.open_stream if isinstance(lists.open_stream, Store) else None
+    names = keys_of(lists.sources, keys, store)
+    notes = notes_of(lists.sources, stream_metadata, store)
+    if (chosen := FORMATS.get(format)) is None or chosen.packer is None:
+        known = ", ".join(repr(name) for name, one in FORMATS.items() if one.packer is not None)
+        why = "is unknown" if chosen is None else "is only read"
+        raise ValueError(f"format {format!r} {why}; pack into one of {known}")
+    packer_class = chosen.load(chosen.packer)
     check_options(packer_class, options, f"format is {format!r}")
-    if metadata is None and given.store is not None and "metadata" in inspect.signature(packer_class).parameters:
-        metadata = given.store.info().metadata
+    if metadata is None and store is not None:
+        metadata = store.info().metadata
     if metadata is not None:
         options["metadata"] = dict(metadata)
-    with Partial(path) as partial:
+    header = {
+        "format": format,
+        "number of sources": len(names),
+        "fingerprint of sources and keys": digest_of([lists.fingerprint, *names]),
+        "fingerprint of options": digest_of(dict(options)),
+        "windows taken apart": how.get("windowed", False),
+        "_seed": seed_of_streams if seed is None else seed,
+    } | ({} if seed is None else {"seed": seed})
+    with Partial(path) as partial, _telling_how_to_go_on(partial, len(names)):
         packer = packer_class(partial.store, **options)
-        header = partial.begin(_header(given, format, options, seed))
-        before, total = packed_in(partial.journal)[0], len(notes)
-        run = _Run(given, partial, packer, on_error, int(header["_seed"]))
-        with _telling_how_to_go_on(partial, total):
-            if not partial.is_whole:
-                with closing(Progress(progress, partial, before, total)) as run.progress:
-                    run.pack(transform, num_workers, multiprocessing_context)
-            packed, synced = packed_in(partial.journal)
-            if run.skipped and not packed:
-                error = next(iter(run.skipped.values()))
-                raise StoreError(f"none of {total} streams could be packed; {error}") from error
-            records = [
-                StreamRecord(number, given.keys[number], entry.steps, entry.place, notes[number])
-                for number, entry in sorted(packed.items())
-            ]
-            if not partial.is_whole:
-                partial.finish(packer.finish(records, synced))
-            if verify:
-                _verify(partial, format)
-            partial.publish()
+        begun = partial.begin(header)
+        before = packed_in(partial.journal)[0]
+        factory = StreamPacker(lists, names, packer, partial.journal, transform, **how)
+        with closing(Progress(progress, partial, before, len(names))) as shown:
+            run = _Run(factory, on_error, shown)
+            run.pack(num_workers, int(begun["_seed"]), multiprocessing_context)
+        packed, synced = packed_in(partial.journal)
+        if run.skipped and not packed:
+            error = next(iter(run.skipped.values()))
+            raise StoreError(f"none of {len(names)} streams could be packed; {error}") from error
+        records = [StreamRecord(one, names[one], *packed[one], notes[one]) for one in sorted(packed)]
+        files = packer.finish(records, synced)
+        if verify and (problems := chosen.load(chosen.store)(partial.store).verify()):
+            raise StoreError(
+                f"what was packed differs from what the disk holds: {problems[0]}, and {len(problems) - 1} more; "
+                f"delete {partial.folder} and pack anew"
+            )
+        partial.publish(files)
     return PackReport(
         path=partial.path,
         format=format,
@@ -153,55 +158,53 @@ def pack(
     )
 
 
-@dataclass
 class _Run:
-    """A loader opens what is not packed, and its workers write it."""
+    """A loader opens what is not packed, and its workers write it.
 
-    given: Given
-    partial: Partial
-    packer: Packer
-    on_error: ErrorChoice | Callable[[StreamError], ErrorChoice]
-    seed: int
-    progress: Progress = field(init=False)
-    skipped: dict[int, StreamError] = field(default_factory=dict)
+    Attributes:
+        skipped: Why streams were left out, by their numbers.
+    """
 
-    def pack(self, transform: Callable[[Any], Any] | None, num_workers: int, context: BaseContext | str | None) -> None:
+    def __init__(
+        self, factory: StreamPacker, on_error: ErrorChoice | Callable[[StreamError], ErrorChoice], progress: Progress
+    ) -> None:
+        self._factory, self._on_error, self._progress = factory, on_error, progress
+        self.skipped: dict[int, StreamError] = {}
+
+    def pack(self, num_workers: int, seed: int, context: BaseContext | str | None) -> None:
         """Pack all streams that are not packed."""
-        journal, before = self.partial.journal, -1
-        while left := len(self.given.keys) - len(packed_in(journal)[0]) - len(self.skipped):
+        factory, before = self._factory, -1
+        lists = factory.lists
+        while left := len(factory.keys) - len(packed_in(factory.journal)[0]) - len(self.skipped):
             if left == before:
                 raise StoreError(f"workers died before the disk held one of {left:,} streams")
             # a second time if a worker died before the disk held what it had packed
-            before = left
-            factory = StreamPacker(self.given, self.packer, transform, journal, frozenset(self.skipped))
-            loader = self._loader(factory, min(num_workers, left), context)
+            before, workers = left, min(num_workers, left)
+            factory.skipped = frozenset(self.skipped)
+            dataset = StreamDataset(
+                list(lists) if lists.mix else lists.sources,
+                factory,
+                max(1, workers),
+                seed=seed,
+                deterministic=False,
+                on_error="skip" if callable(self._on_error) else self._on_error,
+                fingerprint="packed",
+            )
+            options: dict[str, Any] = {}
+            if workers:
+                options = {
+                    "prefetch_factor": _AHEAD,
+                    "persistent_workers": True,
+                    "multiprocessing_context": context,
+                    "max_restarts": _MOST_RESTARTS,
+                    "transport": "queue",
+                }
+            loader = StreamDataLoader(dataset, workers, list, rank=0, world_size=1, **options)
             try:
                 self._read(loader)
             finally:
                 loader._dismiss_workers()
                 factory.close()
-
-    def _loader(self, factory: StreamPacker, workers: int, context: BaseContext | str | None) -> StreamDataLoader[Any]:
-        lists = self.given.lists
-        dataset = StreamDataset(
-            list(lists) if lists.mix else lists.sources,
-            factory,
-            max(1, workers),
-            seed=self.seed,
-            deterministic=False,
-            on_error="skip" if callable(self.on_error) else self.on_error,
-            fingerprint="packed",
-        )
-        options: dict[str, Any] = {}
-        if workers:
-            options = {
-                "prefetch_factor": _AHEAD,
-                "persistent_workers": True,
-                "multiprocessing_context": context,
-                "max_restarts": _MOST_RESTARTS,
-                "transport": "queue",
-            }
-        return StreamDataLoader(dataset, workers, list, rank=0, world_size=1, **options)
 
     def _read(self, loader: StreamDataLoader[Any]) -> None:
         """Have a loader pack streams."""
@@ -216,17 +219,17 @@ class _Run:
                     if isinstance(report, ErrorReport):
                         raise report.unpack()
                     for number, steps in report or ():
-                        self.progress.done(number, steps)
-                self.progress.look()
+                        self._progress.done(number, steps)
+                self._progress.look()
 
     def _decide(self, error: StreamError) -> None:
-        choice = self.on_error(error) if callable(self.on_error) else self.on_error
+        choice = self._on_error(error) if callable(self._on_error) else self._on_error
         if choice == "raise":
             raise error
         if choice != "skip":
             raise ValueError(f"on_error returned {choice!r} for {error}; return 'raise' or 'skip'")
         self.skipped[error.source_index] = error
-        self.progress.done(error.source_index)
+        self._progress.done(error.source_index)
 
 
 def _reports_of(loader: StreamDataLoader[Any]) -> Iterator[list[Any]]:
@@ -235,67 +238,18 @@ def _reports_of(loader: StreamDataLoader[Any]) -> Iterator[list[Any]]:
     yield next(iter(loader))
 
 
-def _packer(format: str) -> Callable[..., Packer]:
-    """What packs into a format; a ValueError if it is unknown, or only read."""
-    known = {name: one.packer for name, one in FORMATS.items() if one.packer is not None}
-    if format not in known:
-        why = "is only read" if format in FORMATS else "is unknown"
-        raise ValueError(f"format {format!r} {why}; pack into one of {', '.join(map(repr, known))}")
-    packer: Callable[..., Packer] = FORMATS[format].load(known[format])
-    return packer
-
-
-def _header(given: Given, format: str, options: Mapping[str, Any], seed: int | None) -> dict[str, Any]:
-    """What must stay the same; what begins with an underscore need not."""
-
-    def digest(content: Any) -> str:
-        found = hashlib.blake2b(digest_size=8)
-        hash_content(content, found.update)
-        return found.hexdigest()
-
-    return {
-        "format": format,
-        "number of sources": len(given.keys),
-        "fingerprint of sources and keys": digest([given.lists.fingerprint, *given.keys]),
-        "fingerprint of options": digest(dict(options)),
-        "windows taken apart": given.windowed,
-        "_seed": given.seed if seed is None else seed,
-    } | ({} if seed is None else {"seed": seed})
-
-
 @contextmanager
 def _telling_how_to_go_on(partial: Partial, total: int) -> Iterator[None]:
     """Have errors say what is kept, and what to do."""
-
-    def with_kept(text: object) -> str:
-        count = len(packed_in(partial.journal)[0])
-        if not count:
-            return f"{text}. Nothing is packed, and nothing is kept"
-        packed = f"{count:,} of {total:,} streams are packed"
-        return f"{text}. {packed}, in {partial.folder}: pack again and it goes on there, or delete that"
-
     try:
         yield
-    except KeyboardInterrupt:
-        raise KeyboardInterrupt(with_kept("packing was interrupted")) from None
-    except (StreamError, WorkerDeathError) as error:
-        error.args = (with_kept(error),)
+    except (KeyboardInterrupt, StreamError, WorkerDeathError, OSError) as error:
+        kept = "Nothing is packed, and nothing is kept"
+        if count := len(packed_in(partial.journal)[0]):
+            packed = f"{count:,} of {total:,} streams are packed"
+            kept = f"{packed}, in {partial.folder}: pack again and it goes on there, or delete that"
+        if not isinstance(error, OSError):
+            error.args = (f"{str(error) or 'packing was interrupted'}. {kept}",)
+        elif error.errno is not None:
+            error.strerror = f"{error.strerror}. {kept}"
         raise
-    except OSError as error:
-        if error.errno in _FULL:
-            full = f"the disk of {partial.folder} is full ({error.strerror}). Free some of it"
-            raise OSError(error.errno, with_kept(full)) from error
-        if error.errno is not None:
-            error.strerror = with_kept(error.strerror)
-        raise
-
-
-def _verify(partial: Partial, format: str) -> None:
-    from stream_dataloader import stores
-
-    problems = stores.verify(partial.store, format=format)
-    if problems:
-        raise StoreError(
-            f"what was packed differs from what the disk holds: {problems[0]}, and {len(problems) - 1} more; "
-            f"delete {partial.folder} and pack anew"
-        )

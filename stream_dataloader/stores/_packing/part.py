@@ -8,18 +8,19 @@ Guarantee: what is entered in a journal is on the disk.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any
 
 from stream_dataloader._items.layout import Layout
 from stream_dataloader._items.structure import Misfit, flatten
-from stream_dataloader._reading.stream import END, OpenedStream
+from stream_dataloader._reading.lists import SourceLists
+from stream_dataloader._reading.stream import END, OpenedStream, Retries
 from stream_dataloader._schedule.sections import Section
 from stream_dataloader.errors import ErrorReport, ItemError, ReadError, StoreError, StreamError, shorten
 from stream_dataloader.stores._base.packing import Packer
-from stream_dataloader.stores._packing.given import Given
-from stream_dataloader.stores._packing.partial import Entry, begin_part, enter, packed_in
+from stream_dataloader.stores._packing.partial import begin_part, enter, packed_in
 from stream_dataloader.stream_info import get_stream_info
 
 __all__ = ["StreamPacker"]
@@ -31,30 +32,36 @@ _REPORT_SECONDS = 0.1
 Report = list[tuple[int, int]]
 
 
+@dataclass(eq=False)
 class StreamPacker:
     """A factory for a loader: to read a stream packs it, and yields a report if it is time.
 
     In the second epoch it finishes its worker's part, and does not end.
+
+    Attributes:
+        lists: The streams' sources, and what opens them.
+        keys: Their names.
+        packer: Of the format.
+        journal: Where parts enter what they have packed.
+        transform: Applied to each time step, if there is one.
+        windowed: Items are windows, which are taken apart.
+        retries: When a stream that breaks is opened again.
+        skipped: The numbers of streams that are left out.
     """
 
-    def __init__(
-        self,
-        given: Given,
-        packer: Packer,
-        transform: Callable[[Any], Any] | None,
-        journal: str,
-        skipped: Collection[int],
-    ) -> None:
-        self._given = given
-        self._packer = packer
-        self._transform = transform
-        self._journal = journal
-        self._skipped = skipped
-        self._part: _Part | None = None  # that this process writes
+    lists: SourceLists
+    keys: Sequence[str]
+    packer: Packer
+    journal: str
+    transform: Callable[[Any], Any] | None
+    windowed: bool = False
+    retries: Retries = Retries(0, (), {})  # noqa: RUF009  nobody writes to that
+    skipped: Collection[int] = ()
+    _part: _Part | None = None  # that this process writes
 
     def __call__(self, source: Any) -> Iterator[Report | ErrorReport | None]:
         info = get_stream_info()
-        if info.source_index in self._skipped and not info.epoch:
+        if info.source_index in self.skipped and not info.epoch:
             return
         try:
             report = self.close() if info.epoch else self._pack(source)
@@ -69,16 +76,15 @@ class StreamPacker:
             yield None
 
     def _pack(self, source: Any) -> Report:
-        info, given = get_stream_info(), self._given
-        number, lengths = info.source_index, given.lists.lengths
-        length = -1 if lengths is None or given.windowed else int(lengths[number])
-        section = Section(number, 0, length, length)
-        factory = given.lists.of(number).open_stream
-        stream = OpenedStream(info, factory, source, section, given.retries)
+        info, lengths = get_stream_info(), self.lists.lengths
+        number = info.source_index
+        length = -1 if lengths is None or self.windowed else int(lengths[number])
+        factory = self.lists.of(number).open_stream
+        stream = OpenedStream(info, factory, source, Section(number, 0, length, length), self.retries)
         try:
             if self._part is None:
-                self._part = _Part(self._packer, self._journal)
-            self._part.write(number, given.keys[number], _Items(stream, self._transform, given))
+                self._part = _Part(self.packer, self.journal)
+            self._part.write(number, self.keys[number], _Items(stream, self))
         except (StoreError, StreamError):
             raise
         except (ValueError, TypeError) as error:
@@ -99,42 +105,37 @@ class StreamPacker:
 class _Items:
     """One stream's time steps, cut out of windows and transformed; see `PartPacker`."""
 
-    def __init__(self, stream: OpenedStream, transform: Callable[[Any], Any] | None, given: Given) -> None:
-        self._stream = stream
-        self._transform = transform
-        self._windowed = given.windowed
-        self._may_read_into = transform is None and not given.windowed and not given.retries.most
+    def __init__(self, stream: OpenedStream, how: StreamPacker) -> None:
+        self._stream, self._transform, self._windowed = stream, how.transform, how.windowed
+        self._may_read_into = how.transform is None and not how.windowed and not how.retries.most
         self.read_into = stream.read_into
 
     def __iter__(self) -> Iterator[Any]:
         while (item := self._stream.next_item()) is not END:
-            for step in self._steps_of(item) if self._windowed else (item,):
-                yield step if self._transform is None else self._transformed(step)
-
-    def _transformed(self, step: Any) -> Any:
-        assert self._transform is not None
-        try:
-            return self._transform(step)
-        except Exception as error:
-            what = f"transform raised {shorten(error, 2000)}"
-            raise self._stream.error(ReadError, what, handed_out=True) from error
-
-    def _steps_of(self, window: Any) -> Iterator[Any]:
-        try:
-            layout, leaves = Layout.of(window, windowed=True)
-            count = layout.window_length(leaves)
-        except Misfit as error:
-            raise ValueError(str(error)) from None
-        leaves = flatten(window)[1]
-        for step in range(count):
-            cut = zip(leaves, layout.specs, strict=True)
-            yield layout.build(leaf[step] if spec.timed else leaf for leaf, spec in cut)
+            for step in _steps_of(item) if self._windowed else (item,):
+                try:
+                    yield step if self._transform is None else self._transform(step)
+                except Exception as error:
+                    what = f"transform raised {shorten(error, 2000)}"
+                    raise self._stream.error(ReadError, what, handed_out=True) from error
 
     @property
     def reads_into(self) -> bool:
         """Whether the steps behind the first can be had by `read_into`."""
         opened = self._stream.opened
         return self._may_read_into and opened is not None and opened.writes
+
+
+def _steps_of(window: Any) -> Iterator[Any]:
+    try:
+        layout, leaves = Layout.of(window, windowed=True)
+        count = layout.window_length(leaves)
+    except Misfit as error:
+        raise ValueError(str(error)) from None
+    leaves = flatten(window)[1]
+    for step in range(count):
+        cut = zip(leaves, layout.specs, strict=True)
+        yield layout.build(leaf[step] if spec.timed else leaf for leaf, spec in cut)
 
 
 class _Part:
@@ -144,7 +145,7 @@ class _Part:
         number, self._journal = begin_part(journal)
         self._done = packed_in(journal)[0]
         self._part = packer.part(number)
-        self._written: list[Entry] = []
+        self._written: list[tuple[int, int, Any]] = []
         self._synced = time.monotonic()
         self._beside: Future[None] | None = None
         self._pool = ThreadPoolExecutor(1, "pack-sync")
@@ -153,11 +154,11 @@ class _Part:
 
     def write(self, number: int, key: str, items: _Items) -> None:
         """Write a stream; see `PartPacker.write`."""
-        if number in self._done:  # by a worker that died before it had reported
+        if number in self._done:  # also by a worker that died before it had reported
             self._report.append((number, 0))
             return
         steps, place = self._part.write(number, key, items)
-        self._written.append(Entry(number, steps, place))
+        self._written.append((number, steps, place))
         self._report.append((number, steps))
         if time.monotonic() - self._synced >= getattr(self._part, "sync_seconds", SYNC_SECONDS):
             self._wait()
@@ -174,7 +175,7 @@ class _Part:
         report, self._report = self._report, []
         return report
 
-    def _sync(self, sync: Callable[[], Any], written: list[Entry]) -> None:
+    def _sync(self, sync: Callable[[], Any], written: list[tuple[int, int, Any]]) -> None:
         enter(self._journal, {"synced": sync(), "streams": written})
 
     def _wait(self) -> None:

@@ -3,10 +3,11 @@
 ::
 
     clips.store.partial/
-        lock         held by the process that packs, and its workers; tells which
-        journal      what is packed, and how; in the end, the files of the whole store
-        journal.3    the streams that part 3 has packed, and what its `sync` returned
-        store/       what will be clips.store
+        lock               held by the process that packs, and its workers; tells which
+        journal            what packing was begun with
+        journal.3          the streams that part 3 has packed, and what its `sync` returned
+        store/             what will be clips.store
+        store.items.json   what items look like; see `_base/packing.py`
 
 Journals are text: a line an entry, each with its checksum.
 
@@ -26,18 +27,21 @@ import socket
 import time
 import zlib
 from collections.abc import Collection, Mapping
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO
 
 from stream_dataloader.errors import StoreError
 from stream_dataloader.stores._base.files import sync_folder
 from stream_dataloader.streams.cache.entry import LocalFile, lock
 from stream_dataloader.streams.cache.file_cache import is_url
 
-__all__ = ["Entry", "Partial", "begin_part", "enter", "packed_in"]
+__all__ = ["Packed", "Partial", "begin_part", "enter", "packed_in"]
 
-_VERSION = 3
+_VERSION = 4
 _PATIENCE_SECONDS = 20.0
 _HOST = socket.gethostname()
+
+#: Streams that are packed: of each number how many steps, and the place.
+Packed = dict[int, tuple[int, Any]]
 
 
 class Partial:
@@ -52,13 +56,9 @@ class Partial:
         self.journal = os.path.join(self.folder, "journal")
 
     def __enter__(self) -> Partial:
-        self._refuse_what_exists()
+        if os.path.lexists(self.path):
+            raise FileExistsError(f"{self.path} exists, and pack overwrites nothing; delete it first")
         self._lock = self._locked()
-        try:
-            self._refuse_what_exists()
-        except BaseException:
-            self.__exit__()
-            raise
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -70,10 +70,6 @@ class Partial:
 
     def _holds_streams(self) -> bool:
         return os.path.exists(self.store) and bool(packed_in(self.journal)[0])
-
-    def _refuse_what_exists(self) -> None:
-        if os.path.lexists(self.path):
-            raise FileExistsError(f"{self.path} exists, and pack overwrites nothing; delete it first")
 
     def _locked(self) -> LocalFile:
         path = os.path.join(self.folder, "lock")
@@ -99,14 +95,15 @@ class Partial:
         All of it must be the same, but for names that begin with an underscore.
         """
         header = {"version": _VERSION, **header}
-        begun: Mapping[str, Any] | None = self._entered("header")
-        if begun is None or not self._holds_streams():
-            shutil.rmtree(self.store, ignore_errors=True)
-            for path in _journals(self.journal):
-                os.unlink(path)
+        if not self._holds_streams():
+            for name in {*os.listdir(self.folder)} - {"lock"}:
+                path = os.path.join(self.folder, name)
+                shutil.rmtree(path) if os.path.isdir(path) else os.unlink(path)
             os.makedirs(self.store)
-            self._enter({"header": header})
-            return header
+            with open(self.journal, "xb") as file:
+                enter(file, header)
+        found, *_ = [*_entries_in(self.journal), {}]
+        begun: Mapping[str, Any] = found.get("header", found)  # of version 3
         changed = [name for name in header if begun.get(name) != header[name] and not name.startswith("_")]
         if changed:
             what = "; ".join(f"{name} was {begun.get(name)}, and is {header[name]}" for name in changed)
@@ -116,18 +113,8 @@ class Partial:
             )
         return begun
 
-    @property
-    def is_whole(self) -> bool:
-        """All is written, and only the name is missing."""
-        return self._entered("files") is not None
-
-    def finish(self, files: Collection[str]) -> None:
-        """Enter that the store is whole, and made of some files."""
-        self._enter({"files": sorted(files)})
-
-    def publish(self) -> None:
-        """Give the store its name."""
-        files = self._entered("files")
+    def publish(self, files: Collection[str]) -> None:
+        """Give the store, which is made of some files, its name; others are deleted."""
         for name in os.listdir(self.store):
             path = os.path.join(self.store, name)
             sync_folder(path) if name in files else os.unlink(path)
@@ -139,14 +126,6 @@ class Partial:
                 f"{self.path} has come to exist while it was packed ({error.strerror}); remove it"
             ) from error
         sync_folder(os.path.dirname(os.path.abspath(self.path)))
-
-    def _entered(self, name: str) -> Any:
-        found = (entry[name] for entry in _entries_in(self.journal) if name in entry)
-        return next(found, None)
-
-    def _enter(self, entry: Mapping[str, Any]) -> None:
-        with open(self.journal, "ab", buffering=0) as file:
-            enter(file, entry)
 
 
 def _has_gone(holder: str) -> bool:
@@ -161,19 +140,11 @@ def _has_gone(holder: str) -> bool:
     return False
 
 
-class Entry(NamedTuple):
-    """A stream that is packed: its number, steps, and place."""
-
-    number: int
-    steps: int
-    place: Any
-
-
 def begin_part(journal: str) -> tuple[int, BinaryIO]:
     """A new part: its number, and its journal."""
     for number in itertools.count():
         with contextlib.suppress(FileExistsError):
-            file = open(f"{journal}.{number}", "xb", buffering=0)  # noqa: SIM115
+            file = open(f"{journal}.{number}", "xb")  # noqa: SIM115
             sync_folder(os.path.dirname(journal))
             return number, file
     raise AssertionError
@@ -182,22 +153,20 @@ def begin_part(journal: str) -> tuple[int, BinaryIO]:
 def enter(file: BinaryIO, entry: Mapping[str, Any]) -> None:
     """Enter something in a journal, to which nobody else writes."""
     line = json.dumps(entry, default=lambda number: number.item()).encode()  # NumPy's numbers
-    text = memoryview(b"\n%08x %s\n" % (zlib.crc32(line), line))  # behind what was cut off
-    while text:
-        text = text[file.write(text) :]
+    file.write(b"\n%08x %s\n" % (zlib.crc32(line), line))  # behind what was cut off
+    file.flush()
     os.fsync(file.fileno())
 
 
-def packed_in(journal: str) -> tuple[dict[int, Entry], list[Any]]:
-    """The streams that are packed, by number, and what parts have synced."""
-    entered = [entry for path in _journals(journal) for entry in _entries_in(path)]
-    streams = [Entry(*stream) for entry in entered for stream in entry.get("streams", ())]
-    synced = [entry["synced"] for entry in entered if "synced" in entry]
-    return {stream.number: stream for stream in streams}, synced
-
-
-def _journals(journal: str) -> list[str]:
-    return sorted(glob.glob(f"{glob.escape(journal)}*"))
+def packed_in(journal: str) -> tuple[Packed, list[Any]]:
+    """The streams that are packed, and what parts have synced."""
+    packed: Packed = {}
+    synced = []
+    for path in sorted(glob.glob(f"{glob.escape(journal)}.*")):
+        for entry in _entries_in(path):
+            packed.update({number: (steps, place) for number, steps, place in entry["streams"]})
+            synced.append(entry["synced"])
+    return packed, synced
 
 
 def _entries_in(path: str) -> list[dict[str, Any]]:

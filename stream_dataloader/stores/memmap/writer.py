@@ -26,8 +26,6 @@ from stream_dataloader.stores.memmap.store import KIND, leaf_file
 
 __all__ = ["MemmapPacker"]
 
-_ROOM = "room"
-
 #: What is collected of a stream in memory.
 _MOST_COLLECTED_BYTES = 128 << 20
 _BLOCK_BYTES, _MOST_ROWS = 1 << 22, 1 << 16
@@ -74,7 +72,7 @@ class _Part:
         self._folder = folder
         self._rows = Rows(folder, "a memory-mapped store")
         self._collected = _Collected(folder, self._rows)
-        self._files: list[int] = []  # of the leaves, and of the room that is taken
+        self._files: list[int] = []  # of the leaves
 
     def write(self, number: int, key: str, items: Iterable[Any]) -> tuple[int, Any]:
         """See `PartPacker`."""
@@ -96,24 +94,23 @@ class _Part:
         """Room at the end of all leaves; returns its first step."""
         leaves = self._rows.leaves
         if not self._files:
-            for name in (*map(leaf_file, range(len(leaves))), _ROOM):
-                path = os.path.join(self._folder, name)
+            for leaf in range(len(leaves)):
+                path = os.path.join(self._folder, leaf_file(leaf))
                 self._files.append(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666))
-        room = self._files[-1]
-        fcntl.lockf(room, fcntl.LOCK_EX)
+        fcntl.lockf(self._files[0], fcntl.LOCK_EX)
         try:
-            before = int.from_bytes(os.pread(room, 8, 0), "little")
-            for leaf, spec in enumerate(leaves):
-                if size := spec.step_bytes:
-                    _allocate(self._files[leaf], before * size, steps * size)
-            os.pwrite(room, (before + steps).to_bytes(8, "little"), 0)
+            sizes = [(file, leaf.step_bytes) for file, leaf in zip(self._files, leaves, strict=True) if leaf.step_bytes]
+            # the last one has none if the disk was full, or a process killed, before all had room
+            before = os.fstat(sizes[-1][0]).st_size // sizes[-1][1] if sizes else 0
+            for file, size in sizes:
+                _allocate(file, before * size, steps * size)
         finally:
-            fcntl.lockf(room, fcntl.LOCK_UN)
+            fcntl.lockf(self._files[0], fcntl.LOCK_UN)
         return before
 
     def sync(self) -> None:
         """See `PartPacker`."""
-        for file in self._files:  # with the room that was taken
+        for file in self._files:
             os.fsync(file)
         sync_folder(self._folder)
 
