@@ -5,10 +5,8 @@ Guarantee: the package itself is not touched, and a change that does not fit the
 Ends with status 1 if one is not noticed.
 """
 
-import argparse
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -30,29 +28,13 @@ settings.load_profile("mutants")
 
 
 class Mutant(NamedTuple):
-    """One changed decision.
-
-    Attributes:
-        file: Where, below the package.
-        old: What stands there, once.
-        new: What is put in its place.
-        tests: Those that are to notice, by name.
-    """
+    """One changed decision: in a file below the package, what stands there once, what is put there, who notices."""
 
     file: str
     old: str
     new: str
-    tests: str = "model"
+    tests: str = "tests/promises/test_model.py"
 
-
-#: By name; the first are tried first.
-TESTS = {
-    "schedule": ["tests/schedule"],
-    "model": ["tests/promises/test_model.py"],
-    "groups": ["tests/ranks/test_groups.py"],
-    "ranks": ["tests/ranks/test_ranks.py"],
-    "slots": ["tests/assembly/test_shared_memory_batches.py"],
-}
 
 MUTANTS = {
     "tickets are decided lane by lane, not by time": Mutant(
@@ -126,13 +108,16 @@ MUTANTS = {
         "_schedule/rules.py",
         "(sources - group + self.total - 1) // self.total",
         "(sources + group) // self.total",
-        "groups",
+        "tests/ranks/test_groups.py",
     ),
     "ranks end with the first, not the last": Mutant(
-        "_ranks/agreement.py", "last = max(map(int, ends))", "last = min(map(int, ends))", "ranks"
+        "_ranks/agreement.py", "last = max(map(int, ends))", "last = min(map(int, ends))", "tests/ranks/test_ranks.py"
     ),
     "a slot is free while its batch is held": Mutant(
-        "_assembly/slot_pool.py", "slot_states[slot] = _LEASED", "slot_states[slot] = _FREE", "slots"
+        "_assembly/slot_pool.py",
+        "slot_states[slot] = _LEASED",
+        "slot_states[slot] = _FREE",
+        "tests/assembly/test_shared_memory_batches.py",
     ),
 }
 
@@ -147,38 +132,13 @@ def mutate(package, mutant):
 
 def notices(folder, tests):
     """Whether tests fail in a folder; what they say last."""
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-x",
-        "--full",
-        "-p",
-        "no:cacheprovider",
-        "--tb=line",
-        *TESTS[tests],
-    ]
+    limit = ["timeout", "-k", "5", str(LIMIT_SECONDS)]  # ends all that the tests have started, too
+    pytest = [sys.executable, "-m", "pytest", "-q", "-x", "--full", "-p", "no:cacheprovider", "--tb=line", tests]
     environment = os.environ | {"PYTHONPATH": str(folder), "STREAM_DATALOADER_CASES": "1"}
-    with subprocess.Popen(
-        command,
-        cwd=folder,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    ) as process:
-        try:
-            said, _ = process.communicate(timeout=LIMIT_SECONDS)
-        except subprocess.TimeoutExpired:
-            return True, "it hangs"
-        finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-    assert process.returncode in (0, 1), said
-    failed = [line for line in said.splitlines() if line.startswith(("FAILED", "ERROR"))]
-    return process.returncode == 1, failed[0] if failed else said.splitlines()[-1]
+    done = subprocess.run(limit + pytest, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode in (0, 1, 124, 137), done.stdout + done.stderr
+    failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
+    return done.returncode != 0, [*failed, *done.stdout.splitlines()[-1:], "it hangs"][0]
 
 
 def copied(folder):
@@ -193,30 +153,19 @@ def copied(folder):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", metavar="NAME", help="a part of a mutant's name; all by default")
-    parser.add_argument("--all-tests", action="store_true", help="go on with all tests where those named do not notice")
-    options = parser.parse_args()
-    chosen = {
-        name: one for name, one in MUTANTS.items() if not options.names or any(part in name for part in options.names)
-    }
+    names = sys.argv[1:] or [""]
     missed = []
-    for name, mutant in chosen.items():
-        for tests in [
-            mutant.tests,
-            *([other for other in TESTS if other != mutant.tests] if options.all_tests else []),
-        ]:
-            begun = time.monotonic()
-            with tempfile.TemporaryDirectory() as folder:
-                mutate(copied(Path(folder)), mutant)
-                noticed, said = notices(Path(folder), tests)
-            said = f"{name}: {tests}: {'noticed' if noticed else 'MISSED'}, {time.monotonic() - begun:.0f} s: {said}\n"
-            sys.stdout.write(said)
-            sys.stdout.flush()
-            if noticed:
-                break
-        else:
-            missed.append(name)
+    for name, mutant in MUTANTS.items():
+        if not any(part in name for part in names):
+            continue
+        begun = time.monotonic()
+        with tempfile.TemporaryDirectory() as folder:
+            mutate(copied(Path(folder)), mutant)
+            noticed, said = notices(Path(folder), mutant.tests)
+        missed += [] if noticed else [name]
+        how = "noticed" if noticed else "MISSED"
+        sys.stdout.write(f"{name}: {how}, {time.monotonic() - begun:.0f} s: {said}\n")
+        sys.stdout.flush()
     sys.exit(f"not noticed: {', '.join(missed)}" if missed else 0)
 
 

@@ -4,7 +4,7 @@ import ast
 
 import pytest
 from helpers import ROOT
-from mutants import MUTANTS, TESTS
+from mutants import MUTANTS
 
 
 @pytest.mark.parametrize("name", MUTANTS)
@@ -13,4 +13,4 @@ def test_a_mutant_changes_one_place_and_is_a_program(name):
     text = (ROOT / "stream_dataloader" / mutant.file).read_text()
     assert text.count(mutant.old) == 1
     ast.parse(text.replace(mutant.old, mutant.new))
-    assert all((ROOT / path).exists() for path in TESTS[mutant.tests])
+    assert (ROOT / mutant.tests).exists()

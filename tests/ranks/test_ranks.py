@@ -11,7 +11,6 @@ import time
 import warnings
 from unittest import mock
 
-import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -167,50 +166,41 @@ def test_collate_fn_is_given_padding_of_the_same_kind(ranks):
     assert idle == [[[0, 0], [0, 0]]] * 3
 
 
-LENGTHS = [4, 9, 3, 8, 2, 2, 1, 9, 5, 3, 7, 1]
+LENGTHS = [4, 9, 3, 8, 2, 2, 1, 9, 5, 3, 7, 1] * 4
 
 
-def skipping(rank, known):
-    acts = {(n, 2): raising(OSError) for n in range(1, 12, 3)}
+def items_of(rank, known, broken, **options):
+    """The items of each batch of a rank, of streams of which some break at their item 2."""
+    acts = {(n, 2): raising(OSError) for n in range(1, len(LENGTHS), 3)} if broken else {}
 
     def read(source):
         return itertools.islice(acting(acts)(source), LENGTHS[source])
 
-    known = {"lengths": LENGTHS} if known else {}
-    dataset = StreamDataset(range(12), read, 2, seed=0, time_steps=2, on_error="skip", **known)
+    dataset = StreamDataset(
+        range(len(LENGTHS)), read, 2, seed=0, time_steps=2, lengths=LENGTHS if known else None, **options
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        batches = list(StreamDataLoader(dataset, process_group=group(4)))
-    return [(batch.source[batch.mask].tolist(), batch.position[batch.mask].tolist()) for batch in batches]
-
-
-@pytest.mark.parametrize("known", [True, False])
-def test_steps_are_equal_where_streams_are_skipped(ranks, known):
-    found = ranks.run(4, skipping, known)
-    assert len({len(batches) for batches in found}) == 1
-    assert any(batches[-1][0] for batches in found)  # the last step is not padding everywhere
-    items = [item for batches in found for batch in batches for item in zip(*batch, strict=True)]
-    read = [min(2, length) if i % 3 == 1 else length for i, length in enumerate(LENGTHS)]
-    assert sorted(items) == [(i, j) for i, length in enumerate(read) for j in range(length)]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("known", [True, False])
-def test_first_come_first_served_reads_all_on_equal_steps(ranks, known):
-    lengths = [int(n) for n in np.random.default_rng(0).integers(0, 9, 60)]
-    dataset = {"deterministic": False} | ({"lengths": lengths} if known else {})
-    cases = [{"lengths": lengths, "jitter": True, "lanes": 4}] * 4
-    found = ranks.run(4, functools.partial(read_with, num_workers=2), 4, cases, dataset)
-    assert len({len(batches) for batches in found}) == 1
-    items = [
-        (source, position)
-        for batches in found
-        for _, _, _, *table, _, _, _ in batches
-        for rows in zip(*table, strict=True)
-        for mask, source, position in zip(*rows, strict=True)
-        if mask
+        batches = list(StreamDataLoader(dataset, 0 if broken else 2, process_group=group(4)))
+    return [
+        list(zip(batch.source[batch.mask].tolist(), batch.position[batch.mask].tolist(), strict=True))
+        for batch in batches
     ]
-    assert sorted(items) == [(i, j) for i, length in enumerate(lengths) for j in range(length)]
+
+
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize(
+    ("broken", "options"),
+    [(True, {"on_error": "skip"}), pytest.param(False, {"deterministic": False}, marks=pytest.mark.slow)],
+    ids=["skipped", "first come"],
+)
+def test_steps_are_equal_and_all_is_read_where_nobody_knows_how_much_that_is(ranks, known, broken, options):
+    found = ranks.run(4, functools.partial(items_of, **options), known, broken)
+    assert len({len(batches) for batches in found}) == 1
+    assert any(batches[-1] for batches in found)  # the last step is not padding everywhere
+    read = [min(2, length) if broken and i % 3 == 1 else length for i, length in enumerate(LENGTHS)]
+    items = [item for batches in found for batch in batches for item in batch]
+    assert sorted(items) == [(i, j) for i, length in enumerate(read) for j in range(length)]
 
 
 @pytest.mark.slow
