@@ -149,9 +149,9 @@ def test_collate_fn_may_mix_layouts(workers):
     assert shapes == [[(2, 2), (2, 3)], [(2, 1), (2, 2)]]
 
 
-@pytest.mark.parametrize("workers", WORKERS)
-def test_parts_are_the_batches_by_worker(workers):
-    loader = StreamDataLoader(CASE.dataset(), workers, collate_fn=len)
+@pytest.mark.parametrize(("workers", "options"), [(0, {}), (2, {}), (2, THREADS), (2, {"threads_per_worker": 2})])
+def test_parts_are_the_batches_by_worker(workers, options):
+    loader = StreamDataLoader(CASE.dataset(), workers, collate_fn=len, **options)
     parts = list(loader.parts())
     batches = list(StreamDataLoader(CASE.dataset(), workers))
     assert {part.worker for part in parts} == set(range(max(1, workers)))
@@ -160,6 +160,7 @@ def test_parts_are_the_batches_by_worker(workers):
         for name in ("data", "mask", "source", "position", "is_start"):
             assert torch.equal(getattr(part, name), getattr(whole, name)[:, part.lane])
         assert torch.equal(part.reset, whole.reset[part.lane])
+        assert torch.equal(part.worker_id, whole.worker_id[part.lane])
     assert next(iter(loader)) == CASE.lanes
 
 

@@ -15,6 +15,15 @@ from stream_dataloader import StreamDataLoader
 MODES = ("zeros", "data", "drop", "cycle")
 LENGTHS = [4, 0, 9, 2, 2, 7, 1, 0, 3, 5, 8, 6]
 THREADS = {"worker_method": "thread"}
+WAYS = [
+    (0, {}),
+    (1, {}),
+    (2, {}),
+    (5, {}),
+    (1, {"threads_per_worker": 5}),
+    (2, {"threads_per_worker": 2}),
+    (3, THREADS),
+]
 
 
 def check_promises(case, batches):
@@ -70,10 +79,7 @@ def test_every_field_is_the_same_for_any_worker_count(padding_mode, windows):
     case = Case(LENGTHS, 5, 3, windows, padding_mode, 2, shuffle=True, seed=7, jitter=True)
     runs = [
         [key(batch) for _ in range(2) for batch in itertools.islice(loader, 10)]
-        for loader in (
-            StreamDataLoader(case.dataset(), workers, threads_per_worker=threads)
-            for workers, threads in [(0, 1), (1, 1), (2, 1), (5, 1), (1, 5), (2, 2)]
-        )
+        for loader in (StreamDataLoader(case.dataset(), workers, **options) for workers, options in WAYS)
     ]
     assert all(run == runs[0] for run in runs)
 

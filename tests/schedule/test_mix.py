@@ -44,20 +44,6 @@ def test_even_draws_are_those_of_the_model(sizes, data, exhausted):
     assert [tuple(order[draw]) for draw in range(draws)] == list(modelled_draws(sizes, weights, exhausted))
 
 
-@pytest.mark.parametrize(
-    ("exhausted", "sizes", "weights", "expected"),
-    [
-        ("drop", (6, 2), (3, 1), "aabaaaba"),
-        ("drop", (2, 2, 6), (1, 1, 1), "abcabccccc"),
-        ("repeat", (2, 6), (1, 1), "abababababab"),
-        ("repeat", (3, 3), (2, 1), "abaabaaba"),
-    ],
-)
-def test_even_draws_by_hand(exhausted, sizes, weights, expected):
-    order, draws = order_of(sizes, weights, exhausted)
-    assert "".join("abc"[order[draw][0]] for draw in range(draws)) == expected
-
-
 def checked_draws(sizes, weights, exhausted, seed, count=None, endless=False):
     """The lists drawn, after a check that each one's draws are counted without a gap and keep to its share."""
     order, draws = order_of(sizes, weights, exhausted, seed, endless=endless)

@@ -24,7 +24,6 @@ from stream_dataloader import (
     StreamDataset,
     WorkerDeathError,
     WorkerTimeoutError,
-    get_stream_info,
 )
 from stream_dataloader._workers import feed, threads
 
@@ -68,25 +67,6 @@ def test_threads_read_ahead_no_further_than_asked():
 
 
 # The life of threads
-
-
-@pytest.mark.parametrize("keep", [False, True])
-def test_worker_init_fn_runs_once_in_each_thread(keep):
-    begun = []
-
-    def init(worker):
-        begun.append((worker, threading.get_ident()))
-
-    def read(n):
-        for _ in range(3):
-            assert threading.get_ident() in [ident for worker, ident in begun if worker == get_stream_info().worker_id]
-            time.sleep(0.001)
-            yield n
-
-    loader = by_threads(StreamDataset([1, 2, 3, 4], read, 2), 2, list, worker_init_fn=init, persistent_workers=keep)
-    for _ in range(3):
-        list(loader)
-    assert sorted(worker for worker, _ in begun) == [0, 1] if keep else [0, 0, 0, 1, 1, 1]
 
 
 def test_a_loader_dropped_in_the_middle_ends_its_threads():

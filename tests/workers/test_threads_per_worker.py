@@ -9,7 +9,6 @@ import time
 
 import numpy as np
 import pytest
-import torch
 from cases import Case
 from helpers import PATIENCE, soon
 from worker_streams import acting, hang, kill_self
@@ -133,22 +132,6 @@ def test_lanes_of_one_process_are_read_at_the_same_time():
 
     batches = [batch.data.tolist() for batch in with_threads(StreamDataset([0, 1], read, 2, time_steps=1))]
     assert batches == [[[i, 10 + i]] for i in range(6)]
-
-
-def test_worker_init_fn_runs_once_in_each_process_and_threads_keep_torch_to_one_core():
-    def init(worker):
-        begun.append(worker)
-
-    begun = []
-
-    def read(n):
-        assert begun == [get_stream_info().worker_id]
-        yield torch.get_num_threads(), torch.utils.data.get_worker_info().id, get_stream_info().worker_id, n
-
-    (batch,) = with_threads(StreamDataset(range(4), read, 4, time_steps=1), 2, 2, worker_init_fn=init)
-    cores, workers, infos, numbers = (leaf[0].tolist() for leaf in batch.data)
-    assert (cores, workers, infos, numbers) == ([1] * 4, [0, 0, 1, 1], [0, 0, 1, 1], [0, 1, 2, 3])
-    assert begun == []
 
 
 @pytest.mark.parametrize(("place", "position"), [("opening", 0), ("reading", 2)])

@@ -2,13 +2,15 @@
 
 import itertools
 import json
+import os
 import sys
 import threading
 import time
 
 import numpy as np
 import pytest
-from cases import Case, cases, key, keys
+import torch
+from cases import cases, keys
 from helpers import START_METHODS, random_cases
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,33 +25,18 @@ from stream_dataloader import (
     StreamDataset,
     WorkerDeathError,
     WorkerTimeoutError,
+    get_stream_info,
 )
 from stream_dataloader._workers import feed
 
 pytestmark = pytest.mark.filterwarnings("ignore:num_workers is")
 
-LENGTHS = [14, 0, 19, 12, 2, 17, 1, 13, 5, 18, 16, 9]
 PROCESSES = {"num_workers": 2}
 WAYS = {
     "threads": {"num_workers": 2, "worker_method": "thread"},
     "threads of processes": {"num_workers": 2, "threads_per_worker": 3},
 }
 ALL = WAYS | {"processes": PROCESSES}
-slow = pytest.mark.slow
-
-
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("windows", ["aligned", pytest.param("packed", marks=slow)])
-@pytest.mark.parametrize("padding_mode", ["zeros", "data", pytest.param("drop", marks=slow)])
-def test_every_field_and_part_is_that_of_processes(padding_mode, windows, way):
-    case = Case(LENGTHS, 7, 3, windows, padding_mode, 2, shuffle=True, seed=7, jitter=True, mark_ends=True)
-
-    def read(options):
-        loader = StreamDataLoader(case.dataset(), persistent_workers=True, **options)
-        batches = [key(batch, worker_id=True) for batch in loader]
-        return batches, [(part.worker, key(part)) for part in loader.parts()]
-
-    assert read(WAYS[way]) == read(PROCESSES)
 
 
 @pytest.mark.parametrize("way", [PROCESSES, WAYS["threads"]], ids=str)
@@ -134,6 +121,7 @@ BREAKING = {
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("what", BREAKING)
+@pytest.mark.filterwarnings("ignore:skipped the rest")
 def test_errors_come_at_their_own_step_with_the_same_text(what, way):
     if (what, way) == ("cannot be sent", "threads"):
         return  # which send nothing
@@ -143,20 +131,13 @@ def test_errors_come_at_their_own_step_with_the_same_text(what, way):
         steps, dataset = [], StreamDataset(range(6), read, 6, time_steps=1)
         with pytest.raises(kind) as error:
             steps.extend(batch.step for batch in StreamDataLoader(dataset, **options))
-        return steps, type(error.value), str(error.value), vars(error.value)
+        dataset = StreamDataset(range(6), read, 3, time_steps=2, on_error="skip")
+        skipping = StreamDataLoader(dataset, **options)
+        left = [] if kind is ItemError else keys(skipping)
+        failures = [str(failure) for failure in skipping.failures]
+        return steps, type(error.value), str(error.value), vars(error.value), left, failures
 
     assert told(WAYS[way]) == told(PROCESSES)
-
-
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.filterwarnings("ignore:skipped the rest")
-def test_broken_streams_are_skipped_as_by_processes(way):
-    def read(options):
-        stream = acting({(2, 5): raising(Broken, "what")})
-        loader = StreamDataLoader(StreamDataset(range(7), stream, 3, time_steps=2, on_error="skip"), **options)
-        return keys(loader), [str(failure) for failure in loader.failures]
-
-    assert read(WAYS[way]) == read(PROCESSES)
 
 
 # What goes wrong in a worker
@@ -202,6 +183,31 @@ def test_a_timeout_does_not_count_while_workers_start(method, seconds, monkeypat
     with pytest.raises(WorkerTimeoutError, match="at step 0: worker 0 has not started"):
         list(loader(lambda _: waiting(tmp_path / "go on")()))
     (tmp_path / "go on").touch()
+
+
+@pytest.mark.parametrize("keep", [False, True])
+@pytest.mark.parametrize("way", ALL)
+def test_worker_init_fn_runs_once_in_each_worker(way, keep, tmp_path):
+    def init(worker):
+        with open(tmp_path / f"{worker} {os.getpid()}", "a") as file:
+            file.write(f"{threading.get_ident()} ")
+
+    def read(n):
+        (begun,) = tmp_path.glob(f"{get_stream_info().worker_id} {os.getpid()}")
+        assert way != "threads" or str(threading.get_ident()) in begun.read_text().split()
+        torchs = getattr(torch.utils.data.get_worker_info(), "id", None), torch.get_num_threads()
+        yield get_stream_info().worker_id, *((None, 1) if way == "threads" else torchs)
+
+    dataset = StreamDataset(range(4), read, 4, time_steps=1)
+    loader = StreamDataLoader(dataset, worker_init_fn=init, persistent_workers=keep, **ALL[way])
+    workers = [0, 0, 1, 1]
+    for _ in range(3):
+        (batch,) = loader
+        numbers, ids, cores = batch.data
+        assert numbers[0].tolist() == workers
+        assert way == "threads" or (ids[0].tolist(), cores[0].tolist()) == (workers, [1] * 4)
+    begun = [path.name.split()[0] for path in tmp_path.iterdir() for _ in path.read_text().split()]
+    assert sorted(begun) == ["0", "1"] if keep else ["0"] * 3 + ["1"] * 3
 
 
 @pytest.mark.parametrize("way", ["processes", "threads"])
