@@ -26,9 +26,12 @@ def loader_of(workers=0, lanes=3, time_steps=4, open_stream=open_slowly, sources
     return StreamDataLoader(dataset, workers, **(loader or {}))
 
 
-@pytest.mark.parametrize(("workers", "method"), [(0, "process"), (1, "process"), (3, "process"), (3, "thread")])
-def test_counts_are_those_of_the_batches(workers, method):
-    loader = loader_of(workers, loader={"worker_method": method})
+@pytest.mark.parametrize(
+    ("workers", "options"),
+    [(0, {}), (1, {}), (3, {}), (3, {"worker_method": "thread"}), (1, {"threads_per_worker": 2})],
+)
+def test_counts_are_those_of_the_batches(workers, options):
+    loader = loader_of(workers, loader=options)
     batches = [(batch.mask.sum().item(), batch.mask.numel()) for batch in loader]
     stats = loader.stats()
     assert stats.batches == len(batches)
@@ -105,14 +108,18 @@ def test_a_table_tells_the_most_of_it():
     assert str(LoaderStats())
 
 
-def test_a_trace_has_a_row_for_the_trainer_and_each_worker(tmp_path):
-    loader = loader_of(2)
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_trace_has_a_row_for_the_trainer_and_each_thread_of_a_worker(threads, tmp_path):
+    loader = loader_of(2, lanes=4, loader={"threads_per_worker": threads})
     list(loader)
     loader.stats().save_trace(tmp_path / "trace.json")
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
-    rows = {event["args"]["name"] for event in events if event["name"] == "thread_name"}
-    assert {"trainer", "worker 0", "worker 1"} <= rows
+    rows = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    expected = {"worker 0", "worker 1"} if threads == 1 else {"worker 0, thread 0", "worker 1, thread 1, ahead"}
+    assert {"trainer"} | expected <= set(rows.values())
+    assert len(rows) == len(set(rows.values())) == 1 + 2 * 2 * threads
     spans = [event for event in events if event["ph"] == "X"]
+    assert {event["tid"] for event in spans} <= set(rows)
     assert {"batch", "train", "step", "open"} <= {event["name"] for event in spans}
     assert all(event["dur"] >= 0 and event["ts"] >= 0 for event in spans)
     opened = {event["args"]["source"] for event in spans if event["name"].startswith("open")}

@@ -15,7 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as checkpointing
-from cases import Case, key, keys
+from cases import Case, Counting, key, keys
 from helpers import PATIENCE, random_cases
 from hypothesis import given
 from hypothesis import strategies as st
@@ -117,53 +117,39 @@ def test_no_rank_begins_before_all_have_said_what_differs(ranks):
     assert [type(failed) for failed in ranks.run(3, differing_slowly, failing=True)] == [Failed] * 3
 
 
-@pytest.mark.parametrize("mode", ["zeros", "data"])
-@pytest.mark.parametrize("known", [True, False])
-def test_a_rank_without_an_item_pads_what_others_read(ranks, known, mode):
+def windows(source):
+    for i in range(source[1]):
+        yield {"name": f"item {i}", "window": torch.full((2, 3), i)}
+
+
+ZEROS = torch.zeros(2, 2, 3, dtype=torch.int64)
+#: Streams, options, and what padding looks like.
+PADDING = {
+    "zeros": (Counting(), {"time_steps": 2}, ZEROS),
+    "data": (Counting(), {"time_steps": 2, "padding_mode": "data"}, ZEROS),
+    "windows": (windows, {"fill_value": 7}, {"name": [[None, None]], "window": ZEROS[:1] + 7}),
+    "collated": (Counting(), {"time_steps": 2}, list(ZEROS)),
+}
+
+
+def padded(rank, kind, known):
+    """Of each batch what it holds, and if there is an item in it."""
+    open_stream, options, _ = PADDING[kind]
     lengths = [0, 5, 0, 0, 0, 0]
-    case = {"lengths": lengths, "padding_mode": mode} | ({"known": lengths} if known else {})
-    found = ranks.run(2, read_with, 2, [case] * 2)
-    assert [len(batches) for batches in found] == [3, 3]
-    idle = found[1 if known else 0]  # known lengths are dealt longest first
-    for data, _, _, mask, source, *_ in idle:
-        assert not any(any(row) for row in mask)
-        assert {cell for row in source for cell in row} == {-1}
-        assert data == [[[0, 0, 0]] * 2] * 2
-
-
-def named(rank, known):
-    def windows(length):
-        for i in range(length):
-            yield {"name": f"item {i}", "window": torch.full((2, 3), i)}
-
-    lengths = [0, 4, 0, 0]
-    dataset = StreamDataset(lengths, windows, 2, lengths=lengths if known else None, seed=0, fill_value=7)
+    sources, known = list(enumerate(lengths)), lengths if known else None
+    dataset = StreamDataset(sources, open_stream, 2, lengths=known, seed=0, **options)
+    if kind == "collated":
+        return [(repr(batch), False) for batch in StreamDataLoader(dataset, 0, list, process_group=group(2))]
     loader = StreamDataLoader(dataset, 1, process_group=group(2))
-    return [(batch.data["name"], batch.data["window"].tolist(), batch.mask.any().item()) for batch in loader]
+    return [(repr(batch.data), bool(batch.mask.any() or (batch.source >= 0).any())) for batch in loader]
 
 
 @pytest.mark.parametrize("known", [True, False])
-def test_other_ranks_tell_of_names_and_windows_too(ranks, known):
-    idle, busy = ranks.run(2, named, known)[:: -1 if known else 1]
-    assert len(idle) == len(busy) == 4
-    for names, window, real in idle:
-        assert not real
-        assert names == [[None, None]]
-        assert window == [[[7] * 3] * 2]
-
-
-def collated(rank):
-    dataset = StreamDataset([0, 6, 0, 4], range, 2, time_steps=2, seed=0)
-    return [
-        [window.tolist() for window in windows]
-        for windows in StreamDataLoader(dataset, 0, list, process_group=group(2))
-    ]
-
-
-def test_collate_fn_is_given_padding_of_the_same_kind(ranks):
-    idle, busy = ranks.run(2, collated)
-    assert busy == [[[0, 1], [0, 1]], [[2, 3], [2, 3]], [[4, 5], [0, 0]]]
-    assert idle == [[[0, 0], [0, 0]]] * 3
+@pytest.mark.parametrize("kind", PADDING)
+def test_a_rank_without_an_item_pads_what_others_read(ranks, kind, known):
+    idle, busy = ranks.run(2, padded, kind, known)[:: -1 if known else 1]  # known lengths are dealt longest first
+    assert len(busy) > 2
+    assert idle == [(repr(PADDING[kind][-1]), False)] * len(busy)
 
 
 LENGTHS = [4, 9, 3, 8, 2, 2, 1, 9, 5, 3, 7, 1] * 4

@@ -1,6 +1,5 @@
 """Tickets: those that one lane holds ahead, and what those of several lanes are granted."""
 
-import dataclasses
 import itertools
 import random
 
@@ -8,17 +7,15 @@ import pytest
 
 from stream_dataloader import StreamDataset
 from stream_dataloader._memory.fields import Carver
-from stream_dataloader._schedule.rules import NEVER, NONE, PENDING, Groups
+from stream_dataloader._schedule.rules import NEVER, NONE, PENDING
 from stream_dataloader._schedule.snapshot import LaneReports, LaneState, Progress, pack_progress
 from stream_dataloader._schedule.tickets import Ledger, next_grant
 
 
-def ledger_of(sources=100, lanes=2, lookahead=1, padding_mode="zeros", groups=None, memory=None, start=(0,)):
-    rules = StreamDataset(range(sources), iter, lanes, padding_mode, time_steps=1, lookahead=lookahead, seed=0).rules
-    if groups is not None:
-        rules = dataclasses.replace(rules, groups=groups)
-    ledger = Ledger(Carver(memory), rules)
-    ledger.start(start)
+def ledger_of(sources=100, lanes=2, lookahead=1):
+    rules = StreamDataset(range(sources), iter, lanes, time_steps=1, lookahead=lookahead, seed=0).rules
+    ledger = Ledger(Carver(None), rules)
+    ledger.start((0,))
     return ledger
 
 
@@ -54,46 +51,6 @@ def test_no_ticket_is_decided_before_the_horizon_has_reached_it():
         ledger.grant(horizon)
         assert decisions(ledger, *tickets) == decided
         assert ledger.has_undecided() == (PENDING in decided)
-
-
-def test_groups_have_a_cursor_each():
-    groups = Groups(total=3, first=1, count=2)  # lanes 0 and 1 are of group 1
-    ledger = ledger_of(lanes=4, groups=groups, start=[5, 7])
-    tickets = [take(ledger, lane=lane, time=lane) for lane in range(4)]
-    ledger.grant(3)
-    assert decisions(ledger, *tickets) == [5 * 3 + 1, 6 * 3 + 1, 7 * 3 + 2, 8 * 3 + 2]
-
-
-@pytest.mark.parametrize("lookahead", [1, 2, 3])
-def test_a_lane_holds_as_many_ahead_as_it_looks_ahead(lookahead):
-    grants, asked, held = itertools.count(), [], ()
-
-    def take(ahead):
-        asked.append(ahead)
-        return next(grants)
-
-    for number in range(10):
-        grant, held = next_grant(held, lookahead, take)
-        assert grant == number, "in the order they were taken"
-        assert held == tuple(range(number + 1, number + 1 + lookahead))
-    assert asked == [True] * (10 + lookahead)
-
-
-@pytest.mark.parametrize("refused_from", [0, 3, 4])
-def test_once_one_is_refused_a_lane_takes_none_ahead_any_more(refused_from):
-    grants, asked, held, found = itertools.count(), [], (), []
-
-    def take(ahead):
-        asked.append(ahead)
-        return NONE if ahead and len(asked) > refused_from else next(grants)
-
-    while held is not None:
-        grant, held = next_grant(held, 2, take)
-        found.append(grant)
-    grant, held = next_grant(held, 2, take)
-    assert [*found, grant] == list(range(len(found) + 1))
-    assert asked[-2:] == [False, False]
-    assert asked.count(True) <= refused_from + 3
 
 
 def test_a_ticket_that_is_not_decided_is_waited_for():

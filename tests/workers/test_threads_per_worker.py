@@ -19,11 +19,8 @@ from stream_dataloader import (
     WorkerDeathError,
     get_stream_info,
 )
-from stream_dataloader._assembly.part import Contents, Part
 from stream_dataloader._schedule.rules import deal_members
-from stream_dataloader._schedule.snapshot import LaneReports
 from stream_dataloader._workers import exchange
-from stream_dataloader._workers.exchange import ROOM, Exchange, read_in_threads
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create", "ignore:num_workers is")
 
@@ -194,45 +191,16 @@ def test_an_epoch_left_while_a_thread_is_busy_does_not_spoil_the_next():
         iterator.close()
 
 
-class Reader:
-    """Stands for a `PartReader` that reads without end."""
-
-    def __iter__(self):
-        for step in itertools.count():
-            yield Part(0, step, True, 1, 0, LaneReports((), b"", {}), Contents())
-
-    def close(self):
-        self.closed_by = threading.current_thread()
-
-
 def test_threads_that_cannot_be_started_leave_none_behind(monkeypatch):
     started, original = [], threading.Thread.start
 
     def start(thread):
-        if started:
+        if os.getpid() != here and started:
             raise RuntimeError("can't start new thread")
-        started.append(thread)
+        started.extend([thread] * (os.getpid() != here))
         original(thread)
 
+    here = os.getpid()
     monkeypatch.setattr(threading.Thread, "start", start)
-    readers = Reader(), Reader()
     with pytest.raises(RuntimeError, match="can't start"):
-        next(read_in_threads(readers, Exchange(len(readers), ROOM), []))
-    started[0].join(PATIENCE)
-    assert readers[0].closed_by is started[0]
-
-
-def test_stats_have_a_row_a_worker_and_a_trace_one_a_thread(tmp_path):
-    loader = with_threads(CASE.dataset(), 2, 2)
-    list(loader)
-    stats = loader.stats()
-    assert loader.threads_per_worker == len(stats.workers) == 2
-    assert sum(worker.items for worker in stats.workers) == sum(CASE.lengths) == stats.items
-    steps = {(event.worker, event.thread) for event in stats.events if event.kind == "step"}
-    assert steps == set(itertools.product(range(2), range(2)))
-    stats.save_trace(tmp_path / "trace.json")
-    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
-    rows = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
-    assert len(rows) == len(set(rows.values())) == 9
-    assert {"trainer", "worker 0, thread 0", "worker 1, thread 1, ahead"} <= set(rows.values())
-    assert {event["tid"] for event in events if event["ph"] == "X"} <= set(rows)
+        list(with_threads(StreamDataset([9, 9], range, 2, time_steps=1)))
