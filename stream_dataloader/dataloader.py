@@ -7,6 +7,7 @@ a step set; an iteration left early leaves no process, thread or file behind.
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 from multiprocessing.context import BaseContext
 from typing import TYPE_CHECKING, Any, Generic
@@ -58,7 +59,7 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
             returns. None yields `StreamBatch`es. A window is a pytree of tensors `(T, ...)`, or, without the dataset's
             `time_steps`, what the stream yielded. An idle lane's window is padding, or, without `time_steps`, the
             dataset's `fill_value` itself. It runs in the main process.
-        prefetch_factor: Number of messages that workers read ahead; None stands for 2 with workers. A message is one
+        prefetch_factor: Number of messages that workers, if any, read ahead; None stands for 2. A message is one
             batch, or several where they are cheap: up to 64 that take a few milliseconds to read, and 4 MB together.
         pin_memory: Put batches into page-locked memory, for fast copies to an accelerator. The shared memory is locked
             once, not batch by batch. If you copy on a CUDA stream of your own, hold the batch until the copy is done.
@@ -307,6 +308,28 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
             self._starter.end()
             self._find_place()
             self._position.load(state, loaded)
+
+    def skip(self, batches: int) -> int:
+        """Pass over the next batches, to the epoch's end at most; the next `iter()` goes on behind them.
+
+        With the dataset's `lengths` nothing is read: the schedule tells where each lane will be. Otherwise the batches
+        are read and dropped. A running iteration ends.
+
+        Args:
+            batches: How many.
+
+        Returns:
+            How many it were.
+        """
+        count = options.integer("batches", batches, 0)
+        state = self.state_dict()
+        self.load_state_dict(state)
+        later = self._position.later(state, count)
+        if later is None:
+            passed = sum(1 for _ in itertools.islice(self, count))
+            later = self.state_dict(), passed
+        self.load_state_dict(later[0])
+        return later[1]
 
     def __len__(self) -> int:
         """Number of batches of the epoch being read, or of the one that `iter()` would begin.

@@ -15,9 +15,10 @@ from typing import Any, NamedTuple
 from stream_dataloader import _options as options
 from stream_dataloader._items.layout import Layout
 from stream_dataloader._loader.epoch import Course, Epoch, Member, Record
+from stream_dataloader._loader.skipping import place_later
 from stream_dataloader._ranks.ranks import Ranks, known_count
 from stream_dataloader._reading.plan import Start
-from stream_dataloader._schedule.position import EpochStart, Position
+from stream_dataloader._schedule.position import EpochPlace, EpochStart, Position
 from stream_dataloader._schedule.rules import Reader
 from stream_dataloader._schedule.saved_state import LoadedState
 from stream_dataloader.dataset import StreamDataset
@@ -197,6 +198,20 @@ class LoaderPosition:
             place = Place(int(state["step"]), starts, over)
         self._position.load(run, place, loaded[0].epoch_place)
         self._resting, self.epoch, self.loaded = {}, None, state
+
+    def later(self, state: Mapping[str, Any], count: int) -> tuple[dict[str, Any], int] | None:
+        """The state some batches after another, and how many they are; None if only reading tells."""
+        if self._sides is not None:
+            return None
+        member, (loaded,) = self.members[0], self.read(state)
+        later = place_later(member, Start(loaded.epoch, loaded.snapshot), count)
+        if later is None:
+            return None
+        at = loaded.epoch_place
+        if at is not None and self._length is not None:
+            whole, delivered = divmod(at.delivered + count, self._length)
+            at = EpochPlace(at.number + whole, delivered)
+        return member.state(later.start, at), later.passed
 
     def forget_place(self) -> None:
         """What was loaded, or reached in a run, was of another rank."""

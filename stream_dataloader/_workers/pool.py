@@ -75,7 +75,7 @@ class WorkerPool(Pool):
             collate_fn=_as_it_is,
             worker_init_fn=self._init,
             generator=torch.Generator().manual_seed(self.work.members[0].rules.seed),  # leaves the global one alone
-            prefetch_factor=settings.prefetch_factor,
+            prefetch_factor=settings.prefetch_factor if settings.num_workers else None,
             persistent_workers=settings.persistent_workers,
             multiprocessing_context=settings.multiprocessing_context,
         )

@@ -39,7 +39,6 @@ WRONG_VALUES = [
     {"windows": np.array(["packed", "aligned"])},
     {"padding_mode": "drop", "batch_size": 4},
     {"num_workers": -1},
-    {"prefetch_factor": 2},
     {**ONE, "prefetch_factor": 0},
     {"persistent_workers": True},
     {"timeout": -1},
