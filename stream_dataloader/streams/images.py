@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal
 
 from stream_dataloader.streams._media.items import PictureItems
 from stream_dataloader.streams._media.opencv import check_opencv, decoded_image, import_opencv
-from stream_dataloader.streams._media.picture import ArrayConverter, Picture
+from stream_dataloader.streams._media.picture import ArrayConverter, PictureOptions
 from stream_dataloader.streams._media.section import DIGITS, check_choices, check_kind, natural_order, section_of
 
 __all__ = ["SUFFIXES", "ImageFolderStream"]
@@ -28,7 +28,7 @@ _NUMBER_FORMAT = re.compile(r"%(?:0?([1-9]\d*))?d")
 
 
 @dataclass(frozen=True, kw_only=True)
-class ImageFolderStream:
+class ImageFolderStream(PictureOptions):
     """Opens folders of images: each image is an item. To be passed to `StreamDataset` as `open_stream`.
 
     A source is a folder; a folder and a pattern for the names in it, `"shots/left_*.png"` or
@@ -41,7 +41,7 @@ class ImageFolderStream:
         layout: `"CHW"`, channels first, or `"HWC"`.
         color: `"rgb"`, or `"gray"`: one channel.
         dtype: `"uint8"`, 0 to 255, or `"float32"`, 0 to 1.
-        fit: `"stretch"`, `"letterbox"` or `"crop"`; see `Picture`.
+        fit: `"stretch"`, `"letterbox"` or `"crop"`; see `PictureOptions`.
         pattern: Which names in a folder are images, with `*`, `?` and `[...]`; None takes those of `SUFFIXES`.
         frame_step: Take every n-th image, from the source's first on.
         gaps: `"allow"`, or `"raise"`: a missing number in the images' names is an error.
@@ -66,11 +66,6 @@ class ImageFolderStream:
 
     open_early: ClassVar[bool] = True  # streams share nothing
 
-    size: tuple[int, int] | None = None
-    layout: Literal["CHW", "HWC"] = "CHW"
-    color: Literal["rgb", "gray"] = "rgb"
-    dtype: Any = "uint8"
-    fit: Literal["stretch", "letterbox", "crop"] = "stretch"
     pattern: str | None = None
     frame_step: int = 1
     gaps: Literal["allow", "raise"] = "allow"
@@ -79,15 +74,12 @@ class ImageFolderStream:
 
     def __post_init__(self) -> None:
         check_opencv("ImageFolderStream")
-        self._picture()
+        super().__post_init__()
         if self.frame_step < 1:
             raise ValueError(f"frame_step is {self.frame_step}; give 1 or more")
         check_choices(self, gaps=("allow", "raise"), on_corrupt=("raise", "keep"))
         if self.pattern is not None and (not self.pattern or os.sep in self.pattern):
             raise ValueError(f"pattern is {self.pattern!r}; give one for names, like '*.png'")
-
-    def _picture(self) -> Picture:
-        return Picture(self.size, self.layout, self.color, self.dtype, self.fit, self.upright)
 
     def __call__(self, source: Any, *, start: int = 0) -> PictureItems:
         """Open one source, from item `start` on, counted from its own first.
@@ -100,7 +92,7 @@ class ImageFolderStream:
         paths = self._paths(source)
         if not 0 <= start <= len(paths):
             raise ValueError(f"start is {start}, and {section_of(source).path} has {len(paths)} items")
-        converter = ArrayConverter(self._picture())
+        converter = ArrayConverter(self.picture)
         return PictureItems(self._images(paths, start, converter), converter)
 
     def _images(self, paths: list[str], start: int, converter: ArrayConverter) -> Iterator[tuple[Any, None]]:

@@ -93,7 +93,7 @@ class ParquetStore(Store):
         if wrong := {name: kind for name, kind in decode.items() if kind != "image"}:
             raise ValueError(f"decode is {wrong}; 'image' is what a column can be decoded as")
         whole_number("cache_bytes", cache_bytes, "give a number of bytes from 0 on", 0)
-        self._picture = Picture(size, layout, color, upright=upright)
+        self._picture = Picture(size=size, layout=layout, color=color, upright=upright)
         _ = self.index
 
     def _read_index(self) -> Rows:

@@ -98,7 +98,7 @@ class WebDatasetStore(Store):
         self._stream = stream
         self._remote: list[str] = []
         rule_of(stream)
-        self._picture = Picture(size, layout, color, upright=upright)
+        self._picture = Picture(size=size, layout=layout, color=color, upright=upright)
         self._decoding = {"decode": bool(decode), "allow_pickle": bool(allow_pickle)}
         known = {extension for tar in self.index.tars for extension in tar.extensions} | {KEY}
         if missing := [name for name in wanted or () if name not in known]:

@@ -23,7 +23,7 @@ from stream_dataloader.streams._media.section import check_choices
 if TYPE_CHECKING:
     import av
 
-__all__ = ["ArrayConverter", "AvConverter", "Picture"]
+__all__ = ["ArrayConverter", "AvConverter", "Picture", "PictureOptions"]
 
 # Gray is the luma as it is: libswscale converts between matrices unless both are its default.
 _LUMA = {"src_colorspace": 5, "dst_colorspace": 5, "dst_color_range": 2}  # SWS_CS_ITU601, AVCOL_RANGE_JPEG
@@ -31,9 +31,9 @@ _LARGEST_SIDE = 1 << 16
 _UNIT = np.float32(1 / 255)
 
 
-@dataclass(frozen=True)
-class Picture:
-    """How pictures are delivered.
+@dataclass(frozen=True, kw_only=True)
+class PictureOptions:
+    """How a stream's pictures are delivered.
 
     Attributes:
         size: `(height, width)` in pixels; None keeps the size of a stream's first picture.
@@ -42,8 +42,6 @@ class Picture:
         dtype: `"uint8"`, 0 to 255, or `"float32"`, 0 to 1. The names of NumPy and torch mean the same.
         fit: How a picture of another shape comes to `size`: `"stretch"`; `"letterbox"`, all of it in the middle
             of black borders; or `"crop"`, the middle of it.
-        upright: Images are turned as their EXIF says.
-        deep: They have 16 bits a channel, and come as uint16, 0 to 65535, where `dtype` is uint8.
 
     Raises:
         ValueError: An option has another value, or a size is not positive.
@@ -54,8 +52,6 @@ class Picture:
     color: Literal["rgb", "gray"] = "rgb"
     dtype: Any = "uint8"
     fit: Literal["stretch", "letterbox", "crop"] = "stretch"
-    upright: bool = True
-    deep: bool = False
 
     def __post_init__(self) -> None:
         check_choices(self, layout=("CHW", "HWC"), color=("rgb", "gray"), fit=("stretch", "letterbox", "crop"))
@@ -66,6 +62,24 @@ class Picture:
             if not whole or not all(0 < side <= _LARGEST_SIDE for side in size):
                 raise ValueError(f"size is {self.size!r}; give (height, width), 1 to {_LARGEST_SIDE} pixels, or None")
             object.__setattr__(self, "size", (int(size[0]), int(size[1])))
+
+    @property
+    def picture(self) -> Picture:
+        """These options alone."""
+        return Picture(size=self.size, layout=self.layout, color=self.color, dtype=self.dtype, fit=self.fit)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Picture(PictureOptions):
+    """How one picture is delivered.
+
+    Attributes:
+        upright: Images are turned as their EXIF says.
+        deep: They have 16 bits a channel, and come as uint16, 0 to 65535, where `dtype` is uint8.
+    """
+
+    upright: bool = True
+    deep: bool = False
 
     @property
     def shape(self) -> tuple[int, int, int]:

@@ -19,7 +19,7 @@ import numpy as np
 
 from stream_dataloader.streams._media.items import PictureItems
 from stream_dataloader.streams._media.opencv import check_opencv, import_opencv
-from stream_dataloader.streams._media.picture import ArrayConverter, AvConverter, Picture
+from stream_dataloader.streams._media.picture import ArrayConverter, AvConverter, PictureOptions
 from stream_dataloader.streams._media.section import check_choices, check_numbers, closed_on_error
 from stream_dataloader.streams.camera.live import Frame, LiveReader, av_frames, opencv_frames
 
@@ -33,7 +33,7 @@ _NUMBERS: dict[str, type[Any]] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class CameraStream:
+class CameraStream(PictureOptions):
     """Opens live cameras and network video. To be passed to `StreamDataset` as `open_stream`.
 
     A source is the index of a camera that is plugged in (0, 1, ...), its device (`"/dev/video0"`), or a URL that FFmpeg
@@ -55,7 +55,7 @@ class CameraStream:
         layout: `"CHW"`, channels first, or `"HWC"`.
         color: `"rgb"`, or `"gray"`: one channel.
         dtype: `"uint8"`, 0 to 255, or `"float32"`, 0 to 1.
-        fit: `"stretch"`, `"letterbox"` or `"crop"`; see `Picture`.
+        fit: `"stretch"`, `"letterbox"` or `"crop"`; see `PictureOptions`.
         backend: `"av"` or `"opencv"`; None is PyAV for URLs and OpenCV for devices.
         items: `"dict"`, see above, or `"frame"`: the frame alone.
         fps: The most frames a second to deliver, evenly spaced; None delivers all. Others do not count as `dropped`.
@@ -74,11 +74,6 @@ class CameraStream:
         ValueError: An option has another value.
     """
 
-    size: tuple[int, int] | None = None
-    layout: Literal["CHW", "HWC"] = "CHW"
-    color: Literal["rgb", "gray"] = "rgb"
-    dtype: Any = "uint8"
-    fit: Literal["stretch", "letterbox", "crop"] = "stretch"
     backend: Literal["av", "opencv"] | None = None
     items: Literal["dict", "frame"] = "dict"
     fps: float | None = None
@@ -91,7 +86,7 @@ class CameraStream:
     options: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._picture()
+        super().__post_init__()
         backends, items = ("av", "opencv", None), ("dict", "frame")
         check_choices(self, backend=backends, items=items, keep=("latest", "all"), on_corrupt=("keep", "drop"))
         if self.fps is not None and not 0 < self.fps < math.inf:
@@ -109,9 +104,6 @@ class CameraStream:
         if self.backend == "opencv":
             check_opencv('CameraStream(backend="opencv")')
 
-    def _picture(self) -> Picture:
-        return Picture(self.size, self.layout, self.color, self.dtype, self.fit)
-
     def __call__(self, source: Any, *, start: int = 0) -> _Live:  # noqa: ARG002 - frames of the past are gone
         """Connect to one camera, and wait for its first frame.
 
@@ -124,10 +116,10 @@ class CameraStream:
         converter: AvConverter | ArrayConverter
         if self.backend == "opencv" or (self.backend is None and not is_url):
             import_opencv("CameraStream with an index or a device, unless backend is 'av',")
-            converter, connect = ArrayConverter(self._picture()), functools.partial(opencv_frames, address)
+            converter, connect = ArrayConverter(self.picture), functools.partial(opencv_frames, address)
         else:
             path = f"/dev/video{address}" if isinstance(address, int) else address
-            converter, connect = AvConverter(self._picture()), functools.partial(av_frames, path)
+            converter, connect = AvConverter(self.picture), functools.partial(av_frames, path)
         reader = LiveReader(name, connect, self)
         with closed_on_error(reader):
             reader.wait()

@@ -10,7 +10,7 @@ import math
 import warnings
 from collections.abc import Generator, Iterator
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fractions import Fraction
 from numbers import Real
 from types import NoneType
@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Literal, get_args
 
 from stream_dataloader.errors import DeviceError
 from stream_dataloader.streams._media.items import PictureItems
-from stream_dataloader.streams._media.picture import Picture
+from stream_dataloader.streams._media.picture import PictureOptions
 from stream_dataloader.streams._media.section import (
     OnCorrupt,
     Section,
@@ -39,7 +39,7 @@ __all__ = ["OpenVideo", "VideoStream"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class VideoStream:
+class VideoStream(PictureOptions):
     """Opens videos: each frame is an item. To be passed to `StreamDataset` as `open_stream`.
 
     A source is a path, or `(path, start, stop)`, a section of a video. Any container and codec that FFmpeg reads
@@ -50,7 +50,7 @@ class VideoStream:
         layout: `"CHW"` or `"HWC"`.
         color: `"rgb"` or `"gray"`.
         dtype: uint8, 0 to 255, or float32, 0 to 1.
-        fit: `"stretch"`, `"letterbox"` or `"crop"`; see `Picture`.
+        fit: `"stretch"`, `"letterbox"` or `"crop"`; see `PictureOptions`.
         frame_step: Yield every n-th frame.
         fps: Resample to this rate by time stamps: item n is the frame shown n / fps seconds after the first frame.
         start: The first frame: an int is its number, a float is seconds after the video's first frame.
@@ -79,11 +79,6 @@ class VideoStream:
 
     open_early: ClassVar[bool] = True  # streams share nothing but an index in a locked cache
 
-    size: tuple[int, int] | None = None
-    layout: Literal["CHW", "HWC"] = "CHW"
-    color: Literal["rgb", "gray"] = "rgb"
-    dtype: Any = "uint8"
-    fit: Literal["stretch", "letterbox", "crop"] = "stretch"
     frame_step: int = 1
     fps: float | Fraction | None = None
     start: int | float = 0
@@ -95,12 +90,10 @@ class VideoStream:
     device: Any = None
     device_fallback: bool = False
     cache: FileCache | None = None
-    picture: Picture = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_flags(type(self), vars(self))
-        object.__setattr__(self, "picture", Picture(self.size, self.layout, self.color, self.dtype, self.fit))
-        object.__setattr__(self, "dtype", self.picture.dtype)
         check_numbers(
             self, frame_step=("give 1 for every frame, or more", 1), stream=("streams are numbered from 0", 0)
         )
@@ -161,7 +154,7 @@ class OpenVideo(PictureItems):
         by_device = options.device is not None and options.device_fallback
         self._chosen = self._or_by_cpu(chosen, start) if by_device else chosen
         super().__init__(self._chosen, self.reader.converter(options.picture))
-        if options.picture.size is None and start:
+        if options.size is None and start:
             self._set_size()
 
     def _opened(self, *, by_cpu: bool = False) -> FrameReader:
