@@ -1,22 +1,22 @@
 """Rows of arrays: in memory, in .npy and HDF5 files, near and far; and what is wrong with some."""
 
+import fcntl
 import gc
 import os
-import threading
+import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import h5py
 import helpers
 import numpy as np
 import pytest
 import torch
-from file_server import serving
 
 from stream_dataloader import OpenError, ReadError, StreamDataLoader, StreamDataset
 from stream_dataloader.protocols import ReadsInto
 from stream_dataloader.streams.array import hdf5
 from stream_dataloader.streams.array.stream import ArrayStream
-from stream_dataloader.streams.cache.file_cache import FileCache
 from stream_dataloader.testing import StreamContract
 
 TABLE = np.arange(60, dtype=np.float32).reshape(20, 3)
@@ -37,13 +37,16 @@ def stored(path, mode="w", **datasets):
     return path
 
 
-def rows(open_stream, source, **start):
-    return helpers.read(open_stream(source, **start))
+def rows(source, start=0, **options):
+    return helpers.read(ArrayStream(**options)(source, start=start))
 
 
-def batches(open_stream, sources, workers=0, lanes=3, time_steps=5):
-    dataset = StreamDataset(sources, open_stream, lanes, time_steps=time_steps)
-    return [batch.data for batch in StreamDataLoader(dataset, workers)]
+def load(source, workers=0, open_stream=None):
+    list(StreamDataLoader(StreamDataset([source], open_stream or ArrayStream(), 1, time_steps=1), workers))
+
+
+def npy_of(header):
+    return b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header
 
 
 # the contract
@@ -134,39 +137,23 @@ class TestHdf5SideBySide(StreamContract):
         return ArrayStream(dataset=request.param)
 
 
-class TestOverHttp(StreamContract):
-    @pytest.fixture
-    def sources(self, tmp_path):
-        files = saved(tmp_path / "a.npy", TABLE), stored(tmp_path / "b.h5", rows=TABLE)
-        with serving() as server:
-            npy, hdf5 = (server.put(file.name, file.read_bytes()) for file in files)
-            yield [npy, (npy, 3, 9), hdf5]
-
-    @pytest.fixture
-    def open_stream(self, tmp_path):
-        return ArrayStream(cache=FileCache(directory=tmp_path / "near"))
-
-
 # rows
 
 
 def test_rows_are_those_of_the_file(tmp_path):
     npy = saved(tmp_path / "a.npy", FRAMES)
     assert isinstance(ArrayStream()(FRAMES), ReadsInto)
-    assert np.array_equal(rows(ArrayStream(), npy), FRAMES)
-    assert np.array_equal(rows(ArrayStream(), (npy, 5, 9), start=1), FRAMES[6:9])
-    assert ArrayStream().length((npy, 5, None)) == 18
+    assert np.array_equal(rows(npy), FRAMES)
+    assert np.array_equal(rows((npy, 5, 9), start=1), FRAMES[6:9])
     both = stored(tmp_path / "a.h5", frames=(FRAMES, {"chunks": (5, 1, 2, 4)}), deep__means=FRAMES.mean((1, 2, 3)))
-    assert np.array_equal(rows(ArrayStream(dataset="frames"), both), FRAMES)
-    items = rows(ArrayStream(dataset={"x": "frames", "mean": "/deep/means"}), both)
+    assert np.array_equal(rows(both, dataset="frames"), FRAMES)
+    items = rows(both, dataset={"x": "frames", "mean": "/deep/means"})
     assert list(items[0]) == ["x", "mean"]
     assert np.array_equal([item["x"] for item in items], FRAMES)
     assert np.array_equal([item["mean"] for item in items], FRAMES.mean((1, 2, 3)))
-    only = stored(tmp_path / "only.hdf5", deep__one=TABLE)
-    assert np.array_equal(rows(ArrayStream(), only), TABLE)
     with h5py.File(tmp_path / "block.h5", "w", userblock_size=512) as file:
-        file["rows"] = TABLE
-    assert np.array_equal(rows(ArrayStream(), tmp_path / "block.h5"), TABLE)
+        file["deep/one"] = TABLE
+    assert np.array_equal(rows(tmp_path / "block.h5"), TABLE)
 
 
 @pytest.mark.parametrize("in_place", [True, False])
@@ -201,38 +188,25 @@ def test_what_was_yielded_stays_when_the_file_is_closed(tmp_path):
 def test_files_are_opened_in_many_threads_at_once(tmp_path):
     """Python 3.11's parser gives up when a collection of garbage in it lets another thread in."""
     paths = [saved(tmp_path / f"{i}.npy", TABLE[: i + 1]) for i in range(8)]
-    errors = []
-
-    def work(path):
-        try:
-            for _ in range(60):
-                assert ArrayStream().length(path) == int(path.stem) + 1
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=work, args=(path,)) for path in paths]
     let_others_in, before = (lambda *_: time.sleep(0.0001)), gc.get_threshold()
     gc.callbacks.append(let_others_in)
     gc.set_threshold(20)
     try:
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        with ThreadPoolExecutor(8) as threads:
+            found = list(threads.map(ArrayStream().length, paths * 60))
     finally:
         gc.callbacks.remove(let_others_in)
         gc.set_threshold(*before)
-    assert not errors
+    assert found == [*range(1, 9)] * 60
 
 
 def test_headers_of_every_version_and_writer(tmp_path):
     for version in ((1, 0), (2, 0), (3, 0)):
         with open(tmp_path / "a.npy", "wb") as file:
             np.lib.format.write_array(file, TABLE, version)
-        assert np.array_equal(rows(ArrayStream(), tmp_path / "a.npy"), TABLE)
+        assert np.array_equal(rows(tmp_path / "a.npy"), TABLE)
     header = b'{"shape":(20,3),"descr":"<f4","fortran_order":False}\n'
-    content = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + TABLE.tobytes()
-    assert np.array_equal(rows(ArrayStream(), written(tmp_path / "b.npy", content)), TABLE)
+    assert np.array_equal(rows(written(tmp_path / "b.npy", npy_of(header) + TABLE.tobytes())), TABLE)
 
 
 # bad input
@@ -243,75 +217,61 @@ def written(path, content):
     return path
 
 
-def cut(path):
-    return written(path, path.read_bytes()[:-40])
+def made(path, content):
+    """A file of bytes, of datasets, or of a NumPy array."""
+    if isinstance(content, bytes):
+        return written(path, content)
+    return stored(path, **content) if isinstance(content, dict) else saved(path.with_suffix(".npy"), content)
 
 
 PAIRS = np.zeros(4, [("x", np.float32), ("y", np.int64)])
 
-
-def npy(array):
-    """Saves an array."""
-    return lambda path: saved(path.with_suffix(".npy"), array)
-
-
-def hdf5_of(rows):
-    """Stores a dataset a."""
-    return lambda path: stored(path, a=rows)
-
-
-def bytes_of(content):
-    """Writes some bytes."""
-    return lambda path: written(path, content)
-
-
-#: How each is made, and what tells it from the others.
+#: What each holds, and what tells it from the others.
 BAD_FILES = {
-    "text": (bytes_of(b"hello world"), "is neither"),
-    "archive": (bytes_of(b"PK\x03\x04..."), "is a zip archive"),
-    "no header": (bytes_of(b"\x93NUMPY\x01\x00\x20"), "is not a whole"),
-    "odd version": (bytes_of(b"\x93NUMPY\x09\x00\x20\x00"), "is not a whole"),
-    "no dict": (bytes_of(b"\x93NUMPY\x01\x00\x04\x00abc\n"), "its header is 'abc"),
-    "odd dtype": (lambda path: written(path, npy(TABLE)(path).read_bytes().replace(b"<f4", b"<f5")), "<f5"),
-    "cut": (lambda path: cut(npy(TABLE)(path)), "is cut off: 328 bytes of 368"),
-    "number": (npy(np.float32(1)), "is a single number"),
-    "objects": (npy(np.array([{}, None], object)), "is of dtype object"),
-    "strings": (npy(np.array(["a", "b"])), "is of dtype <U1"),
-    "dates": (npy(np.zeros(3, "M8[s]")), r"is of dtype datetime64\[s\]"),
-    "structured": (npy(PAIRS), r"is of dtype \[\('x'"),
-    "cut hdf5": (lambda path: cut(stored(path, rows=TABLE)), "is not a whole HDF5 file: .*truncated"),
-    "head of hdf5": (bytes_of(b"\x89HDF\r\n\x1a\n"), "is not a whole HDF5 file"),
-    "several": (lambda path: stored(path, a=TABLE, deep__b=FRAMES), r"has 2 datasets: {'a': \(20, 3\), 'deep/b'"),
-    "none": (stored, "has 0 datasets"),
-    "hdf5 number": (hdf5_of(np.float32(1)), "dataset /a is a single number"),
-    "hdf5 empty": (hdf5_of(h5py.Empty("f4")), "dataset /a is a single"),
-    "hdf5 strings": (hdf5_of(["x", "y"]), "dataset /a is of dtype object"),
-    "hdf5 structured": (hdf5_of(PAIRS), r"dataset /a is of dtype \[\('x'"),
+    "text": (b"hello world", "is neither"),
+    "archive": (b"PK\x03\x04...", "is a zip archive"),
+    "no header": (b"\x93NUMPY\x01\x00\x20", "is not a whole"),
+    "odd version": (b"\x93NUMPY\x09\x00\x20\x00", "is not a whole"),
+    "no dict": (npy_of(b"abc\n"), "its header is 'abc"),
+    "odd dtype": (npy_of(b"{'descr': '<f5', 'fortran_order': False, 'shape': (1,)}\n"), "<f5"),
+    "number": (np.float32(1), "is a single number"),
+    "objects": (np.array([{}, None], object), "is of dtype object"),
+    "structured": (PAIRS, r"is of dtype \[\('x'"),
+    "head of hdf5": (b"\x89HDF\r\n\x1a\n", "is not a whole HDF5 file"),
+    "several": ({"a": TABLE, "deep__b": FRAMES}, r"has 2 datasets: {'a': \(20, 3\), 'deep/b'"),
+    "none": ({}, "has 0 datasets"),
+    "hdf5 empty": ({"a": h5py.Empty("f4")}, "dataset /a is a single"),
+    "hdf5 strings": ({"a": ["x", "y"]}, "dataset /a is of dtype object"),
+    "hdf5 structured": ({"a": PAIRS}, r"dataset /a is of dtype \[\('x'"),
 }
 
 
-@pytest.mark.parametrize(("bad", "workers"), [*((bad, 0) for bad in BAD_FILES), ("cut", 1)])
+@pytest.mark.parametrize(("content", "message"), BAD_FILES.values(), ids=BAD_FILES)
+def test_bad_files_are_named(tmp_path, content, message):
+    path = made(tmp_path / "a.bin", content)
+    with pytest.raises(OpenError, match=rf"(?s)source 0 .*{path.name}.*{message}"):
+        load(path)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.filterwarnings("ignore:num_workers is")
-def test_bad_files_are_named(tmp_path, bad, workers):
-    make, message = BAD_FILES[bad]
-    source = make(tmp_path / "a.bin")
-    with pytest.raises(OpenError, match=rf"(?s)source 0 .*{source.name}.*{message}"):
-        batches(ArrayStream(), [source], workers)
+def test_files_that_are_cut_are_named(tmp_path, workers):
+    for content, message in ((TABLE, "is cut off: 328 bytes of 368"), ({"a": TABLE}, "is not a whole .*truncated")):
+        path = made(tmp_path / "a.bin", content)
+        with pytest.raises(OpenError, match=rf"(?s)source 0 .*{path.name}.*{message}"):
+            load(written(path, path.read_bytes()[:-40]), workers)
 
 
 @pytest.mark.parametrize(
     ("dataset", "message"),
     [
-        ("b", r"a\.h5 has 2 datasets: {'deep/rows': \(20, 3\), 'short': \(4, 3\)}; 'b' is none"),
-        ("deep", "'deep' is none of them"),
+        ("deep", r"a\.h5 has 2 datasets: {'deep/rows': \(20, 3\), 'short': \(4, 3\)}; 'deep' is none"),
         (("deep/rows", "nope"), "'nope' is none of them"),
         (("deep/rows", "short"), r"side by side have other numbers of rows: {'deep/rows': 20, 'short': 4}"),
     ],
 )
 def test_bad_datasets_are_named(tmp_path, dataset, message):
     path = stored(tmp_path / "a.h5", deep__rows=TABLE, short=TABLE[:4])
-    with pytest.raises(ValueError, match=message):
-        ArrayStream(dataset=dataset)(path)
     with pytest.raises(ValueError, match=message):
         ArrayStream(dataset=dataset).length(path)
 
@@ -351,7 +311,7 @@ def test_a_file_cut_off_while_it_is_read_is_an_error(tmp_path, workers):
         return stream
 
     with pytest.raises(ReadError, match=r"a\.npy was cut off while it was read: 1,000 bytes are left of 4,000,128"):
-        batches(open_stream, [path], workers)
+        load(path, workers, open_stream)
 
 
 def test_a_corrupt_chunk_is_named(tmp_path):
@@ -363,14 +323,12 @@ def test_a_corrupt_chunk_is_named(tmp_path):
         file.seek(chunk.byte_offset + 100)
         file.write(bytes(50))
     with pytest.raises(ReadError, match=r"a\.h5, dataset /rows, rows 4 to 5: "):
-        batches(ArrayStream(), [path], time_steps=1)
+        load(path)
 
 
 def test_a_file_that_is_being_written_is_told(tmp_path, monkeypatch):
     monkeypatch.delenv("HDF5_USE_FILE_LOCKING", raising=False)
     path = stored(tmp_path / "a.h5", rows=TABLE)
-    import fcntl
-
     with open(path, "r+b") as writer:
         fcntl.flock(writer, fcntl.LOCK_EX)
         with pytest.raises(OSError, match=r"a\.h5 is open for writing elsewhere; close it there, or set HDF5_USE"):
@@ -378,12 +336,10 @@ def test_a_file_that_is_being_written_is_told(tmp_path, monkeypatch):
 
 
 def test_h5py_is_asked_for_by_name(tmp_path, monkeypatch):
-    import sys
-
     path = stored(tmp_path / "a.h5", rows=TABLE)
     monkeypatch.setitem(sys.modules, "h5py", None)
     with pytest.raises(ImportError, match=r"a\.h5 needs h5py: pip install 'stream-dataloader\[h5py\]'"):
         ArrayStream()(path)
-    assert np.array_equal(rows(ArrayStream(), saved(tmp_path / "a.npy", TABLE)), TABLE)
+    assert np.array_equal(rows(saved(tmp_path / "a.npy", TABLE)), TABLE)
     with pytest.raises(ValueError, match="is neither"):
         ArrayStream()(written(tmp_path / "a.txt", b"hello world"))
