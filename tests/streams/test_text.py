@@ -34,12 +34,20 @@ def numbers(stream):
     return list(map(int, helpers.read(stream)))
 
 
-def written(stream, room, dtype=np.int64):
-    found, out = [], np.zeros(room, dtype)
-    while count := stream.read_into(out):
+def agrees(stream, source, expected, start=0):
+    """Whether the units are those expected, yielded and written, from the first on and from another."""
+    if not expected:
+        with pytest.raises(ValueError, match="is empty"):
+            stream(source)
+        return False
+    start = min(start, len(expected))
+    opened, found, out = stream(source, start=start), [], np.zeros(7, stream.dtype)
+    while count := opened.read_into(out):
         found += out[:count].tolist()
-    stream.close()
-    return found
+    opened.close()
+    assert numbers(stream(source)) == expected
+    assert numbers(stream(source, start=start)) == found == expected[start:]
+    return True
 
 
 def lines_as_tokens(text):
@@ -119,15 +127,17 @@ def model(data, encoding, errors, newlines):
 junk = st.binary(max_size=3) | st.binary(max_size=9).map(lambda data: bytes(byte | 0x80 for byte in data))
 
 
-@given(
-    texts,
-    st.sampled_from(["utf-8", "utf-8-sig"]),
-    junk,
-    st.lists(st.integers(0, 500)),
-    newline_kinds,
-    blocks,
-    st.data(),
-)
+cut_places = st.lists(st.integers(0, 500))
+
+
+def cut_up(path, cuts):
+    """Sections that make up the whole of a file."""
+    size = path.stat().st_size
+    cuts = sorted({0, size, *(cut % (size + 1) for cut in cuts)})
+    return [(path, first, stop) for first, stop in itertools.pairwise(cuts)]
+
+
+@given(texts, st.sampled_from(["utf-8", "utf-8-sig"]), junk, cut_places, newline_kinds, blocks, st.data())
 def test_characters_are_those_of_the_model(tmp_path_factory, text, encoding, junk, cuts, newlines, block, data):
     encoded = text.encode(encoding, "replace")
     place = data.draw(st.integers(0, len(encoded)))
@@ -136,23 +146,16 @@ def test_characters_are_those_of_the_model(tmp_path_factory, text, encoding, jun
     path.write_bytes(encoded)
     stream = TextStream(encoding=encoding, errors="replace", newlines=newlines, block_bytes=block)
     expected = model(encoded, encoding, "replace", newlines)
-    if not expected:
-        with pytest.raises(ValueError, match="is empty"):
-            stream(path)
+    if not agrees(stream, path, expected, data.draw(st.integers(0, 500))):
         return
-    assert numbers(stream(path)) == expected
-    assert written(stream(path), 7) == expected
-    start = data.draw(st.integers(0, len(expected)))
-    assert numbers(stream(path, start=start)) == expected[start:]
-    cuts = sorted({0, len(encoded), *(cut % (len(encoded) + 1) for cut in cuts)})
-    sections = [(path, first, stop) for first, stop in itertools.pairwise(cuts)]
+    sections = cut_up(path, cuts)
     assert [unit for section in sections for unit in numbers(stream(section))] == expected
     for section in sections:
         whole = numbers(stream(section))
         assert numbers(stream(section, start=len(whole) // 2)) == whole[len(whole) // 2 :]
         assert stream.length(section) in (None, len(whole))
     raw = TextStream(units="bytes", block_bytes=block)
-    assert bytes(unit for section in sections for unit in written(raw(section), 9, np.uint8)) == encoded
+    assert bytes(unit for section in sections for unit in numbers(raw(section))) == encoded
 
 
 @given(texts, st.sampled_from(FORWARD), newline_kinds, blocks, st.data())
@@ -166,13 +169,8 @@ def test_encodings_that_are_read_forward(tmp_path_factory, text, encoding, newli
     path.write_bytes(encoded)
     stream = TextStream(encoding=encoding, errors=errors, newlines=newlines, block_bytes=block)
     expected = model(encoded, encoding, errors, newlines)
-    if not expected:
-        with pytest.raises(ValueError, match="is empty"):
-            stream(path)
+    if not agrees(stream, path, expected, data.draw(st.integers(0, 500))):
         return
-    assert numbers(stream(path)) == expected
-    start = data.draw(st.integers(0, len(expected)))
-    assert numbers(stream(path, start=start)) == expected[start:]
     tokens = TextStream(
         tokenizer=lines_as_tokens, encoding=encoding, errors=errors, newlines=newlines, longest_line_bytes=1000
     )
@@ -183,33 +181,21 @@ def test_encodings_that_are_read_forward(tmp_path_factory, text, encoding, newli
 @given(texts, newline_kinds, blocks, st.sampled_from(["gz", "zst"]), st.integers(0, 100))
 def test_compressed_and_in_memory_the_same(tmp_path_factory, text, newlines, block, kind, start):
     encoded = text.encode()
-    stream = TextStream(newlines=newlines, block_bytes=block)
-    expected = [ord(c) for c in (universal(text) if newlines == "universal" else text)]
     strings = TextStream(of="strings", newlines=newlines, block_bytes=block)
-    assert numbers(strings(text)) == expected
-    assert strings.length(text) == len(expected)
-    assert numbers(strings(text, start=min(start, len(expected)))) == expected[start:]
+    assert agrees(strings, text, [ord(c) for c in (universal(text) if newlines == "universal" else text)], start)
     path = tmp_path_factory.getbasetemp() / f"packed.{kind}"
     compress = gzip.compress if kind == "gz" else zstandard.compress
     half = len(encoded) // 2
     path.write_bytes(compress(encoded[:half]) + compress(encoded[half:]))  # members, frames
-    expected = model(encoded, "utf-8", "raise", newlines)
-    if not expected:
-        with pytest.raises(ValueError, match="is empty"):
-            stream(path)
-        return
-    assert numbers(stream(path)) == expected
-    assert numbers(stream(path, start=min(start, len(expected)))) == expected[start:]
-    raw = TextStream(units="bytes", block_bytes=block)
-    assert numbers(raw(path)) == list(encoded)
-    assert numbers(raw(path, start=min(start, len(encoded)))) == list(encoded[start:])
+    stream = TextStream(newlines=newlines, block_bytes=block)
+    if agrees(stream, path, model(encoded, "utf-8", "raise", newlines), start):
+        agrees(TextStream(units="bytes", block_bytes=block), path, list(encoded), start)
 
 
 def test_strings_may_hold_half_a_character():
     text = "a\ud800\udc00b\r\n" * 9  # which utf-8 has no bytes for
     stream = TextStream(of="strings", block_bytes=16)
-    assert numbers(stream(text)) == [ord(c) for c in universal(text)]
-    assert numbers(stream(text, start=7)) == [ord(c) for c in universal(text)[7:]]
+    agrees(stream, text, [ord(c) for c in universal(text)], 7)
     with pytest.raises(ValueError, match="surrogates not allowed"):
         TextStream(of="strings", units="bytes")(text)
 
@@ -233,21 +219,18 @@ def pieces_of(text, size):
     return [("".join(characters[a:b]), begins[a]) for a, b in itertools.pairwise(cuts)]
 
 
-@given(texts.filter(lambda text: text[0] != "\ufeff"), st.integers(16, 50), st.lists(st.integers(0, 500)), st.data())
-def test_tokens_are_those_of_the_pieces(tmp_path_factory, text, size, cuts, data):
+@given(texts.filter(lambda text: text[0] != "\ufeff"), st.integers(16, 50), cut_places, st.integers(0, 999))
+def test_tokens_are_those_of_the_pieces(tmp_path_factory, text, size, cuts, start):
     path = tmp_path_factory.getbasetemp() / "pieces.txt"
     path.write_bytes(text.encode())
     stream = TextStream(tokenizer=lines_as_tokens, longest_line_bytes=size)
     pieces = pieces_of(text, size)
     expected = [token for piece, _ in pieces for token in lines_as_tokens(piece)]
-    assert numbers(stream(path)) == expected
-    assert written(stream(path), 5) == expected
-    start = data.draw(st.integers(0, len(expected)))
-    assert numbers(stream(path, start=start)) == expected[start:]
-    cuts = sorted({0, len(text.encode()), *(cut % (len(text.encode()) + 1) for cut in cuts)})
-    for first, stop in itertools.pairwise(cuts):
+    agrees(stream, path, expected, start)
+    for section in cut_up(path, cuts):
+        _, first, stop = section
         tokens = [token for piece, at in pieces if first <= at < stop for token in lines_as_tokens(piece)]
-        assert numbers(stream((path, first, stop))) == tokens
+        assert numbers(stream(section)) == tokens
 
 
 @given(st.text(min_size=1, max_size=50), st.integers(1, 9), st.integers(0, 49))
@@ -255,20 +238,14 @@ def test_targets_are_the_next_units(text, room, start):
     stream = TextStream(of="strings", targets=True, block_bytes=16, newlines="keep")
     units = [ord(c) for c in text]
     start = min(start, len(units) - 1)
+    items = helpers.read(stream(text, start=start))
+    assert [int(item["input"]) for item in items] == units[start:-1]
+    assert [int(item["target"]) for item in items] == units[start + 1 :]
     assert stream.length(text) == len(units) - 1
-    opened = stream(text, start=start)
+    opened, count = stream(text, start=start), min(room, len(items))
     out = {"input": np.zeros(room, np.int64), "target": np.zeros(room, np.int64)}
-    inputs, targets = [], []
-    while count := opened.read_into(out):
-        inputs += out["input"][:count].tolist()
-        targets += out["target"][:count].tolist()
-    assert inputs == units[start:-1]
-    assert targets == units[start + 1 :]
-    items = list(stream(text, start=start))
-    assert [(int(item["input"]), int(item["target"])) for item in items] == list(zip(inputs, targets, strict=True))
-
-
-# -- through the loader ------------------------------------------------------------------------------------------
+    assert opened.read_into(out) == count
+    assert [*out["input"][:count], *out["target"][:count]] == [*units[start:][:count], *units[start + 1 :][:count]]
 
 
 def test_a_tokenizer_of_the_tokenizers_package(tmp_path):
@@ -293,33 +270,13 @@ def test_vocabularies(path):
     assert next(iter(TextStream(vocabulary="ab", dtype="uint8", of="strings")("a"))).dtype == np.uint8
 
 
-# -- what seeking costs ------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def bytes_read(monkeypatch):
+def test_bytes_are_sought_without_reading(path, monkeypatch):
     counted, pread = [], os.pread
-
-    def counting(descriptor, count, offset):
-        counted.append(count)
-        return pread(descriptor, count, offset)
-
-    monkeypatch.setattr(os, "pread", counting)
-
-    def read():
-        total = sum(counted)
-        counted.clear()
-        return total
-
-    return read
-
-
-def test_bytes_are_sought_without_reading(path, bytes_read):
+    monkeypatch.setattr(os, "pread", lambda file, count, offset: (counted.append(count), pread(file, count, offset))[1])
     file, stream = path(b"\xe9" * 3_000_000), TextStream(units="bytes")
     assert numbers(stream(file, start=2_999_998)) == [0xE9] * 2
-    assert bytes_read() < 200
     assert stream.length((file, 5, 2_000_000)) == 1_999_995
-    assert bytes_read() < 200
+    assert sum(counted) < 400
 
 
 MEMORY = """
@@ -365,13 +322,9 @@ def test_a_giant_line_costs_no_memory(tmp_path, kind, suffix):
 def whole(stream):
     """Items before an error, and the error, which comes again."""
     found, out = [], np.zeros(1000, np.int64)
-
-    def read_on():
+    with pytest.raises((ValueError, OSError)) as caught:  # noqa: PT012
         while count := stream.read_into(out):
             found.extend(out[:count].tolist())
-
-    with pytest.raises((ValueError, OSError)) as caught:
-        read_on()
     with pytest.raises(caught.type, match=re.escape(str(caught.value))):
         stream.read_into(out)
     stream.close()
@@ -460,9 +413,9 @@ def test_a_file_that_shrinks_or_breaks_while_it_is_read(path, options, monkeypat
     file = path("abc é\n" * 20)
     opened = TextStream(block_bytes=16, longest_line_bytes=16, **options)(file)
     assert next(iter(opened))
-    os.truncate(file, 60)
+    os.truncate(file, 61)  # in the middle of a character
     found, message = whole(opened)
-    assert f"{file} ends at byte 60, and had 140 bytes when it was opened" in message
+    assert f"{file} ends at byte 61, and had 140 bytes when it was opened" in message
     assert len(found) > 20
     file.write_bytes(b"abc\n" * 20)
     opened = TextStream(block_bytes=16, longest_line_bytes=16, **options)(file)
