@@ -1,6 +1,7 @@
 """Clips that the tests make themselves: each frame shows its number in black and white stripes."""
 
 from fractions import Fraction
+from pathlib import Path
 
 import av
 import numpy as np
@@ -77,3 +78,19 @@ def write_clip(
         for track in tracks:
             container.mux(track.encode(None))
     return str(path)
+
+
+def made(folder, codec="h264", frames=60, **options):
+    """A clip in a folder, which is written once."""
+    name = "-".join([codec, str(frames), *(f"{k}{hash(str(v))}" for k, v in options.items())])
+    path = folder / f"{name}.{CODECS[codec][0]}"
+    return str(path) if path.exists() else write_clip(path, frames, codec, **options)
+
+
+def write_two_sizes(folder):
+    """A transport stream of 20 frames and of 20 larger ones."""
+    one = write_clip(folder / "one.ts", 20, "h264-ts", offset=1000)
+    two = write_clip(folder / "two.ts", 20, "h264-ts", offset=1800, first=20, size=(96, 256))
+    both = folder / "both.ts"
+    both.write_bytes(Path(one).read_bytes() + Path(two).read_bytes())
+    return str(both)

@@ -2,7 +2,6 @@
 
 import math
 import os
-import pathlib
 import random
 import re
 import wave
@@ -292,20 +291,6 @@ class TestConverted(StreamContract):
     @pytest.fixture
     def open_stream(self):
         return AudioStream(window=1000, hop=400, rate=16000, channels=1)
-
-
-_FOLDER = pathlib.Path(os.environ.get("STREAM_DATALOADER_MEDIA", "nowhere")) / "audio"
-
-
-@pytest.mark.skipif(not _FOLDER.is_dir(), reason="STREAM_DATALOADER_MEDIA names no folder with audio/")
-class TestRealMedia(StreamContract):
-    @pytest.fixture
-    def sources(self):
-        return sorted(_FOLDER.iterdir())
-
-    @pytest.fixture(params=[{"rate": 16000}, {}])
-    def open_stream(self, request):
-        return AudioStream(window=4000, hop=3000, channels=1, **request.param)
 
 
 # Bad input

@@ -71,11 +71,12 @@ def test_frames_come_with_time_stamps_and_none_is_missing(server, path, scheme, 
 def test_what_a_slow_consumer_misses_is_counted(server, path, scheme, backend):
     items = []
     with opened(server.url(path, scheme), backend=backend, buffer_frames=2) as stream:
-        for item in stream:
+        for item in itertools.islice(stream, 200):
             items.append(item)
             if len(items) > 8 and sum(left_out(items)) > 0:
                 break
             server.closing.wait(0.05)  # two and a half frames
+    assert sum(left_out(items)) > 0
     assert steps(items) == [(1 + count) % 24 for count in left_out(items)]
 
 
@@ -167,9 +168,6 @@ def test_bad_sources():
     for source in (("rtsp://a", 0, 5), True):
         with pytest.raises(TypeError, match="a camera is an index"):
             CameraStream()(source)
-
-
-def test_a_device_by_pyav():
     with pytest.raises(ConnectionError, match="camera 97: cannot be opened: No such file"):
         CameraStream(backend="av")(97)
 

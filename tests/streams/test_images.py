@@ -225,16 +225,13 @@ def test_unreadable(folder_of_nobody):
         list(ImageFolderStream()(clip))
 
 
-def test_floats_are_refused(tmp_path):
+def test_images_that_opencv_would_change_are_refused(tmp_path):
     floats = np.linspace(0, 1, HEIGHT * WIDTH, dtype=np.float32).reshape(HEIGHT, WIDTH)
     for suffix in (".pfm", ".tiff"):
         write(tmp_path / f"depth{suffix}", floats)
         with pytest.raises(ValueError, match=f"depth{suffix} .*float32|32 bits"):
             list(ImageFolderStream()(tmp_path / f"*{suffix}"))
-
-
-def test_too_many_pixels(tmp_path):
     header = b"P5\n100000 100000\n255\n"
     (tmp_path / "huge.pgm").write_bytes(header + bytes(100))
     with pytest.raises(ValueError, match=r"huge.pgm cannot be decoded"):
-        list(ImageFolderStream()(tmp_path))
+        list(ImageFolderStream()(tmp_path / "*.pgm"))

@@ -25,7 +25,6 @@ from stream_dataloader.streams import VideoStream, segment_videos
 from stream_dataloader.testing import StreamContract
 
 pytestmark = pytest.mark.usefixtures("own_cache")
-MEDIA = Path(os.environ.get("STREAM_DATALOADER_MEDIA", "/nonexistent")) / "video"
 
 
 @pytest.fixture(scope="module")
@@ -33,10 +32,7 @@ def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("clips")
 
 
-def clip(folder, codec="h264", frames=60, **options):
-    name = "-".join([codec, str(frames), *(f"{k}{hash(str(v))}" for k, v in options.items())])
-    path = folder / f"{name}.{clips.CODECS[codec][0]}"
-    return str(path) if path.exists() else clips.write_clip(path, frames, codec, **options)
+clip = clips.made
 
 
 def read(path, item=0, **options):
@@ -66,6 +62,11 @@ class TestResampled(TestVideo):
     @pytest.fixture(params=[{"fps": 7}, {"fps": 40, "frame_step": 3}, {"start": 0.5, "stop": 1.5}])
     def open_stream(self, request):
         return VideoStream(size=(24, 32), **request.param)
+
+
+def test_resampled_sections_resume_at_their_end(folder):
+    for item in range(12):
+        assert numbers((clip(folder), 1, 12), item, fps=25) == list(range(1 + item, 12))
 
 
 @pytest.mark.parametrize("codec", clips.CODECS)
@@ -208,15 +209,12 @@ def test_rotated_and_mirrored_videos_come_upright(folder, tmp_path, turns, mirro
 
 
 def test_a_size_that_changes_in_mid_stream(tmp_path):
-    one = clips.write_clip(tmp_path / "one.ts", 20, "h264-ts", offset=1000)
-    two = clips.write_clip(tmp_path / "two.ts", 20, "h264-ts", offset=1800, first=20, size=(96, 256))
-    both = tmp_path / "both.ts"
-    both.write_bytes(Path(one).read_bytes() + Path(two).read_bytes())
-    frames = read(str(both))
+    both = clips.write_two_sizes(tmp_path)
+    frames = read(both)
     assert {frame.shape for frame in frames} == {(3, 48, 64)}
     assert [clips.number_of(frame) for frame in frames] == list(range(40))
-    assert numbers(str(both), 27) == list(range(27, 40))
-    assert read(str(both), 30)[0].shape == (3, 48, 64)  # that of the first frame, wherever reading begins
+    assert numbers(both, 27) == list(range(27, 40))
+    assert read(both, 30)[0].shape == (3, 48, 64)  # that of the first frame, wherever reading begins
 
 
 def decibels(found, expected):
@@ -306,12 +304,6 @@ def test_a_count_is_remembered_until_the_file_changes(folder, tmp_path, monkeypa
     assert VideoStream().length(path) == 34
 
 
-def cut(path, to, share=0.6):
-    data = Path(path).read_bytes()
-    Path(to).write_bytes(data[: int(len(data) * share)])
-    return str(to)
-
-
 BUSY = {"size": (240, 320)}  # enough bytes a frame to break some
 
 
@@ -320,7 +312,7 @@ def test_bad_files_are_refused_by_name(folder, tmp_path):
         sound.setparams((1, 2, 8000, 0, "NONE", ""))
         sound.writeframes(bytes(1600))
     (tmp_path / "text.mp4").write_text("no video at all\n" * 100)
-    cut(clip(folder), tmp_path / "no-index.mp4", 0.5)
+    (tmp_path / "no-index.mp4").write_bytes(Path(clip(folder)).read_bytes()[:2000])
     for name in ("text.mp4", "no-index.mp4", "sound.wav"):
         with pytest.raises(OpenError, match=rf"(?s)source 0 .*{name}"):
             load([str(tmp_path / name)])
@@ -391,19 +383,6 @@ def test_a_file_that_shrinks_while_it_is_read(folder, tmp_path):
     stream.close()
 
 
-@pytest.mark.skipif(not MEDIA.is_dir(), reason="STREAM_DATALOADER_MEDIA names no folder of real media")
-class TestRealVideos(StreamContract):
-    num_workers = (0, 2)
-
-    @pytest.fixture
-    def open_stream(self):
-        return VideoStream(size=(45, 80))
-
-    @pytest.fixture
-    def sources(self):
-        return [path if path.stat().st_size < 100_000 else (path, 0, 20) for path in sorted(MEDIA.iterdir())]
-
-
 @pytest.mark.parametrize("cut_off", [3, 10])
 def test_edit_lists_cut_frames_off_the_beginning(tmp_path, cut_off):
     path = tmp_path / "trimmed.mp4"
@@ -446,12 +425,6 @@ def test_places_that_are_not_there(folder):
 def test_a_video_that_opencv_was_chosen_for(folder):
     with pytest.warns(DeprecationWarning, match="PyAV"):
         assert len(read(clip(folder), backend="opencv")) == 60
-
-
-def test_resampled_sections_resume_at_their_end(folder):
-    path = clip(folder)
-    for item in range(12):
-        assert numbers((path, 1, 12), item, fps=25) == list(range(1 + item, 12))
 
 
 SHARED = [("mpg", (120, 160), "12", "2"), ("mpg", (48, 80), "12", "2"), ("vob", (48, 80), "12", "0")]

@@ -44,9 +44,8 @@ def gpu(monkeypatch):
     return device.Device(monkeypatch)
 
 
-def clip(folder, codec="h264", frames=30):
-    path = folder / f"{codec}.{clips.CODECS[codec][0]}"
-    return str(path) if path.exists() else clips.write_clip(path, frames, codec)
+def clip(folder, codec="h264"):
+    return clips.made(folder, codec, 30)
 
 
 def noise(path, encoder="libx264", pixel_format="yuv420p", size=(46, 66), full=False):
@@ -108,10 +107,7 @@ def test_frames_whose_colours_are_tagged_with_a_reserved_value(folder, gpu):
 
 
 def test_a_size_that_changes_in_mid_stream(tmp_path, gpu):
-    one = clips.write_clip(tmp_path / "one.ts", 20, "h264-ts", offset=1000)
-    two = clips.write_clip(tmp_path / "two.ts", 20, "h264-ts", offset=1800, first=20, size=(96, 256))
-    both = tmp_path / "both.ts"
-    both.write_bytes(Path(one).read_bytes() + Path(two).read_bytes())
+    both = clips.write_two_sizes(tmp_path)
     for start in (0, 27):
         assert same(read(both, start, device="cuda"), read(both, start))
 
