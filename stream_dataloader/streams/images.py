@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Literal
 from stream_dataloader.streams._media.items import PictureItems
 from stream_dataloader.streams._media.opencv import check_opencv, decoded_image, import_opencv
 from stream_dataloader.streams._media.picture import ArrayConverter, PictureOptions
-from stream_dataloader.streams._media.section import DIGITS, check_choices, check_kind, natural_order, section_of
+from stream_dataloader.streams._media.section import DIGITS, check_kind, natural_order, section_of
 
 __all__ = ["SUFFIXES", "ImageFolderStream"]
 
@@ -77,7 +77,6 @@ class ImageFolderStream(PictureOptions):
         super().__post_init__()
         if self.frame_step < 1:
             raise ValueError(f"frame_step is {self.frame_step}; give 1 or more")
-        check_choices(self, gaps=("allow", "raise"), on_corrupt=("raise", "keep"))
         if self.pattern is not None and (not self.pattern or os.sep in self.pattern):
             raise ValueError(f"pattern is {self.pattern!r}; give one for names, like '*.png'")
 

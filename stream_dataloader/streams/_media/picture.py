@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from stream_dataloader.streams._media.opencv import import_opencv
-from stream_dataloader.streams._media.section import check_choices
+from stream_dataloader.streams._media.section import check_options
 
 if TYPE_CHECKING:
     import av
@@ -54,7 +54,7 @@ class PictureOptions:
     fit: Literal["stretch", "letterbox", "crop"] = "stretch"
 
     def __post_init__(self) -> None:
-        check_choices(self, layout=("CHW", "HWC"), color=("rgb", "gray"), fit=("stretch", "letterbox", "crop"))
+        check_options(self)
         object.__setattr__(self, "dtype", _dtype_name(self.dtype))
         if self.size is not None:
             size = tuple(self.size) if isinstance(self.size, (tuple, list)) else ()

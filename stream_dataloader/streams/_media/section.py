@@ -7,6 +7,7 @@ behind its end would kill the process (SIGBUS).
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
 import os
@@ -15,7 +16,8 @@ import stat
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from inspect import signature
-from typing import Any, Literal, NamedTuple
+from types import NoneType
+from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 import numpy as np
 
@@ -26,11 +28,11 @@ __all__ = [
     "KnownFile",
     "OnCorrupt",
     "Section",
-    "check_choices",
     "check_file",
     "check_flags",
     "check_kind",
     "check_numbers",
+    "check_options",
     "closed_on_error",
     "is_section",
     "natural_order",
@@ -113,10 +115,23 @@ def check_flags(kind: Callable[..., Any], given: Mapping[str, Any]) -> None:
             raise TypeError(f"{name} is {value!r}; give True or False")
 
 
-def check_choices(options: Any, **allowed: tuple[Any, ...]) -> None:
-    for name, values in allowed.items():
-        if getattr(options, name) not in values:
-            raise ValueError(f"{name} is {getattr(options, name)!r}; use one of {', '.join(map(repr, values))}")
+def check_options(options: Any) -> None:
+    """Check the options of a dataclass that are one of some literals, or True or False."""
+    for name, allowed in _choices(options.__class__).items():
+        if (value := getattr(options, name)) not in allowed:
+            error = TypeError if allowed == [False, True] else ValueError
+            raise error(f"{name} is {value!r}; use one of {', '.join(map(repr, allowed))}")
+
+
+@functools.cache
+def _choices(kind: type) -> dict[str, list[Any]]:
+    found = {}
+    for name, hint in get_type_hints(kind).items():
+        kinds = (hint, *get_args(hint))
+        choices = [choice for one in kinds if get_origin(one) is Literal for choice in get_args(one)]
+        if choices or hint is bool:
+            found[name] = [*choices, *([None] if NoneType in kinds else [])] or [False, True]
+    return found
 
 
 @contextmanager

@@ -9,7 +9,7 @@ import operator
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, ClassVar, get_args
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -19,9 +19,8 @@ from stream_dataloader.streams._media.container import choose_stream, open_conta
 from stream_dataloader.streams._media.section import (
     OnCorrupt,
     Section,
-    check_choices,
-    check_flags,
     check_numbers,
+    check_options,
     closed_on_error,
     section_of,
     whole_number,
@@ -88,7 +87,7 @@ class AudioStream:
     cache: FileCache | None = None
 
     def __post_init__(self) -> None:
-        check_flags(type(self), vars(self))
+        check_options(self)
         check_numbers(
             self,
             window=("give 1 or more", 1),
@@ -97,7 +96,6 @@ class AudioStream:
             channels=("give 1 or more, or None for the file's", 1),
             stream=("streams are numbered from 0", 0),
         )
-        check_choices(self, on_corrupt=get_args(OnCorrupt))
 
     def __call__(self, source: Any, *, start: int = 0) -> _Windows:
         """Open one source, from item `start` on, counted from its own first.

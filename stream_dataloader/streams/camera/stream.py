@@ -20,7 +20,7 @@ import numpy as np
 from stream_dataloader.streams._media.items import PictureItems
 from stream_dataloader.streams._media.opencv import check_opencv, import_opencv
 from stream_dataloader.streams._media.picture import ArrayConverter, AvConverter, PictureOptions
-from stream_dataloader.streams._media.section import check_choices, check_numbers, closed_on_error
+from stream_dataloader.streams._media.section import check_numbers, closed_on_error
 from stream_dataloader.streams.camera.live import Frame, LiveReader, av_frames, opencv_frames
 
 __all__ = ["CameraStream"]
@@ -87,8 +87,6 @@ class CameraStream(PictureOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        backends, items = ("av", "opencv", None), ("dict", "frame")
-        check_choices(self, backend=backends, items=items, keep=("latest", "all"), on_corrupt=("keep", "drop"))
         if self.fps is not None and not 0 < self.fps < math.inf:
             raise ValueError(f"fps is {self.fps}; it must be above 0, or None for all frames")
         if not 0 < self.timeout_seconds < math.inf:

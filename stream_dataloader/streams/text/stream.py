@@ -18,9 +18,8 @@ import torch
 
 from stream_dataloader.errors import shorten
 from stream_dataloader.streams._media.section import (
-    check_choices,
-    check_flags,
     check_numbers,
+    check_options,
     closed_on_error,
     section_of,
 )
@@ -101,20 +100,13 @@ class TextStream:
     cache: FileCache | None = None
 
     def __post_init__(self) -> None:
-        check_flags(type(self), vars(self))
         units = self.units or ("characters" if self.tokenizer is None else "tokens")
         object.__setattr__(self, "units", units)
         object.__setattr__(self, "newlines", self.newlines or ("keep" if units == "bytes" else "universal"))
         dtype = self.dtype or ("uint8" if units == "bytes" else "int64")
         dtype = str(dtype).removeprefix("torch.") if isinstance(dtype, torch.dtype) else dtype
         object.__setattr__(self, "dtype", np.dtype(dtype))
-        check_choices(
-            self,
-            of=("files", "strings"),
-            units=("bytes", "characters", "tokens"),
-            errors=("raise", "replace"),
-            newlines=("universal", "keep"),
-        )
+        check_options(self)
         encoding_name(self.encoding)
         if self.dtype.kind not in "iu":
             raise ValueError(f"dtype is {self.dtype}; give int64, int32, uint8, ...")

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from numbers import Real
 from types import NoneType
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal
 
 from stream_dataloader.errors import DeviceError
 from stream_dataloader.streams._media.items import PictureItems
@@ -22,8 +22,6 @@ from stream_dataloader.streams._media.picture import PictureOptions
 from stream_dataloader.streams._media.section import (
     OnCorrupt,
     Section,
-    check_choices,
-    check_flags,
     check_numbers,
     closed_on_error,
     is_section,
@@ -93,7 +91,6 @@ class VideoStream(PictureOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_flags(type(self), vars(self))
         check_numbers(
             self, frame_step=("give 1 for every frame, or more", 1), stream=("streams are numbered from 0", 0)
         )
@@ -102,7 +99,6 @@ class VideoStream(PictureOptions):
         _, start, stop = section_of(("", self.start, self.stop))
         object.__setattr__(self, "start", start)
         object.__setattr__(self, "stop", stop)
-        check_choices(self, on_corrupt=get_args(OnCorrupt), backend=("av", "opencv"))
         if not isinstance(self.cache, (FileCache, NoneType)):
             raise TypeError(f"cache is {self.cache!r}; give a FileCache, or None")
         object.__setattr__(self, "device", device_of(self.device))
