@@ -45,10 +45,7 @@ def import_opencv(user: str) -> ModuleType:
 def decoded_image(
     data: bytes, name: str, *, gray: bool = False, deep: bool = False, upright: bool = True, flags: int | None = None
 ) -> Any:
-    """An image's pixels: `(H, W, 3)` BGR or `(H, W)`, uint8, without transparency; `deep` keeps uint16.
-
-    OpenCV's `flags` stand in place of all others.
-    """
+    """An image's pixels: `(H, W, 3)` BGR or `(H, W)`, uint8, without transparency; `deep` keeps uint16."""
     import cv2
 
     if not data:

@@ -71,15 +71,10 @@ class PictureOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class Picture(PictureOptions):
-    """How one picture is delivered.
+    """How one picture is delivered."""
 
-    Attributes:
-        upright: Images are turned as their EXIF says.
-        deep: They have 16 bits a channel, and come as uint16, 0 to 65535, where `dtype` is uint8.
-    """
-
-    upright: bool = True
-    deep: bool = False
+    upright: bool = True  # images are turned as their EXIF says
+    deep: bool = False  # they have 16 bits a channel, and come as uint16, 0 to 65535, where `dtype` is uint8
 
     @property
     def shape(self) -> tuple[int, int, int]:

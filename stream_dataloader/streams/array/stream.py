@@ -92,7 +92,7 @@ class ArrayStream:
     def length(self, source: Any) -> int:
         """The number of rows, by the file's header; raises as opening does."""
         with closing(self(source)) as rows:
-            return rows.remaining
+            return rows.stop - rows.position
 
     def _open(self, whole: Any, opened: ExitStack) -> dict[Any, Table]:
         """The arrays by their keys."""
@@ -131,35 +131,30 @@ class Rows:
 
     def __init__(self, tables: dict[Any, Table], position: int, stop: int, opened: ExitStack) -> None:
         self._tables = tables
-        self._position = position
-        self._stop = stop
+        self.position = position
+        self.stop = stop
         self._opened = opened
-
-    @property
-    def remaining(self) -> int:
-        """How many rows are still to be read."""
-        return self._stop - self._position
 
     def __iter__(self) -> Iterator[Any]:
         alone = self._tables.get(_ALONE)
-        while (position := self._position) < self._stop:
+        while (position := self.position) < self.stop:
             items = self._tables.items()
             row = {key: table.row(position) for key, table in items} if alone is None else alone.row(position)
-            self._position += 1
+            self.position += 1
             yield row
 
     def read_into(self, out: Any) -> int:
         """Write the next rows to `out`; see `protocols.ReadsInto`."""
         leaves = {_ALONE: out} if _ALONE in self._tables else out
-        count = min(len(next(iter(leaves.values()))), self._stop - self._position)
+        count = min(len(next(iter(leaves.values()))), self.stop - self.position)
         for key, table in self._tables.items() if count else ():
-            table.read(self._position, leaves[key][:count])
-        self._position += count
+            table.read(self.position, leaves[key][:count])
+        self.position += count
         return count
 
     def close(self) -> None:
         """Close the files; what was yielded stays."""
-        self._position = self._stop
+        self.position = self.stop
         self._opened.close()
 
 

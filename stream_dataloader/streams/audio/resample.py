@@ -91,19 +91,14 @@ class Converter:
     """Resamples and mixes consecutive pieces, as FFmpeg does; a single channel is copied. Arguments are from and to."""
 
     def __init__(self, rates: tuple[int, int], layouts: tuple[str, str], channels: tuple[int, int]) -> None:
-        self._rate = rates[0]
-        self._layout = layouts[0]
-        self._channels = channels[0]
+        self._rate, self._layout, self._channels = rates[0], layouts[0], channels[0]
         self._packed = channels[0] > _PLANES
         self._copies = channels[1] if channels[0] == 1 and channels[1] > 1 else 0
         target = layouts[0] if self._copies or channels[0] == channels[1] else layouts[1]
-        self._graph: Any = None
         self._ratio = Fraction(rates[1], rates[0])
-        self._read = 0  # samples into the graph
-        self._given = 0  # samples out of it
-        self._made = channels[0] if target == layouts[0] else channels[1]
-        if rates[0] != rates[1] or target != layouts[0]:
-            self._graph = self._connected(rates, layouts[0], target)
+        self._read = self._given = 0  # samples into the graph, and out of it
+        changes = rates[0] != rates[1] or target != layouts[0]
+        self._graph: Any = self._connected(rates, layouts[0], target) if changes else None
         self._staged: Samples = np.empty((channels[0], _BLOCK_SAMPLES), np.float32)
         self._count = 0
 

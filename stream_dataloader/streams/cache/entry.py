@@ -24,12 +24,7 @@ __all__ = ["CacheEntry", "LocalFile", "lock", "make_room"]
 
 
 class LocalFile:
-    """A local file that is not deleted or moved while this is open.
-
-    Attributes:
-        path: Its path.
-        fd: Holds a lock on it; -1 if there is none.
-    """
+    """A local file, at `path`, that is not deleted or moved while this is open; `fd` is locked, or -1."""
 
     def __init__(self, path: str, fd: int = -1) -> None:
         self.path, self.fd = path, fd
@@ -101,18 +96,18 @@ class CacheEntry:
             return file
 
     def _locked(self) -> LocalFile:
-        while True:
+        found = None
+        while found is None:
             try:
                 os.makedirs(self._directory, exist_ok=True)
                 found = lock(os.path.join(self._directory, "lock"), create=True)
-            except FileNotFoundError:  # another process removed the directory in between
-                continue
+            except FileNotFoundError:
+                pass  # another process removed the directory in between
             except OSError as error:
                 why = f"the cache of remote files cannot be written ({error.strerror})"
                 remedy = "set STREAM_DATALOADER_CACHE to a directory that can"
                 raise type(error)(error.errno, f"{why}; {remedy}", self._directory) from error
-            assert found is not None
-            return found
+        return found
 
     def versions(self, version: str = "", since: float = 0.0) -> list[str]:
         """The whole files that are there, or those of a version, or checked since a time; the newest first."""

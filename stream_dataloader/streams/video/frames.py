@@ -25,7 +25,6 @@ from typing import Any
 import av.error
 
 from stream_dataloader.streams._media.container import check_not_cut, choose_stream, open_container, ticks_of_untimed
-from stream_dataloader.streams._media.picture import AvConverter, Picture
 from stream_dataloader.streams._media.section import OnCorrupt, closed_on_error
 from stream_dataloader.streams.video.device import DeviceDecoder
 from stream_dataloader.streams.video.frame_index import FrameIndex, frame_index
@@ -66,10 +65,6 @@ class FrameReader:
         self._container.close()
         if self._device is not None:
             self.stream = None  # it holds a decoder, and memory of the device
-
-    def converter(self, picture: Picture) -> AvConverter:
-        """What writes the frames."""
-        return AvConverter(picture, float(self.stream.sample_aspect_ratio or 1))
 
     @functools.cached_property
     def _known(self) -> FrameIndex:

@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Literal
 
 from stream_dataloader.errors import DeviceError
 from stream_dataloader.streams._media.items import PictureItems
-from stream_dataloader.streams._media.picture import PictureOptions
+from stream_dataloader.streams._media.picture import AvConverter, PictureOptions
 from stream_dataloader.streams._media.section import (
     OnCorrupt,
     Section,
@@ -149,7 +149,8 @@ class OpenVideo(PictureItems):
         chosen = selection.frames(self.reader, start)
         by_device = options.device is not None and options.device_fallback
         self._chosen = self._or_by_cpu(chosen, start) if by_device else chosen
-        super().__init__(self._chosen, self.reader.converter(options.picture))
+        aspect = float(self.reader.stream.sample_aspect_ratio or 1)
+        super().__init__(self._chosen, AvConverter(options.picture, aspect))
         if options.size is None and start:
             self._set_size()
 
