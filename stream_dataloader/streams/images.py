@@ -29,12 +29,11 @@ _NUMBER_FORMAT = re.compile(r"%(?:0?([1-9]\d*))?d")
 
 @dataclass(frozen=True, kw_only=True)
 class ImageFolderStream(PictureOptions):
-    """Opens folders of images: each image is an item. To be passed to `StreamDataset` as `open_stream`.
+    """Opens folders of images: each image is an item.
 
     A source is a folder; a folder and a pattern for the names in it, `"shots/left_*.png"` or
     `"shots/%05d.jpg"`; or `(source, start, stop)`: images `[start, stop)` of it, counted from 0 in their order. Names
-    are sorted with numbers as numbers. Images of 16 bits a channel are scaled to 8, and transparency is dropped. An
-    image of another size than the source's first is rescaled to it, or to `size`.
+    are sorted with numbers as numbers. Images of 16 bits a channel are scaled to 8, and transparency is dropped.
 
     Attributes:
         size: `(height, width)` in pixels; None keeps the size of the source's first image.

@@ -38,7 +38,7 @@ def missing(path: str) -> str | None:
 
 
 def riff_end(head: bytes) -> int | None:
-    """Of a RIFF file, AVI (a first part of several, beyond 1 GiB) or WAV; None if it leaves that open."""
+    """Of an AVI (its first part, beyond 1 GiB) or WAV file; None if it leaves that open."""
     size = int.from_bytes(head[4:8], "little") if head[:4] == b"RIFF" and head[8:12] in (b"AVI ", b"WAVE") else 0
     return size + 8 if 0 < size < _OPEN_RIFF_BYTES else None
 

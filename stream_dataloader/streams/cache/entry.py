@@ -6,8 +6,8 @@ A directory, one for each URL::
 
     files/5f1c.../lock                  held while fetching
                   part                  what has arrived so far
-                  09af...-clip.mp4      the file, with its version; locked (shared) by readers. atime is its last use,
-                                        mtime when the server last said that this is the newest version
+                  09af...-clip.mp4      the file, with its version; locked (shared) by readers; atime is its
+                                        last use, mtime when the server last said that it is the newest
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ _NUMBERS: dict[str, type[Any]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class CameraStream(PictureOptions):
-    """Opens live cameras and network video. To be passed to `StreamDataset` as `open_stream`.
+    """Opens live cameras and network video.
 
     A source is the index of a camera that is plugged in (0, 1, ...), its device (`"/dev/video0"`), or a URL that FFmpeg
     reads: `rtsp://`, `http(s)://` (MPEG-TS, MJPEG, ...), `udp://`, `rtmp://`, ... Give the dataset

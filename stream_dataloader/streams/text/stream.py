@@ -42,7 +42,7 @@ _BLOCK_LIMITS = ("give at least 16", 16)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TextStream:
-    r"""Opens texts, one byte, character or token a time step. To be passed to `StreamDataset` as `open_stream`.
+    r"""Opens texts, one byte, character or token a time step.
 
     A source is the path of a text file, which may be compressed (`.gz`, `.zst`), or `(path, start, stop)`: the bytes
     `[start, stop)` of a file in UTF-8 that is not compressed. With `of="strings"` it is the text itself. A unit belongs

@@ -48,9 +48,7 @@ def device_of(device: Any) -> str | None:
         return None
     if _DEVICE.fullmatch(name):
         return name
-    raise ValueError(
-        f'device is {device!r}; give None or "cpu", or "cuda" or "cuda:1" for the decoder of an NVIDIA GPU'
-    )
+    raise ValueError(f'device is {device!r}; give None or "cpu", or "cuda" or "cuda:1"')
 
 
 class DeviceDecoder:

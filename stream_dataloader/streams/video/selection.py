@@ -93,9 +93,8 @@ class Selection(NamedTuple):
             return
         seconds = float((last + ticks_a_frame(reader.stream) - begin) * reader.stream.time_base)
         if stop > seconds + _SLACK:
-            raise ValueError(
-                f"seconds {self.section.start} to {stop} of {self.section.path} were asked for, of {seconds:.3f}"
-            )
+            asked = f"seconds {self.section.start} to {stop} of {self.section.path} were asked for"
+            raise ValueError(f"{asked}, of {seconds:.3f}")
 
     def _check_start(self, start: int, items: int | None) -> None:
         if items is not None and start > max(0, items):

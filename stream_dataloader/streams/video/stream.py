@@ -1,7 +1,6 @@
 """Videos as streams of frames, with PyAV.
 
-Guarantee: item n is the same picture however it is reached, by reading or by seeking, in any container. A video that
-is damaged or cut is reported.
+Guarantee: item n is the same picture however it is reached. A video that is damaged or cut is reported.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ __all__ = ["OpenVideo", "VideoStream"]
 
 @dataclass(frozen=True, kw_only=True)
 class VideoStream(PictureOptions):
-    """Opens videos: each frame is an item. To be passed to `StreamDataset` as `open_stream`.
+    """Opens videos: each frame is an item.
 
     A source is a path, or `(path, start, stop)`, a section of a video. Any container and codec that FFmpeg reads
     works. Frames are turned upright, and converted to RGB by the video's own matrix and range.
@@ -103,9 +102,7 @@ class VideoStream(PictureOptions):
             raise TypeError(f"cache is {self.cache!r}; give a FileCache, or None")
         object.__setattr__(self, "device", device_of(self.device))
         if self.device is not None and self.on_corrupt != "raise":
-            raise ValueError(
-                f"on_corrupt is {self.on_corrupt!r}, and device {self.device!r} does not tell which frames are damaged"
-            )
+            raise ValueError(f"on_corrupt is {self.on_corrupt!r}, and a device does not tell what is damaged")
         if self.backend == "opencv":
             warnings.warn('backend="opencv" is gone: PyAV reads the video', DeprecationWarning, stacklevel=3)
 
