@@ -4,6 +4,7 @@ import os
 
 import numpy as np
 import pytest
+import torch
 from helpers import FULL, read
 from store_tests import StoreTests
 from tokens import CODES, documents, write_headed, write_megatron
@@ -44,6 +45,83 @@ class TestFiles(OfTokens):
     @pytest.fixture
     def expected(self):
         return [list(tokens.astype(np.int64)) for tokens in FOUND[2:]]
+
+
+def next_tokens(found):
+    """Each token's next one, and -100 behind a document's last."""
+    return np.concatenate([np.append(tokens[1:].astype(int), -100)[: len(tokens)] for tokens in found])
+
+
+class TestTargets(OfTokens):
+    @pytest.fixture
+    def made(self, tmp_path):
+        return TokenStore(write_megatron(tmp_path / "x", FOUND), targets=True)
+
+    @pytest.fixture
+    def expected(self):
+        pairs = zip(np.concatenate(FOUND), next_tokens(FOUND), strict=True)
+        return [[{"input": token, "target": target} for token, target in pairs]]
+
+
+MARK = 100
+ENDING = documents((40, 0, 7, 61, 2, 130), end=MARK)
+BEGINNING = [np.roll(tokens, 1) for tokens in ENDING]
+
+#: What tells where documents begin: the documents, how they are written, and options.
+MARKED = {
+    "index": (ENDING, lambda path: write_megatron(path, ENDING, sequences=2), {}),
+    "end": (ENDING, lambda path: write_headed(f"{path}.bin", np.concatenate(ENDING)), {"end": MARK}),
+    "begin": (BEGINNING, lambda path: write_headed(f"{path}.bin", np.concatenate(BEGINNING)), {"begin": MARK}),
+}
+
+
+@pytest.mark.parametrize("name", MARKED)
+def test_documents_in_a_file_are_marked_and_have_targets_also_where_it_is_cut(tmp_path, name):
+    found, write, options = MARKED[name]
+    tokens, targets = map(torch.from_numpy, (np.concatenate(found).astype(np.int64), next_tokens(found)))
+    starts = np.cumsum([0, *map(len, found)])
+    cut = sections([len(tokens)], 50)
+    sources, store = stores.open(write(tmp_path / "x"), targets=True, dtype="int64", **options)
+    read = torch.zeros(len(tokens), dtype=torch.int64)
+    dataset = StreamDataset(sources, store, 2, time_steps=8, windows="packed", shuffle=True, seed=0, sections=cut)
+    for batch in StreamDataLoader(dataset, 2):
+        at = batch.position[batch.mask]
+        assert torch.equal(batch.data["input"][batch.mask], tokens[at])
+        assert torch.equal(batch.data["target"][batch.mask], targets[at])
+        begins = [*starts, *(start for start, _ in cut.of(0, epoch=0, seed=0))]
+        assert torch.equal(batch.is_start[batch.mask], torch.isin(at, torch.tensor(begins)))
+        read[at] += 1
+    assert (read == 1).all()
+
+
+@pytest.mark.parametrize("name", MARKED)
+def test_each_document_is_a_stream(tmp_path, name):
+    found, write, options = MARKED[name]
+    sources, store = stores.open(write(tmp_path / "x"), stream="document", targets=True, **options)
+    assert store.lengths.tolist() == list(map(len, found))
+    for number, tokens in zip(sources, found, strict=True):
+        items = read(store(number))
+        assert [item["input"] for item in items] == tokens.tolist()
+        assert [item["target"] for item in items] == next_tokens([tokens]).tolist()
+    for batch in StreamDataLoader(StreamDataset(sources, store, 2, time_steps=5, windows="packed"), 2):
+        assert torch.equal(batch.is_start, batch.position == 0)
+
+
+def test_windows_of_a_file_are_those_of_get_batch(tmp_path):
+    """nanoGPT takes x = data[i : i + T] and y = data[i + 1 : i + 1 + T], as int64."""
+    (data,) = documents((1000,))
+    data.tofile(tmp_path / "x.bin")
+    sources, store = stores.open(tmp_path / "x.bin", targets=True, dtype="int64", **FLAT)
+    dataset = StreamDataset(sources, store, 4, time_steps=32, shuffle=True, seed=0, sections=sections(None, 200))
+    seen = 0
+    for batch in StreamDataLoader(dataset):
+        for lane in batch.mask.all(0).nonzero()[:, 0].tolist():
+            i = batch.position[0, lane]
+            if i + 33 <= len(data):
+                seen += 1
+                assert batch.data["input"][:, lane].tolist() == data[i : i + 32].tolist()
+                assert batch.data["target"][:, lane].tolist() == data[i + 1 : i + 33].tolist()
+    assert seen > 10
 
 
 @pytest.mark.parametrize("dtype", CODES)
@@ -132,6 +210,9 @@ def test_what_does_not_fit_is_refused(tmp_path):
         ({"dtype": "uint8"}, ValueError),
         ({"dtype": "S1"}, ValueError),
         ({"stream": "line"}, ValueError),
+        ({"end": 1 << 16}, ValueError),
+        ({"end": 3, "begin": 3}, ValueError),
+        ({"end": "<eos>"}, TypeError),
     ):
         with pytest.raises(error):
             stores.open(tmp_path / "x.bin", **options)

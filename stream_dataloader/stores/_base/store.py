@@ -86,6 +86,7 @@ class Store(ABC):
 
     format: ClassVar[str]
     open_early: ClassVar[bool] = True
+    _stream_class: ClassVar[type[StoreStream]] = StoreStream
 
     def __init__(self, path: str | os.PathLike[str], **options: Any) -> None:
         self.path = plain_path(path)
@@ -225,7 +226,7 @@ class Store(ABC):
             start = operator.index(start)
             if not 0 <= start <= stop - first:
                 raise ValueError(f"start is {start}, and {self.name_of(number)} has {stop - first} to read")
-            return StoreStream(steps, first, start, stop)
+            return self._stream_class(steps, first, start, stop)
 
     def info(self) -> StoreInfo:
         """What the store holds."""

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import os
 import struct
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,7 +37,9 @@ from stream_dataloader.stores.memmap.mapped import LeafFile
 from stream_dataloader.streams._media.section import KnownFile, check_file, natural_order
 from stream_dataloader.streams.cache.file_cache import FileCache, is_url, open_local
 
-__all__ = ["MappedTokens", "TokenFile", "find_files"]
+__all__ = ["MappedTokens", "Marker", "TokenFile", "find_files"]
+
+_SCANNED_AT_ONCE = 1 << 22
 
 #: By magic number and version: of llm.c, which modded-nanogpt took over.
 _HEADERS: dict[tuple[int, int], np.dtype[Any]] = {
@@ -175,14 +177,44 @@ def _index_of(name: str, cache: FileCache | None) -> str | None:
     return index
 
 
-class MappedTokens(LeafFile):
-    """A file that is open, and its `tokens`."""
+class Marker(NamedTuple):
+    """The token that tells documents apart, and whether it ends one or begins one."""
 
-    def __init__(self, file: TokenFile) -> None:
+    token: int
+    ends: bool
+
+
+class MappedTokens(LeafFile):
+    """A file that is open, and its `tokens`.
+
+    Where documents begin is told by the `marker`, or else by the index.
+    """
+
+    def __init__(self, file: TokenFile, marker: Marker | None) -> None:
         spec = LeafSpec(dtype_named(str(file.dtype)), ())
         super().__init__(file.path, spec, file.first + file.count)
         file.known.check()  # it may be another by now
         self.tokens: NDArray[Any] = self.rows[file.first :]
+        self._marker, self._bounds = marker, file.bounds
+
+    def starts(self, first: int, stop: int) -> NDArray[np.int64]:
+        """Where documents begin in tokens `[first, stop)`; 0 may be left out."""
+        if self._marker is not None:
+            token, ends = self._marker
+            begin = max(first, int(ends))
+            found = self.tokens[begin - ends : stop - ends] == token
+            return begin + np.flatnonzero(found)
+        if self._bounds is None:
+            return np.zeros(0, np.int64)
+        begin, end = np.searchsorted(self._bounds, (first, stop)).tolist()
+        return self._bounds[begin:end]
+
+    def documents(self) -> NDArray[np.int64]:
+        """Where documents begin, and the end: all tokens are looked at."""
+        count = len(self.tokens)
+        places = range(1, count, _SCANNED_AT_ONCE)
+        found = [self.starts(at, min(at + _SCANNED_AT_ONCE, count)) for at in places]
+        return np.concatenate([[0], *found, [count]])
 
     def close(self) -> None:
         """It is closed when nothing refers to it."""

@@ -1,6 +1,7 @@
 """Reads tokens that were made beforehand.
 
-Guarantee: tokens are copied once, from a map of the file to the batch.
+Guarantee: tokens are copied once, from a map of the file to the batch. A token
+has the same target wherever streams and sections are cut.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from itertools import accumulate
 from typing import Any, ClassVar, Literal
 
@@ -19,12 +20,26 @@ from numpy.typing import NDArray
 from stream_dataloader.errors import StoreError
 from stream_dataloader.stores._base.handles import Handles, Lease
 from stream_dataloader.stores._base.store import Store
-from stream_dataloader.stores.token.files import MappedTokens, TokenFile, find_files
+from stream_dataloader.stores._base.stream import StoreStream
+from stream_dataloader.stores.token.files import MappedTokens, Marker, TokenFile, find_files
+from stream_dataloader.streams._media.section import whole_number
 from stream_dataloader.streams.cache.file_cache import FileCache
 
 __all__ = ["TokenStore"]
 
 _CHECKED_AT_ONCE = 1 << 20
+
+#: The target of a token that none follows; `cross_entropy` leaves it out.
+_NO_TARGET = -100
+
+
+class TokenStream(StoreStream):
+    """Tokens in which documents begin; see `protocols.MarksStarts`."""
+
+    def starts_within(self, start: int, stop: int) -> Iterable[int]:
+        steps, first = self._steps, self._first
+        assert isinstance(steps, TokenSteps)
+        return steps.starts(first + start, first + stop) - first
 
 
 class TokenStore(Store):
@@ -32,25 +47,34 @@ class TokenStore(Store):
 
     These are Megatron's `.bin` with its `.idx`, files with the header of llm.c
     and modded-nanogpt, and tokens alone, as of nanoGPT and OLMo. A file is a
-    stream: the dataset's `sections` cut large ones.
+    stream, which the dataset's `sections` cut, and marks where its documents
+    begin; see `protocols.MarksStarts`.
 
     Args:
         path: A file, a folder, a pattern `"train-*.bin"`, or a URL. Files are
             read in the order of their names.
         stream: What a stream is: a `"file"`, or a `"document"` of one.
-        dtype: Of items, such as `"int64"`, which `torch.nn.Embedding` takes.
-            None: as in the file.
+        end: The token that ends a document. None: the index says where.
+        begin: The token that begins a document, in place of `end`.
+        targets: Items are `{"input": token, "target": next token}`. Targets are
+            int64, and -100 where a document or a file ends.
+        dtype: Of tokens in items, such as `"int64"`, which `torch.nn.Embedding`
+            takes. None: as in the file.
         stored_dtype: Of tokens in files that do not say it, such as `"uint16"`.
         cache: Where files from URLs are kept; None is the one of all streams.
     """
 
     format: ClassVar[str] = "token"
+    _stream_class: ClassVar[type[StoreStream]] = TokenStream
 
     def __init__(
         self,
         path: str | os.PathLike[str],
         *,
         stream: Literal["file", "document"] = "file",
+        end: int | None = None,
+        begin: int | None = None,
+        targets: bool = False,
         dtype: Any = None,
         stored_dtype: Any = None,
         cache: FileCache | None = None,
@@ -59,32 +83,48 @@ class TokenStore(Store):
             raise ValueError(f"stream is {stream!r}; use 'file' or 'document'")
         self._stored = _dtype("stored_dtype", stored_dtype)
         self._dtype = _dtype("dtype", dtype)
+        self._marker = _marker(end, begin)
         super().__init__(
             path,
             stream=stream,
+            end=end,
+            begin=begin,
+            targets=targets,
             dtype=self._dtype and str(self._dtype),
             stored_dtype=self._stored and str(self._stored),
             cache=cache,
         )
         self._by_document = stream == "document"
-        self._cache = cache
+        self._targets, self._cache = targets, cache
         _ = self.index
 
     def _read_index(self) -> _Index:
         names = find_files(self.path, self._cache)
         files = [TokenFile(name, self._stored, self._cache) for name in names]
         for file in files:
-            wanted = self._dtype or file.dtype
-            if not np.can_cast(file.dtype, wanted):
-                what = f"the {file.dtype} of {file.name}"
-                raise ValueError(f"dtype is {wanted}, which does not hold {what}")
-        return _Index(files, by_document=self._by_document)
+            self._check(file)
+        return _Index(files, self._marker, by_document=self._by_document)
+
+    def _check(self, file: TokenFile) -> None:
+        what = f"the {file.dtype} of {file.name}"
+        wanted = self._dtype or file.dtype
+        are_tokens = file.dtype.kind != "f"
+        if not np.can_cast(file.dtype, wanted):
+            raise ValueError(f"dtype is {wanted}, which does not hold {what}")
+        if self._targets and not are_tokens:
+            raise ValueError(f"targets=True, and {what} are no tokens")
+        token = 0 if self._marker is None else self._marker.token
+        if are_tokens and token > np.iinfo(file.dtype).max:
+            raise ValueError(f"{token} cannot be among {what}")
 
     def _open_steps(self, number: int) -> TokenSteps:
         index: _Index = self.index
         place, start, stop = index.place(number)
-        dtype = self._dtype or index.files[place].dtype
-        return TokenSteps(index.opened.lease(place), dtype, start, stop)
+        dtypes = {"input": self._dtype or index.files[place].dtype}
+        if self._targets:
+            dtypes["target"] = np.dtype(np.int64)
+        marks = not self._by_document
+        return TokenSteps(index.opened.lease(place), dtypes, start, stop, marks)
 
     def key(self, number: int) -> str:
         index: _Index = self.index
@@ -109,33 +149,43 @@ class TokenStore(Store):
     def check_stream(self, number: int) -> None:
         steps = self._open_steps(number)
         for start in range(0, len(steps), _CHECKED_AT_ONCE):
-            count = min(_CHECKED_AT_ONCE, len(steps) - start)
-            steps.read(start, np.empty(count, np.float64))
+            steps.read(start, steps.room(min(_CHECKED_AT_ONCE, len(steps) - start)))
         steps.close()
 
 
 class _Index:
     """See `Store._read_index`."""
 
-    def __init__(self, files: list[TokenFile], *, by_document: bool) -> None:
-        self.files = files
-        self._bounds: list[NDArray[np.int64]] = []
-        for file in files:
-            bounds = file.bounds if by_document else np.array([0, file.count])
-            if bounds is None:
-                raise StoreError(f"{file.name} has no index; leave out stream=")
-            self._bounds.append(bounds)
+    def __init__(
+        self,
+        files: list[TokenFile],
+        marker: Marker | None,
+        *,
+        by_document: bool,
+    ) -> None:
+        self.files, self._marker = files, marker
+        self.opened = Handles(self._open)
+        self._bounds = [np.array([0, file.count]) for file in files]
+        if by_document:
+            self._bounds = list(map(self._documents, range(len(files))))
         counts = [len(bounds) - 1 for bounds in self._bounds]
         self.firsts = [0, *accumulate(counts)]
         self.lengths = np.concatenate(list(map(np.diff, self._bounds)))
         told = [(file.digest, str(file.dtype)) for file in files]
-        content = repr((by_document, told))
+        content = repr((by_document, marker, told))
         digest = hashlib.blake2b(content.encode(), digest_size=16)
         self.fingerprint = digest.hexdigest()
-        self.opened = Handles(self._open)
 
     def _open(self, place: int) -> MappedTokens:
-        return MappedTokens(self.files[place])
+        return MappedTokens(self.files[place], self._marker)
+
+    def _documents(self, place: int) -> NDArray[np.int64]:
+        file = self.files[place]
+        if self._marker is not None:
+            return self.opened.lease(place).handle.documents()
+        if file.bounds is None:
+            raise StoreError(f"{file.name} has no index; give end= or begin=")
+        return file.bounds
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -149,31 +199,68 @@ class _Index:
 
 
 class TokenSteps:
-    """Tokens `[first, stop)` of a file; see `Steps`."""
+    """Tokens `[first, stop)` of a file; see `Steps`.
+
+    Args:
+        lease: The file.
+        dtypes: Those of an item's leaves, "input" and maybe "target".
+        first: The first token.
+        stop: The one behind the last.
+        marks: Whether documents may begin within.
+    """
 
     def __init__(
         self,
         lease: Lease[int, MappedTokens],
-        dtype: np.dtype[Any],
+        dtypes: Mapping[str, np.dtype[Any]],
         first: int,
         stop: int,
+        marks: bool,
     ) -> None:
-        self._lease, self._file = lease, lease.handle
-        self._dtype, self._first, self._stop = dtype, first, stop
+        self._lease, self._file, self._dtypes = lease, lease.handle, dtypes
+        self._first, self._stop, self._marks = first, stop, marks
 
     def __len__(self) -> int:
         return self._stop - self._first
 
+    def room(self, count: int) -> Any:
+        """What `count` items can be written to."""
+        room = {name: np.empty(count, dtype) for name, dtype in self._dtypes.items()}
+        return room if "target" in room else room["input"]
+
     def item(self, index: int) -> Any:
-        room = np.empty(1, self._dtype)
+        room = self.room(1)
         self.read(index, room)
+        if "target" in self._dtypes:
+            return {name: found[0] for name, found in room.items()}
         return room[0]
 
     def read(self, start: int, out: Any) -> None:
-        begin = self._first + start
+        file, has_targets = self._file, "target" in self._dtypes
+        file.check_size()
+        room = out["input"] if has_targets else out
+        first = self._first + start
+        stop = first + len(room)
+        room[...] = file.tokens[first:stop]
+        if has_targets:
+            target = out["target"]
+            after = file.tokens[first + 1 : min(stop + 1, self._stop)]
+            target[: len(after)] = after
+            target[len(after) :] = _NO_TARGET
+            if self._marks:
+                starts = file.starts(first + 1, stop + 1)
+                target[starts - first - 1] = _NO_TARGET
+        file.check()
+
+    def starts(self, start: int, stop: int) -> NDArray[np.int64]:
+        """Where documents begin in steps `[start, stop)`."""
+        if not self._marks:
+            return np.zeros(0, np.int64)
+        first = self._first
         self._file.check_size()
-        out[...] = self._file.tokens[begin : begin + len(out)]
+        found = self._file.starts(first + start, first + stop) - first
         self._file.check()
+        return found
 
     def close(self) -> None:
         self._lease.close()
@@ -188,3 +275,12 @@ def _dtype(option: str, value: Any) -> np.dtype[Any] | None:
     if found.kind not in "iuf":
         raise ValueError(f"{option} is {value!r}; give 'uint16', 'int64', ...")
     return found
+
+
+def _marker(end: int | None, begin: int | None) -> Marker | None:
+    if begin is not None and end is not None:
+        raise ValueError("end and begin are both given; one tells documents apart")
+    name, token = ("begin", begin) if end is None else ("end", end)
+    if token is None:
+        return None
+    return Marker(whole_number(name, token, "give a token", 0), end is not None)
