@@ -21,6 +21,7 @@ from stream_dataloader.errors import StoreError
 from stream_dataloader.stores._base.deltas import DeltaStore
 from stream_dataloader.stores._base.files import plain_path
 from stream_dataloader.stores._base.formats import FORMATS, format_of, known_formats
+from stream_dataloader.stores._base.hub import hub_folder
 from stream_dataloader.stores._base.options import check_options
 from stream_dataloader.stores._base.store import OpenedStore, Store, StoreInfo
 
@@ -83,7 +84,7 @@ def open(
     """Open a store: the first two arguments of `StreamDataset`.
 
     Args:
-        path: A folder, a file, or a URL where the format allows.
+        path: A folder, a file, a URL where the format allows, or `owner/name`: a LeRobot dataset of the Hub.
         format: The store's format, such as `"memmap"`. None finds it out by the names of files.
         deltas: Windows of their own for some entries of items that are dicts: which steps, counted from the item's own.
             With `{"action": range(16), "obs": (-1, 0)}` an item's `action` is `(16, ...)`, its next 16, and `obs` is
@@ -100,7 +101,7 @@ def open(
         TypeError: The format has no such option.
         ImportError: A package is missing; names the extra to install.
     """
-    path = plain_path(path)
+    path = hub_folder(plain_path(path))
     name = format_of(path) if format is None else format
     if (found := known_formats().get(name)) is None:
         raise ValueError(f"format is {format!r}; use one of {list(known_formats())}, or None")

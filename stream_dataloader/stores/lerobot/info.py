@@ -27,6 +27,7 @@ import numpy as np
 
 from stream_dataloader.errors import StoreError, shorten
 from stream_dataloader.stores._base.files import inside, read_json
+from stream_dataloader.stores._base.hub import fetched
 
 __all__ = ["INFO", "Feature", "Info", "read_info"]
 
@@ -80,7 +81,7 @@ class Info:
                 raise StoreError(f"{what}: {template!r} has {{{field[1]}}}; known are {list(values)}")
             return str(values[field[1]]).zfill(int(field[2] or 0))
 
-        return inside(self.path, _FIELD.sub(filled, template), what)
+        return fetched(inside(self.path, _FIELD.sub(filled, template), what))
 
 
 def read_info(folder: str) -> Info:

@@ -34,7 +34,7 @@ _KINDS = ("number", "string", "video", "image")
 
 
 class LeRobotStore(Store):
-    """A LeRobot dataset on a local disk, version v3.0, v2.1 or v2.0; an episode is a stream of dicts.
+    """A LeRobot dataset, version v3.0, v2.1 or v2.0; an episode is a stream of dicts.
 
     An item has a picture for each camera, the table's columns of that time step (`observation.state`, `action`, ...),
     and the text of its task. A feature of shape `(1,)` is a number, as in lerobot.

@@ -1,0 +1,73 @@
+"""Datasets of the Hugging Face Hub: each file is fetched when it is first read.
+
+Files go to the Hub's own cache, whose folders tell where a file is from::
+
+    .../datasets--lerobot--pusht/snapshots/<commit>/meta/info.json
+
+Guarantee: all files of a store are of one commit, which is looked up when it is opened. Without a connection, or with
+`HF_HUB_OFFLINE=1`, what was fetched before is read.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Any
+
+from stream_dataloader.errors import StoreError
+
+__all__ = ["fetched", "hub_folder"]
+
+_NAME = re.compile(r"(?:hf://datasets/)?([\w.-]+/[\w.-]+?)(?:@([^@]+))?/?")
+_SNAPSHOT = re.compile(r"(.*)/datasets--([^/]+)/snapshots/([^/]+)/(.+)")
+
+
+def hub_folder(path: str) -> str:
+    """The folder of a dataset of the Hub, of which only `meta` is there; any other path as it is.
+
+    It is `hf://datasets/owner/name`, or `owner/name` where no folder `owner` is here; `@revision` may follow.
+
+    Raises:
+        OSError: It cannot be fetched, and was not before; a `FileNotFoundError` if it may be a path.
+        StoreError: The dataset is none of LeRobot.
+        ImportError: The package is missing.
+    """
+    found = _NAME.fullmatch(path)
+    is_named = path.startswith("hf://")
+    if found is None or (not is_named and os.path.exists(path.partition("/")[0])):
+        return path
+    repo, revision = found.groups()
+    try:
+        folder = _asked("snapshot_download", repo, revision=revision, allow_patterns="meta/*")
+    except (OSError, ImportError) as error:
+        if is_named:
+            raise
+        raise FileNotFoundError(f"there is nothing at {path} here, and {error}") from error
+    if not os.path.exists(os.path.join(folder, "meta", "info.json")):
+        raise StoreError(
+            f"{path}: the dataset {repo} of the Hub has no meta/info.json, as LeRobot's have; give files of another by "
+            f"a pattern, such as 'hf://datasets/{repo}/**/*.parquet'"
+        )
+    return folder
+
+
+def fetched(path: str) -> str:
+    """The path of a file, which is fetched if it belongs to a dataset of the Hub and is not there."""
+    if not os.path.exists(path) and (found := _SNAPSHOT.fullmatch(path.replace(os.sep, "/"))):
+        cache, repo, commit, name = found.groups()
+        _asked("hf_hub_download", repo.replace("--", "/", 1), filename=name, revision=commit, cache_dir=cache)
+    return path
+
+
+def _asked(function: str, repo: str, **options: Any) -> str:
+    try:
+        import huggingface_hub
+    except ImportError as error:
+        raise ImportError(f"{repo} of the Hub needs huggingface_hub: pip install 'stream-dataloader[hub]'") from error
+    try:
+        answer: str = getattr(huggingface_hub, function)(repo, repo_type="dataset", **options)
+    except Exception as error:  # of the package, of what it asks with
+        text = " ".join(str(error).split())
+        what = options.get("filename") or options.get("revision") or "it"
+        raise OSError(f"{repo} of the Hugging Face Hub: {what} cannot be fetched: {text}") from error
+    return answer
