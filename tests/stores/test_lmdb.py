@@ -368,6 +368,16 @@ def test_many_levels_of_pages_are_walked(tmp_path, opened):
     assert store.lengths.tolist() == [9000]
 
 
+def test_a_wrong_count_of_entries_is_noticed(tmp_path):
+    path = plain(tmp_path / "a.lmdb", {b"%d" % i: b"1" for i in range(5)})
+    with open(path, "rb+") as file:
+        for meta in (0, os.sysconf("SC_PAGESIZE")):  # `md_entries` of the main database
+            file.seek(meta + 120)
+            file.write((4).to_bytes(8, "little"))
+    with pytest.raises(StoreError, match="it has 5 values, and says 4"):
+        LmdbStore(path, decode=text)
+
+
 def test_named_databases_are_refused(tmp_path):
     with lmdb.open(str(tmp_path / "a"), subdir=False, max_dbs=2, lock=False) as environment:
         environment.open_db(b"inner", dupsort=True)

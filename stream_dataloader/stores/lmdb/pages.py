@@ -27,9 +27,9 @@ from stream_dataloader.stores._base.leaves import LeafSpec
 from stream_dataloader.stores.memmap.mapped import LeafFile
 from stream_dataloader.streams._media.section import KnownFile
 
-__all__ = ["Databases", "Result", "Tree", "read_tree"]
+__all__ = ["Databases", "ResultT", "Tree", "mapped", "read_tree"]
 
-Result = TypeVar("Result")
+ResultT = TypeVar("ResultT")
 
 _MAGIC, _DATA_VERSION = 0xBEEFC0DE, 1
 _PAGE_HEADER, _NODE_HEADER = 16, 8
@@ -39,14 +39,14 @@ _BRANCH, _LEAF = 0x01, 0x02  # of pages
 _BIG = 0x01  # of nodes: the value has pages of its own
 _PAGES_AT_ONCE = 1024
 
-_Places = NDArray[np.int64]
+_Positions = NDArray[np.int64]
 
 
 class Tree(NamedTuple):
     """Where keys and values begin and end, `(entries, 2)`; and the pages' CRC-32."""
 
-    keys: _Places
-    values: _Places
+    keys: _Positions
+    values: _Positions
     crc: int
 
 
@@ -56,7 +56,7 @@ def read_tree(content: NDArray[np.uint8], path: str) -> Tree:
     Raises:
         StoreError: It is no LMDB file, is damaged, or holds named databases or several values a key.
     """
-    with damage_named(path):  # NumPy refuses places outside of an array
+    with damage_named(path):  # NumPy refuses positions outside of an array
         metas = [_META.unpack_from(content.data)]
         page_bytes = metas[0][4]
         metas.append(_META.unpack_from(content.data, page_bytes))
@@ -86,20 +86,20 @@ def read_tree(content: NDArray[np.uint8], path: str) -> Tree:
         return Tree(found[:, :2], found[:, 2:], crc)
 
 
-def _nodes(halves: NDArray[np.uint16], pages: _Places, kind: int) -> tuple[_Places, list[_Places]]:
+def _nodes(halves: NDArray[np.uint16], pages: _Positions, kind: int) -> tuple[_Positions, list[_Positions]]:
     """Where the entries of some pages begin, and the first four numbers of each."""
     count = (halves[:, 6].astype(np.int64) - _PAGE_HEADER) // 2
     wrong = (halves[:, :4].copy().view(np.int64)[:, 0] != pages) | (halves[:, 5] != kind) | (count < 1)
     if wrong.any():
         raise ValueError(f"page {pages[wrong.argmax()]} is not what it should be")
     row, entry = np.nonzero(np.arange(count.max()) < count[:, None])
-    place = halves[row, 8 + entry].astype(np.int64)
-    if (place < halves[row, 7]).any() or (place % 2).any():
+    at = halves[row, 8 + entry].astype(np.int64)
+    if (at < halves[row, 7]).any() or (at % 2).any():
         raise ValueError("an entry lies outside of its page")
-    return pages[row] * 2 * halves.shape[1] + place, [halves[row, place // 2 + i].astype(np.int64) for i in range(4)]
+    return pages[row] * 2 * halves.shape[1] + at, [halves[row, at // 2 + i].astype(np.int64) for i in range(4)]
 
 
-def _entries(pages: NDArray[np.uint8], at: _Places, numbers: list[_Places], path: str) -> _Places:
+def _entries(pages: NDArray[np.uint8], at: _Positions, numbers: list[_Positions], path: str) -> _Positions:
     """Where keys and values begin and end, `(entries, 4)`."""
     low, high, flags, key_bytes = numbers
     if (flags & ~_BIG).any():
@@ -117,17 +117,17 @@ def _entries(pages: NDArray[np.uint8], at: _Places, numbers: list[_Places], path
     return np.stack([key, key + key_bytes, value, value + size], 1)
 
 
+def mapped(path: str, size: int, *, readahead: bool = True) -> LeafFile:
+    """A file, mapped as bytes."""
+    return LeafFile(path, LeafSpec(torch.uint8, ()), size, readahead=readahead)
+
+
 class Databases:
-    """The files of a store, mapped when they are read.
+    """The files of a store, by number: `file` maps one, `tree` finds its values, `checked` notes which were compared.
 
     Args:
         expected: Of each file its size, how many values it has, and `Tree.crc`; None if that is not known.
         options: Of the store.
-
-    Attributes:
-        file: Returns a file, by its number.
-        tree: Returns what it holds.
-        checked: Returns for each of its values 1 if it was compared with its checksum.
     """
 
     def __init__(self, expected: Mapping[str, tuple[int, ...] | None], options: Mapping[str, Any]) -> None:
@@ -135,13 +135,10 @@ class Databases:
             KnownFile.of(path) if os.path.exists(path) else KnownFile(path, 0, 0, 0, path) for path in expected
         ]
 
-        most: int | None = options["open_databases"]
-
-        @functools.lru_cache(most)  # not of a method, which would keep files open in a circle
+        @functools.lru_cache(options["open_databases"])  # not of a method, which would keep files open in a circle
         def file(number: int) -> LeafFile:
-            path, _, size, *_ = known[number]
             known[number].check()
-            return LeafFile(path, LeafSpec(torch.uint8, ()), size, readahead=options["readahead"])
+            return mapped(known[number].path, known[number].size, readahead=options["readahead"])
 
         @functools.cache
         def tree(number: int) -> Tree:
@@ -154,11 +151,11 @@ class Databases:
         self.file, self.tree = file, tree
         self.checked = functools.cache(lambda number: bytearray(len(tree(number).values)))
 
-    def value(self, number: int, place: int, name: str, take: Callable[[Any], Result]) -> Result:
+    def value(self, number: int, position: int, name: str, take: Callable[[Any], ResultT]) -> ResultT:
         """What `take` makes of a value; what it raises is damage."""
-        file, tree = self.file(number), self.tree(number)
+        file = self.file(number)
+        begin, stop = self.tree(number).values[position].tolist()
         file.check_size()
-        begin, stop = tree.values[place].tolist()
         try:
             return take(file.rows[begin:stop])
         except Exception as error:

@@ -34,15 +34,13 @@ from stream_dataloader.stores._base.leaves import owned
 from stream_dataloader.stores._base.options import given_columns, renamed
 from stream_dataloader.stores._base.store import Store
 from stream_dataloader.stores._base.stream import Steps, put_row
-from stream_dataloader.stores.lmdb.pages import Databases, Result
-from stream_dataloader.stores.lmdb.windows import CODECS, Windows, check_value
+from stream_dataloader.stores.lmdb.pages import Databases, ResultT
+from stream_dataloader.stores.lmdb.windows import Windows, check_value
 from stream_dataloader.stores.memmap.packed import HEADER, PackedIndex, PackedStore, check_sizes
 
 __all__ = ["KIND", "LmdbStore"]
 
 KIND = "lmdb store"
-
-_SUFFIXES = (".lmdb", ".mdb")
 
 
 class LmdbStore(PackedStore):
@@ -98,10 +96,12 @@ class LmdbStore(PackedStore):
             raise FileNotFoundError(f"there is no store at {self.path}; give its folder")
         options = self._options
         was_packed = os.path.exists(os.path.join(self.path, HEADER))
-        if options["decode"] is None and not was_packed:
-            raise StoreError(f"{self.path} has no {HEADER}, as packed stores have; to read any LMDB, give decode=")
         if options["decode"] is None:
-            return _PackedIndex(self.path, options, self._classes, check=self._check_all)
+            if not was_packed:
+                raise StoreError(f"{self.path} has no {HEADER}, as packed stores have; to read any LMDB, give decode=")
+            packed = _PackedIndex(self.path, self._classes, options["columns"], check=self._check_all)
+            packed.databases = Databases(packed.files, options)
+            return packed
         if was_packed or options["columns"] is not None:
             raise ValueError(f"{self.path}: decode= is for an LMDB that was not packed, columns= for one that was")
         return _PlainIndex(self.path, options)
@@ -127,42 +127,32 @@ class _PackedIndex(PackedIndex):
     """Also knows the windows of steps."""
 
     kind: ClassVar[str] = KIND
-
-    def __init__(self, folder: str, options: Mapping[str, Any], classes: dict[str, type], *, check: bool) -> None:
-        self._options = options
-        super().__init__(folder, classes, options["columns"], check=check)
+    databases: Databases
 
     def _read_own(self, folder: str, content: Mapping[str, Any]) -> int:
         self.window: int = content["window"]
-        files = {
+        self.files: dict[str, tuple[int, ...]] = {
             inside(folder, found["file"], folder): (found["size"], found["entries"], found["crc"])
             for found in content["databases"]
         }
-        check_sizes(self.window - 1, *itertools.chain(*files.values()))
-        if content["codec"] not in CODECS:
-            raise ValueError(f"codec {content['codec']!r}")
+        check_sizes(self.window - 1, *itertools.chain(*self.files.values()))
         self.windows = Windows(self.leaves, content["codec"])
-        self.databases = Databases(files, self._options)
-        self._entries = np.array([entries for _, entries, _ in files.values()], np.int64)
         return 2
 
     def _streams_lie_inside(self) -> bool:
         start, steps, database = self.table[[0, 1, 4]][:, self.lengths > 0]
-        if not len(steps):
-            return True
-        if database.min() < 0 or database.max() >= len(self._entries):
-            return False
-        return bool((start + -(-steps // self.window) <= self._entries[database]).all())
+        entries = np.array([entries for _, entries, _ in self.files.values()], np.int64)
+        is_there = (database >= 0) & (database < len(entries))
+        return bool(is_there.all() and (start + -(-steps // self.window) <= entries[database]).all())
 
 
 class _PackedSteps:
     """One stream's steps; see `Steps`."""
 
     def __init__(self, index: _PackedIndex, number: int, name: str, check: bool) -> None:
-        self._name = name
+        self._name, self._check = name, check
         self._first, self._steps, _, _, self._database, self._crc = index.table[:6, number].tolist()
         self._window, self._windows, self._databases = index.window, index.windows, index.databases
-        self._check = check
         self._structure, self._leaves = index.item, index.places
         self._specs = [index.leaves[leaf] for leaf in self._leaves]
         self._kept: tuple[int, Any] = (-1, None)  # the latest window that was decompressed
@@ -182,7 +172,6 @@ class _PackedSteps:
         self._read(start, [as_array(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves])
 
     def _read(self, start: int, rows: list[Any]) -> None:
-        """Write the steps from `start` on to rows of the leaves."""
         done, count = 0, len(rows[0])
         while done < count:
             window, begin = divmod(start + done, self._window)
@@ -195,11 +184,10 @@ class _PackedSteps:
             done += stop - begin
 
     def _take(self, window: int, begin: int, out: list[Any], value: Any) -> None:
-        """Write some steps of a window whose value is given."""
-        checked, place = self._databases.checked(self._database), self._first + window
-        if self._check and not checked[place]:
+        checked, position = self._databases.checked(self._database), self._first + window
+        if self._check and not checked[position]:
             check_value(value)
-            checked[place] = 1
+            checked[position] = 1
         columns = self._columns(window, value)
         self._copy(columns, begin, out)
         if self._windows.is_compressed:
@@ -212,12 +200,11 @@ class _PackedSteps:
         for leaf, target in zip(self._leaves, out, strict=True):
             self._windows.copy(columns[leaf][begin : begin + len(target)], target)
 
-    def _value(self, window: int, take: Callable[[Any], Result]) -> Result:
+    def _value(self, window: int, take: Callable[[Any], ResultT]) -> ResultT:
         name = f"{self._name}: the value of steps from {window * self._window} on"
         return self._databases.value(self._database, self._first + window, name, take)
 
     def verify(self) -> None:
-        """Read all values, and compare the whole stream's checksum."""
         crc = 0
         for window in range(-(-self._steps // self._window)):
             crc = zlib.crc32(self._value(window, check_value).to_bytes(4, "little"), crc)
@@ -242,7 +229,7 @@ class _PlainIndex:
         separator = options["stream"]
         digest = hashlib.blake2b(repr(separator).encode(), digest_size=16)
         self._names: list[str] = []
-        self.places: list[tuple[int, int, int]] = []  # of each stream: database, first value, the one after its last
+        self.streams: list[tuple[int, int, int]] = []  # database, first value, and the one after the last
         for number, (name, known) in enumerate(zip(names.values(), self.databases.known, strict=True)):
             rows, tree = self.databases.file(number).rows, self.databases.tree(number)
             digest.update(repr((name, known.size, tree.crc, known.modified_ns)).encode())
@@ -250,10 +237,10 @@ class _PlainIndex:
             if separator is not None:
                 keys = [rows[begin:stop].tobytes() for begin, stop in tree.keys.tolist()]
                 groups = _groups(keys, separator)
-            for group, places in groups.items():
+            for group, bounds in groups.items():
                 self._names.append("/".join(filter(None, [name if len(names) > 1 or not group else "", group])))
-                self.places.append((number, *places))
-        self.lengths = np.array([end - begin for _, begin, end in self.places], np.int64)
+                self.streams.append((number, *bounds))
+        self.lengths = np.array([end - begin for _, begin, end in self.streams], np.int64)
         self.fingerprint = digest.hexdigest()
 
     def __len__(self) -> int:
@@ -274,11 +261,11 @@ def _files_at(path: str) -> dict[str, str]:
         return {data: os.path.basename(os.path.abspath(path))}
     found = {}
     for name in sorted(os.listdir(path)):
-        inner = os.path.join(path, name)
-        if os.path.isfile(inner) and name.endswith(_SUFFIXES) and name != "lock.mdb":
-            found[inner] = name
-        elif os.path.isfile(data := os.path.join(inner, "data.mdb")):
-            found[data] = name
+        file = os.path.join(path, name)
+        if os.path.isdir(file):
+            file = os.path.join(file, "data.mdb")
+        if file.endswith((".lmdb", ".mdb")) and name != "lock.mdb" and os.path.isfile(file):
+            found[file] = name
     if not found:
         raise StoreError(f"{path} has no LMDB in it: neither data.mdb, *.lmdb, *.mdb, nor folders with one")
     return found
@@ -302,22 +289,20 @@ class _PlainSteps:
     """One stream's steps; see `Steps`."""
 
     def __init__(self, index: _PlainIndex, number: int, name: str, decode: Callable[[bytes], Any]) -> None:
-        self._databases = index.databases
-        self._database, self._begin, self._end = index.places[number]
-        self._name = name
-        self._decode = decode
+        self._databases, self._name, self._decode = index.databases, name, decode
+        self._database, self._begin, self._end = index.streams[number]
 
     def __len__(self) -> int:
         return self._end - self._begin
 
     def item(self, index: int) -> Any:
-        place, name = self._begin + index, f"{self._name}, step {index}"
-        value = self._databases.value(self._database, place, name, bytes)
+        position, name = self._begin + index, f"{self._name}, step {index}"
+        value = self._databases.value(self._database, position, name, bytes)
         try:
             return self._decode(value)
         except Exception as error:
             file, tree = self._databases.file(self._database), self._databases.tree(self._database)
-            key = file.rows[slice(*tree.keys[place])].tobytes()
+            key = file.rows[slice(*tree.keys[position])].tobytes()
             raise StoreError(f"{name} (key {key!r}): decode= raised {type(error).__name__}: {error}") from error
 
     def read(self, start: int, out: Any) -> None:

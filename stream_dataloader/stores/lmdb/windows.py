@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import torch
 
 from stream_dataloader.stores._base import codecs
 from stream_dataloader.stores._base.leaves import LeafSpec
@@ -33,7 +34,6 @@ CODECS = ("none", "zstd", "jpeg")
 _HEAD = struct.Struct("<II")
 _SIZE, _WORD = np.dtype("<u4"), np.dtype("<u8")
 _BLOCK_BYTES = 4096
-_MOST_VALUE_BYTES = (1 << 32) - (1 << 17)
 _WANTED_BYTES, _MOST_WINDOW = 1 << 20, 1024
 
 
@@ -72,19 +72,19 @@ def _as_image(pixels: Any) -> Any:
 class Windows:
     """Writes and reads values of one store, whose items have some leaves.
 
-    Attributes:
-        images: For each leaf whether it is kept as JPEG.
-        is_compressed: Values are decompressed as a whole.
+    `images` says for each leaf whether it is kept as JPEG, `is_compressed` whether values are decompressed as a whole.
     """
 
     def __init__(self, leaves: Sequence[LeafSpec], codec: str, quality: int = 95) -> None:
-        self._leaves = leaves
-        self._quality = quality
+        if codec not in CODECS:
+            raise ValueError(f"codec is {codec!r}; use one of {', '.join(map(repr, CODECS))}")
+        self._leaves, self._quality = leaves, quality
         self.is_compressed = codec == "zstd"
-        is_jpeg = [codec == "jpeg" and str(leaf.dtype) == "torch.uint8" for leaf in leaves]
         self.images = [
-            yes and _as_image(np.broadcast_to(np.uint8(0), leaf.shape)) is not None
-            for yes, leaf in zip(is_jpeg, leaves, strict=True)
+            codec == "jpeg"
+            and leaf.dtype is torch.uint8
+            and _as_image(np.broadcast_to(np.uint8(0), leaf.shape)) is not None
+            for leaf in leaves
         ]
         if self.is_compressed:
             codecs.pack("zstd", b"")  # says at once if the package is missing
@@ -103,17 +103,11 @@ class Windows:
         body = b"".join(parts)
         if self.is_compressed:
             body = codecs.pack("zstd", body)
-        if len(body) > _MOST_VALUE_BYTES:
-            raise ValueError(f"a window of {steps} steps has {len(body):,} bytes, and LMDB holds 4 GB; use window=")
         checksum = _checksum(steps, body)
         return _HEAD.pack(checksum, steps) + body, checksum
 
     def columns(self, value: Any, steps: int) -> list[Any]:
-        """The steps of each leaf: an array that lies in the value, or a list of JPEG files.
-
-        Raises:
-            ValueError, TypeError: The value has another number of steps, or another size.
-        """
+        """The steps of each leaf: an array that lies in the value, or a list of JPEG files."""
         if _HEAD.unpack_from(value)[1] != steps:
             raise ValueError(f"it has not the {steps} steps that it should have")
         body = value[_HEAD.size :]
@@ -139,20 +133,17 @@ class Windows:
         if not isinstance(column, list):
             out[...] = column
             return
-        for file, pixels in zip(column, out, strict=True):
-            self._decode_image(file, _as_image(pixels))
+        for file, target in zip(column, map(_as_image, out), strict=True):
+            pixels = decoded_image(bytes(file), "an image", gray=target.shape[2] == 1, upright=False)
+            if pixels.shape[:2] != target.shape[:2]:
+                raise ValueError(f"an image is {pixels.shape[:2]} instead of {target.shape[:2]}")
+            if target.shape[2] == 3 and target.flags.c_contiguous:
+                self._cv2.cvtColor(pixels, self._cv2.COLOR_BGR2RGB, dst=target)
+            else:
+                target[...] = pixels.reshape(target.shape)[..., ::-1]
 
     def _encode_image(self, pixels: Any) -> bytes:
         pixels = np.ascontiguousarray(pixels)
         if pixels.shape[2] == 3:
             pixels = self._cv2.cvtColor(pixels, self._cv2.COLOR_RGB2BGR)
         return bytes(self._cv2.imencode(".jpg", pixels, [self._cv2.IMWRITE_JPEG_QUALITY, self._quality])[1])
-
-    def _decode_image(self, file: Any, out: Any) -> None:
-        pixels = decoded_image(bytes(file), "an image", gray=out.shape[2] == 1, upright=False)
-        if pixels.shape[:2] != out.shape[:2]:
-            raise ValueError(f"an image is {pixels.shape[:2]} instead of {out.shape[:2]}")
-        if out.shape[2] == 3 and out.flags.c_contiguous:
-            self._cv2.cvtColor(pixels, self._cv2.COLOR_BGR2RGB, dst=out)
-        else:
-            out[...] = pixels.reshape(out.shape)[..., ::-1]

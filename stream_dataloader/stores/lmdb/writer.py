@@ -7,6 +7,7 @@ Guarantee: a stream that breaks off leaves nothing behind.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -16,20 +17,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import torch
 
 from stream_dataloader.errors import StoreError
-from stream_dataloader.stores._base.leaves import Block, LeafSpec, leaf_names, leaf_spec
+from stream_dataloader.stores._base.leaves import Block, leaf_names, leaf_spec
 from stream_dataloader.stores._base.packing import Rows, StreamRecord, said_in
-from stream_dataloader.stores.lmdb.pages import read_tree
+from stream_dataloader.stores.lmdb.pages import mapped, read_tree
 from stream_dataloader.stores.lmdb.store import KIND
-from stream_dataloader.stores.lmdb.windows import CODECS, Windows, steps_of_window
-from stream_dataloader.stores.memmap.mapped import LeafFile
+from stream_dataloader.stores.lmdb.windows import Windows, steps_of_window
 from stream_dataloader.stores.memmap.packed import finish_store
 
 __all__ = ["LmdbPacker"]
-
-_SUFFIX = ".lmdb"
 
 #: The map's size at first, which is doubled when it is full.
 _FIRST_MAP_BYTES = 1 << 30
@@ -71,32 +68,27 @@ class LmdbPacker:
         ):
             if value is not None and not 1 <= value <= most:
                 raise ValueError(f"{name} is {value}; use 1 to {most}")
-        if codec not in CODECS:
-            raise ValueError(f"codec is {codec!r}; use one of {', '.join(map(repr, CODECS))}")
         _import_lmdb()
         Windows((), codec, quality)
-        self._folder = folder
-        self._options: dict[str, Any] = {"window": window, "codec": codec, "quality": quality}
-        self._databases = databases
-        self._metadata = dict(metadata or {})
+        self._folder, self._databases, self._metadata = folder, databases, dict(metadata or {})
+        self._window, self._codec, self._quality = window, codec, quality
         json.dumps(self._metadata)
 
     def part(self, worker: int) -> _Part:
         """See `Packer`."""
         first = worker * self._databases
-        return _Part(self._folder, range(first, first + self._databases), **self._options)
+        return _Part(self._folder, range(first, first + self._databases), self._window, self._codec, self._quality)
 
     def finish(self, records: Sequence[StreamRecord], synced: Sequence[Any] = ()) -> list[str]:
         """See `Packer`."""
         del synced
         places = [record.place or {"database": 0, "first": 0, "crc": 0} for record in records]
-        numbers = sorted({place["database"] for place, record in zip(places, records, strict=True) if record.steps})
-        files = [f"{number}{_SUFFIX}" for number in numbers]
+        numbers = sorted({record.place["database"] for record in records if record.place})
         databases = []
-        for name in files:
+        for name in map(_file, numbers):
             path = os.path.join(self._folder, name)
             size = os.stat(path).st_size
-            tree = read_tree(LeafFile(path, LeafSpec(torch.uint8, ()), size).rows, path)
+            tree = read_tree(mapped(path, size).rows, path)
             databases.append({"file": name, "size": size, "entries": len(tree.values), "crc": tree.crc})
         rank = {number: i for i, number in enumerate(numbers)}
         own = [[rank.get(place["database"], 0) for place in places], [place["crc"] for place in places]]
@@ -107,25 +99,28 @@ class LmdbPacker:
             records,
             [place["first"] for place in places],
             np.array(own, "<i8").reshape(2, -1),
-            files,
+            list(map(_file, numbers)),
             databases=databases,
-            window=self._options["window"] or steps_of_window(specs),
-            codec=self._options["codec"],
-            quality=self._options["quality"] if self._options["codec"] == "jpeg" else None,
+            window=self._window or steps_of_window(specs),
+            codec=self._codec,
+            quality=self._quality if self._codec == "jpeg" else None,
             metadata=self._metadata,
         )
+
+
+def _file(database: int) -> str:
+    return f"{database}.lmdb"
 
 
 class _Part:
     """See `packing.PartPacker`."""
 
     def __init__(self, folder: str, databases: range, window: int | None, codec: str, quality: int) -> None:
-        self._codec, self._quality = codec, quality
-        self._window = window
+        self._window, self._codec, self._quality = window, codec, quality
         self._rows = Rows(folder, "an LMDB store")
         self._block: Block = []
         self._databases = databases
-        self._writers = [_Writer(os.path.join(folder, f"{number}{_SUFFIX}")) for number in databases]
+        self._writers = [_Writer(os.path.join(folder, _file(number))) for number in databases]
 
     def write(self, number: int, key: str, items: Iterable[Any]) -> tuple[int, Any]:
         """See `PartPacker`."""
@@ -166,18 +161,14 @@ class _Part:
 
     def close(self) -> None:
         """See `PartPacker`."""
-        try:
-            self.sync()
-        finally:
+        with contextlib.ExitStack() as stack:
             for writer in self._writers:
-                writer.close()
+                stack.callback(writer.close)
+            self.sync()
 
 
 class _Writer:
-    """Writes one database, made with the first value; its keys are numbers from 0.
-
-    A commit waits for the disk, so what was committed stays.
-    """
+    """Writes one database, made with the first value; its keys are numbers from 0. A commit waits for the disk."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -188,7 +179,6 @@ class _Writer:
         self._pending_bytes = 0
 
     def put(self, value: bytes) -> None:
-        """Add a value."""
         self._pending.append(value)
         self._pending_bytes += len(value)
         self.count += 1
