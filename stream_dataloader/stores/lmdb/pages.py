@@ -123,10 +123,10 @@ def mapped(path: str, size: int, *, readahead: bool = True) -> LeafFile:
 
 
 class Databases:
-    """The files of a store, by number: `file` maps one, `tree` finds its values, `checked` notes which were compared.
+    """The files of a store, by number: `file` maps one, `tree` finds its values, `checked` notes which are whole.
 
     Args:
-        expected: Of each file its size, how many values it has, and `Tree.crc`; None if that is not known.
+        expected: Of each file its size, how many values it has, and `Tree.crc`, if that is known.
         options: Of the store.
     """
 
@@ -135,7 +135,9 @@ class Databases:
             KnownFile.of(path) if os.path.exists(path) else KnownFile(path, 0, 0, 0, path) for path in expected
         ]
 
-        @functools.lru_cache(options["open_databases"])  # not of a method, which would keep files open in a circle
+        most: int | None = options["open_databases"]
+
+        @functools.lru_cache(most)  # not of a method, which would keep files open in a circle
         def file(number: int) -> LeafFile:
             known[number].check()
             return mapped(known[number].path, known[number].size, readahead=options["readahead"])

@@ -50,11 +50,10 @@ class LmdbStore(PackedStore):
         path: The folder that was packed; or any LMDB file, or a folder with some, if there is `decode`.
         columns: Names of the leaves to read of items that are dicts; None reads all. Of a packed store.
         open_databases: How many databases a process has open at most; None: all that it reads.
-        readahead: Whether the system reads ahead in the files. It does not help where values that are read next to
-            each other in time lie apart, and there is too little memory.
+        readahead: Whether the system reads ahead; it should not where values lie apart and memory is short.
         check: Whether a process compares a value with its checksum when it reads it first. Of a packed store.
         decode: What makes an item of a value: called with its bytes. It is sent to workers. For LMDB files that were
-            not packed as a store; each key is a time step, in LMDB's order, which is that of the keys' bytes.
+            not packed as a store; each key is a time step, in the order of the keys' bytes.
         stream: A separator, such as `"/"`: keys that are alike up to the last one of it are a stream; keys without it
             are left out. None: each database is a stream. With `decode`.
 

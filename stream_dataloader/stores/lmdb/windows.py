@@ -72,7 +72,7 @@ def _as_image(pixels: Any) -> Any:
 class Windows:
     """Writes and reads values of one store, whose items have some leaves.
 
-    `images` says for each leaf whether it is kept as JPEG, `is_compressed` whether values are decompressed as a whole.
+    `images` says for each leaf whether it is JPEG, `is_compressed` whether values are one frame.
     """
 
     def __init__(self, leaves: Sequence[LeafSpec], codec: str, quality: int = 95) -> None:

@@ -146,10 +146,7 @@ class _Part:
             if self._codec == "jpeg" and not any(self._windows.images):
                 names = leaf_names(self._rows.layout.structure)
                 has = ", ".join(f"{name} is {leaf}" for name, leaf in zip(names, leaves, strict=True))
-                raise ValueError(
-                    f'codec="jpeg" is for images, uint8 (H, W), (H, W, 3), (3, H, W) or with one channel, and {has}; '
-                    'use "zstd" or "none"'
-                )
+                raise ValueError(f'codec="jpeg" is for images, uint8 with 1 or 3 channels, and {has}; use "zstd"')
             window = self._window or steps_of_window(leaves)
             self._block = [np.empty((window, *leaf.shape), leaf.stored) for leaf in leaves]
         return self._block
@@ -168,7 +165,7 @@ class _Part:
 
 
 class _Writer:
-    """Writes one database, made with the first value; its keys are numbers from 0. A commit waits for the disk."""
+    """Writes one database, made with the first value; a commit waits for the disk."""
 
     def __init__(self, path: str) -> None:
         self._path = path

@@ -2,8 +2,8 @@
 
 Guarantee: the process that reads may be forked, and its children read too. A crash of array_record is an error.
 
-In a process that was forked after array_record was used, opening a file crashes or never ends (array_record 0.8.6). So
-only a child that is started anew uses it: it runs this file as a script. Requests and answers are pickled.
+array_record 0.8.6 crashes or hangs in a process that was forked after it was used. So only a child
+that is started anew uses it, which runs this file as a script.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _PIPE_BYTES = 1 << 20
 
 
 class Records:
-    """Records, fetched by a child of this process until one cannot be read. For any thread."""
+    """Records, fetched by a child of this process, for any thread."""
 
     def __init__(self, _dataset: str) -> None:
         self._lock = threading.Lock()

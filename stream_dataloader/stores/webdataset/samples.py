@@ -121,9 +121,7 @@ class Samples:
         if self._file is None or shard != self._shard:
             self.close()
             self._file, self._shard = _TarFile(path, tar, self._cache), shard
-            columns = self._columns
-            wanted = [columns is None or name in columns for name in tar.extensions]
-            self._wanted = np.array(wanted, bool)
+            self._wanted = np.array([name in (self._columns or (name,)) for name in tar.extensions], bool)
         return self._file
 
     def close(self) -> None:
@@ -156,10 +154,9 @@ class _TarFile:
         self.close = weakref.finalize(self, opened.close)
         with closed_on_error(self):
             local = opened.enter_context(open_local(path, cache))
-            file = opened.enter_context(open(local.path, "rb", buffering=0))  # noqa: SIM115
-            self._fd = file.fileno()
-            self._known = KnownFile.of(local.path, self._fd, name=path)
-            state = os.path.basename(local.path) if is_url(path) else state_of(os.fstat(self._fd))
+            self._file = opened.enter_context(open(local.path, "rb"))  # noqa: SIM115
+            self._known = KnownFile.of(local.path, self._file.fileno(), name=path)
+            state = os.path.basename(local.path) if is_url(path) else state_of(os.fstat(self._file.fileno()))
             if state != tar.state:
                 if is_url(path):
                     forget(path)
@@ -167,11 +164,9 @@ class _TarFile:
 
     def read(self, start: int, count: int) -> bytes:
         with self._known:
-            data = os.pread(self._fd, count, start)
-            while len(data) < count:  # a signal, or more than the kernel reads at once
-                if not (more := os.pread(self._fd, count - len(data), start + len(data))):
-                    raise EOFError(f"{self._path} ends before byte {start + count:,}")
-                data += more
+            self._file.seek(start)
+            if len(data := self._file.read(count)) < count:
+                raise EOFError(f"{self._path} ends before byte {start + count:,}")
             return data
 
 
@@ -187,9 +182,9 @@ _PICKLED = frozenset({"pkl", "pickle", "pth"})
 
 
 class Decoder:
-    """Decodes members; used by one thread at a time."""
+    """Decodes members."""
 
-    def __init__(self, picture: Picture, *, decode: bool, allow_pickle: bool) -> None:
+    def __init__(self, picture: Picture, decode: bool, allow_pickle: bool) -> None:
         self._picture, self._decode, self._allow_pickle = picture, decode, allow_pickle
 
     @functools.cached_property

@@ -94,12 +94,11 @@ class WebDatasetStore(Store):
             allow_pickle=allow_pickle,
             cache=cache,
         )
-        self._shards, self._columns, self._cache = shards, wanted, cache
-        self._stream = stream
+        self._cache = cache
         self._remote: list[str] = []
         rule_of(stream)
-        self._picture = Picture(size=size, layout=layout, color=color, upright=upright)
-        self._decoding = {"decode": bool(decode), "allow_pickle": bool(allow_pickle)}
+        picture = Picture(size=size, layout=layout, color=color, upright=upright)
+        self._decoder = Decoder(picture, decode, allow_pickle)
         known = {extension for tar in self.index.tars for extension in tar.extensions} | {KEY}
         if missing := [name for name in wanted or () if name not in known]:
             raise StoreError(f"{self.path} has no column {missing}; it has {sorted(known)}")
@@ -113,8 +112,8 @@ class WebDatasetStore(Store):
     def _paths(self) -> list[str]:
         if self._remote:
             return self._remote
-        if self._shards is not None:
-            names = [_joined(self.path, name) for name in self._shards]
+        if self._options["shards"] is not None:
+            names = [_joined(self.path, name) for name in self._options["shards"]]
             found = [tar for name in names for tar in matching(name, self._cache)]
         elif os.path.isdir(self.path):
             names = sorted(os.listdir(self.path), key=natural_order)
@@ -134,7 +133,7 @@ class WebDatasetStore(Store):
                 tars = list(pool.map(self._tar, paths))
         else:
             tars = list(map(self._tar, paths))
-        return Streams(paths, tars, rule_of(self._stream))
+        return Streams(paths, tars, rule_of(self._options["stream"]))
 
     def _tar(self, path: str) -> TarIndex:
         name, state = path, None
@@ -153,9 +152,8 @@ class WebDatasetStore(Store):
         return index
 
     def _open_steps(self, number: int) -> Samples:
-        decoder = Decoder(self._picture, **self._decoding)
-        name = self.name_of(number)
-        return Samples(self.index, number, name, self._columns, decoder, self._cache)
+        columns = self._options["columns"]
+        return Samples(self.index, number, self.name_of(number), columns, self._decoder, self._cache)
 
     def key(self, number: int) -> str:
         return str(self.index.name(self._check_number(number)))
@@ -212,14 +210,9 @@ def _directory(key: str, shard: str) -> str:
 
 
 class Streams:
-    """Where the streams are in the tars; see `Store._read_index`."""
+    """Where the streams are in the tars."""
 
-    def __init__(
-        self,
-        paths: list[str],
-        tars: list[TarIndex],
-        rule: Callable[[str, str], str],
-    ) -> None:
+    def __init__(self, paths: list[str], tars: list[TarIndex], rule: Callable[[str, str], str]) -> None:
         self.paths, self.tars, self._rule = paths, tars, rule
         self._names = [os.path.basename(path) for path in paths]
         if len(set(self._names)) < len(paths):
@@ -243,12 +236,9 @@ class Streams:
                 last.update(keys)
                 sample += len(keys)
         self.start = np.array(list(first.values()), np.int64)
-        borders: Any = np.append(self.start, self.starts[-1:])
-        self.lengths: NDArray[np.int64] = np.diff(borders)
-        digest = hashlib.blake2b(digest_size=16)
-        for tar in tars:
-            digest.update(f"{tar.digest} {tar.samples} ".encode())
-        digest.update(self.start.tobytes())
+        self.lengths: NDArray[np.int64] = np.diff(np.append(self.start, self.starts[-1]))
+        text = "".join(f"{tar.digest} {tar.samples} " for tar in tars)
+        digest = hashlib.blake2b(text.encode() + self.start.tobytes(), digest_size=16)
         self.fingerprint = digest.hexdigest()
 
     def __len__(self) -> int:
@@ -257,10 +247,7 @@ class Streams:
     def shard_of(self, sample: int) -> int:
         return int(np.searchsorted(self.starts, sample, "right")) - 1
 
-    def sample_key(self, sample: int) -> str:
-        shard = self.shard_of(sample)
-        return self.tars[shard].key(sample - int(self.starts[shard]))
-
     def name(self, number: int) -> str:
         sample = int(self.start[number])
-        return self._rule(self.sample_key(sample), self._names[self.shard_of(sample)])
+        shard = self.shard_of(sample)
+        return self._rule(self.tars[shard].key(sample - int(self.starts[shard])), self._names[shard])
