@@ -174,7 +174,7 @@ def video_pictures(
     tolerance: float,
     name: str,
 ) -> Callable[[int], Any]:
-    """Find an episode's frames; returns what opens them from a row on."""
+    """Returns what opens an episode's frames from a row on."""
     try:
         status = os.stat(video.path)
         ticks, seconds = _shown(video.path, status.st_size, status.st_mtime_ns)

@@ -278,7 +278,7 @@ def values(array: Any, feature: Feature, source: Source) -> Numbers:
     if len(numbers) and math.prod(numbers.shape[1:]) != math.prod(feature.shape):
         shape = numbers.shape[1:]
         raise source.error(f"rows of the shape {shape}, and meta/info.json says {feature.shape}")
-    if feature.dtype.kind == "b" and numbers.dtype != feature.dtype:  # any number but 0 would be true
+    if feature.dtype.kind == "b" and numbers.dtype != feature.dtype:
         raise source.error(f"it is of {numbers.dtype}, and meta/info.json says bool; write it anew")
     if numbers.dtype != feature.dtype:  # the cast is a safe one
         wanted = pyarrow.from_numpy_dtype(feature.dtype)

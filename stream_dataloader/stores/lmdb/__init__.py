@@ -1,4 +1,4 @@
-"""LMDB: windows of steps as values of a few databases, or databases that people already have.
+"""LMDB: windows of steps as values, or databases that people already have.
 
 Open `store` first, which says what is in a store.
 """

@@ -1,7 +1,7 @@
 """LMDB files, mapped; and their pages, which say where keys and values lie.
 
-LMDB trusts what is in a file: of 500 that were cut off or changed in a few bytes, 77 to 152 end a process that reads
-them by py-lmdb 3.0.0. So the few pages that lead to values are looked at here.
+LMDB trusts what is in a file: of 500 damaged ones, 77 to 152 end a process that reads them by py-lmdb 3.0.0.
+So the pages that lead to values are looked at here.
 
 Source: `MDB_meta`, `MDB_page` and `MDB_node` of LMDB 0.9's mdb.c, data version 1.
 
@@ -33,7 +33,7 @@ ResultT = TypeVar("ResultT")
 
 _MAGIC, _DATA_VERSION = 0xBEEFC0DE, 1
 _PAGE_HEADER, _NODE_HEADER = 16, 8
-#: Magic, version, address and map size; two databases, the first of which has the bytes of a page; last page, number.
+#: Magic, version, address, map size; two databases; last page, number.
 _META = struct.Struct("=16xIIQQ" + "IHHQQQQQ" * 2 + "QQ")
 _BRANCH, _LEAF = 0x01, 0x02  # of pages
 _BIG = 0x01  # of nodes: the value has pages of its own
@@ -61,7 +61,7 @@ def read_tree(content: NDArray[np.uint8], path: str) -> Tree:
         page_bytes = metas[0][4]
         metas.append(_META.unpack_from(content.data, page_bytes))
         if any(meta[:2] != (_MAGIC, _DATA_VERSION) for meta in metas):
-            raise ValueError("it does not begin as LMDB 0.9 has files begin on machines of this byte order")
+            raise ValueError("it does not begin as files of LMDB 0.9 in this byte order")
         depth, *_, count, root, last_page, _ = max(reversed(metas), key=lambda meta: meta[-1])[14:]
         pages = content[: (last_page + 1) * page_bytes].reshape(last_page + 1, page_bytes)
         crc = zlib.crc32(content[: 2 * page_bytes].data)
@@ -123,11 +123,10 @@ def mapped(path: str, size: int, *, readahead: bool = True) -> LeafFile:
 
 
 class Databases:
-    """The files of a store, by number: `file` maps one, `tree` finds its values, `checked` notes which are whole.
+    """The files of a store, by number.
 
-    Args:
-        expected: Of each file its size, how many values it has, and `Tree.crc`, if that is known.
-        options: Of the store.
+    `file` maps one, `tree` finds its values, `checked` notes which of them are whole. `expected` has
+    the size of each file, how many values it has, and `Tree.crc`, if that is known.
     """
 
     def __init__(self, expected: Mapping[str, tuple[int, ...] | None], options: Mapping[str, Any]) -> None:

@@ -228,7 +228,7 @@ class _PlainIndex:
         separator = options["stream"]
         digest = hashlib.blake2b(repr(separator).encode(), digest_size=16)
         self._names: list[str] = []
-        self.streams: list[tuple[int, int, int]] = []  # database, first value, and the one after the last
+        self.streams: list[tuple[int, int, int]] = []  # database, first value, stop
         for number, (name, known) in enumerate(zip(names.values(), self.databases.known, strict=True)):
             rows, tree = self.databases.file(number).rows, self.databases.tree(number)
             digest.update(repr((name, known.size, tree.crc, known.modified_ns)).encode())

@@ -38,7 +38,7 @@ class Records:
         )
         self._requests: Any = self._child.stdin
         self._answers: Any = self._child.stdout
-        with contextlib.suppress(AttributeError, OSError):  # it writes a large part of a record at once
+        with contextlib.suppress(AttributeError, OSError):  # fewer, larger writes
             fcntl.fcntl(self._answers, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)  # type: ignore[arg-type]
 
     def read(self, path: str, place: int, records: int) -> bytes:

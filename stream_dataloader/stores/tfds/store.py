@@ -250,7 +250,7 @@ class _Column:
         self._stored, self._decoder = stored, decoder
         self._stream, self._name = stream, name
         is_number = isinstance(stored, np.ndarray) and stored.dtype.kind in "biufc"
-        self._is_plain = is_number and stored.shape[1:] == decoder.shape  # nothing is left to decode
+        self._is_plain = is_number and stored.shape[1:] == decoder.shape
 
     def __len__(self) -> int:
         return len(self._stored)

@@ -28,7 +28,7 @@ _KEPT = "tars"  # the folder in the cache
 _BLOCK = 512
 _COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")  # gzip, bzip2, xz, zstd
 
-#: A member's key and extension, as the package webdataset has them (1.0.2, `tariterators.base_plus_ext`).
+#: Key and extension, as of webdataset 1.0.2 (`tariterators.base_plus_ext`).
 _NAME = re.compile(r"((?:.*/)?[^.]+)\.([^/]*)", re.DOTALL)
 _META = re.compile(r"__[^/]*__($|/)")
 

@@ -2,7 +2,7 @@
 
 Guarantee: members side by side are read by one call. A tar unlike its index is an error.
 
-Extensions are those of the package webdataset (1.0.2, `autodecode`); of `depth.png` the last part.
+Extensions are those of webdataset 1.0.2 (`autodecode`); of `depth.png` the last part.
 
 - images, by OpenCV: `(3, H, W)` RGB, uint8 or uint16;
 - npy: an array of numbers; cls, id, count and the like: int64;
@@ -39,7 +39,7 @@ from stream_dataloader.streams.cache.file_cache import FileCache, is_url, open_l
 __all__ = ["Decoder", "KEY", "Samples", "state_of"]
 
 
-#: What may lie between members that are read together, and how much is read together.
+#: What may lie between members that are read together, and the most of that.
 _GAP_BYTES, _MOST_AT_ONCE_BYTES = 1 << 16, 1 << 24
 KEY = "__key__"  # as a column
 
