@@ -10,9 +10,9 @@ import torch
 from stream_dataloader import StreamDataLoader, StreamDataset
 
 
-def repeated(item):
-    """Opens streams of as many items as their source says, all alike."""
-    return lambda length: iter([item] * length)
+def dataset_of(item, **options):
+    """Streams whose items are all alike."""
+    return StreamDataset([2, 3, 1], lambda length: iter([item] * length), 2, **options)
 
 
 def told(batches):
@@ -24,64 +24,59 @@ def told(batches):
     return [str(warning.message) for warning in caught]
 
 
-def loader_of(item, workers=0, *args, **options):
-    return StreamDataLoader(StreamDataset([2, 3, 1], repeated(item), 2, **options), workers, *args)
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 def test_pictures_without_time_steps_are_told_once_a_loader(workers):
-    item = {"frame": torch.zeros(3, 8, 8), "label": 1}
-    loader = loader_of(item, workers)
+    dataset = dataset_of({"frame": torch.zeros(3, 8, 8), "label": 1})
+    loader = StreamDataLoader(dataset, workers)
     (message,) = told(loader)
     assert "item['frame'], float32 (3, 8, 8), is read as 3 steps of (8, 8)" in message
     assert told(loader) == told(loader.parts()) == []
-    assert told(loader_of(item, workers).parts()) == [message]
-    assert told(loader_of(item, workers, time_steps=1)) == []
+    assert told(StreamDataLoader(dataset, workers).parts()) == [message]
 
 
-@pytest.mark.parametrize(
-    "picture",
-    [np.zeros((3, 8, 8), np.uint8), torch.zeros(4, 24, 32), np.zeros((8, 9, 3), np.uint8), np.zeros((20, 30, 4), "u1")],
-)
+PICTURES = [np.zeros((3, 8, 8), np.uint8), torch.zeros(4, 24, 32), *(np.zeros((20, 30, c), np.uint8) for c in (3, 4))]
+
+
+@pytest.mark.parametrize("picture", PICTURES)
 def test_pictures_are_told_once_without_a_loader(picture):
-    dataset = StreamDataset([2, 3], repeated(picture), 2)
+    dataset = dataset_of(picture)
     assert len(told(dataset)) == 1
-    assert told(dataset) == []
+    assert told(dataset) == told(dataset_of(picture, time_steps=1)) == []
 
 
-@pytest.mark.parametrize(
-    "window",
-    [
-        np.zeros((3, 1, 8, 8), np.uint8),  # with an axis for channels
-        np.zeros((4, 3, 8, 8), np.uint8),
-        np.zeros((1, 8, 8), np.uint8),
-        np.zeros((5, 8, 8), np.uint8),
-        np.zeros((3,), np.uint8),
-        np.zeros((4, 100), np.float32),
-        np.zeros((3, 7, 30), np.float32),
-        np.zeros((100, 20, 3), np.float32),  # points
-        np.zeros((16, 3), np.uint8),
-        {"depth": np.zeros((4, 8, 8)), "frame": np.zeros((4, 3, 8, 8))},
-        {"frame": np.zeros((3, 8, 8)), "seconds": np.zeros(3)},
-        ["a", "b", "c"],
-    ],
-)
+HONEST = [
+    np.zeros((3, 1, 8, 8), np.uint8),  # with an axis for channels
+    np.zeros((4, 3, 8, 8), np.uint8),
+    np.zeros((1, 8, 8), np.uint8),
+    np.zeros((5, 8, 8), np.uint8),
+    np.zeros((3,), np.uint8),
+    np.zeros((4, 100), np.float32),
+    np.zeros((3, 7, 30), np.float32),
+    np.zeros((100, 20, 3), np.float32),  # points
+    np.zeros((16, 3), np.uint8),
+    {"depth": np.zeros((4, 8, 8)), "frame": np.zeros((4, 3, 8, 8))},
+    {"frame": np.zeros((3, 8, 8)), "seconds": np.zeros(3)},
+    (["a", "b", "c"], np.zeros(3)),
+]
+
+
+@pytest.mark.parametrize("window", HONEST)
 def test_honest_windows_are_not_told(window):
-    item = (window, np.zeros(len(window))) if type(window) is list else window
-    assert told(loader_of(item)) == []
+    assert told(StreamDataLoader(dataset_of(window))) == []
 
 
 def test_windows_of_different_lengths_and_those_of_a_collate_fn_are_honest():
     sources = [np.zeros((n, 8, 8), np.uint8) for n in (3, 2)]
     assert told(StreamDataLoader(StreamDataset(sources, lambda window: iter([window]), 2))) == []
-    assert told(loader_of(torch.zeros(3, 8, 8), 0, list)) == []
+    assert told(StreamDataLoader(dataset_of(sources[0]), 0, list)) == []
 
 
 def test_one_who_means_it_can_say_so():
-    item = np.zeros((3, 8, 8), np.uint8)
-    (message,) = told(loader_of(item))
-    remedy = re.search(r"warnings\.filterwarnings\(.*\)", message)[0]
+    dataset = dataset_of(np.zeros((3, 8, 8), np.uint8))
+    (message,) = told(StreamDataLoader(dataset))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        exec(remedy)
-        list(loader_of(item))
+        with pytest.raises(UserWarning):
+            list(StreamDataLoader(dataset))
+        exec(re.search(r"warnings\.filterwarnings\(.*\)", message)[0])
+        assert list(StreamDataLoader(dataset))

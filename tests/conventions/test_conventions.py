@@ -9,13 +9,12 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
+import windows_of_streams
+from windows_of_streams import LANES, LENGTHS, STEPS, WINDOWS, opening
 
 from stream_dataloader import StreamDataLoader, StreamDataset, get_stream_info
 from stream_dataloader.recurrent import RecurrentState
 
-LENGTHS = [13, 4, 1, 9, 22, 3, 5, 8, 2, 17, 6, 1, 1, 11]
-STEPS, LANES = 5, 4
-WINDOWS = pytest.mark.parametrize("windows", ["aligned", "packed"])
 ALL_WINDOWS = pytest.mark.parametrize("windows", ["aligned", "packed", "the streams' own"])
 
 
@@ -23,9 +22,7 @@ def value(source, position):
     return np.sin(1.0 + 10 * source + position)
 
 
-def open_stream(length):
-    source = get_stream_info().source_index
-    return (value(source, i) for i in range(length))
+open_stream = opening(lambda source: [value(source, i) for i in range(LENGTHS[source])])
 
 
 def open_windows(length):
@@ -38,31 +35,20 @@ def open_windows(length):
 
 
 def batches_of(windows="packed", **more):
-    options = {"fill_value": 1e6, "shuffle": True, "seed": 3, **more}
-    if windows != "the streams' own":
-        options |= {"time_steps": STEPS, "windows": windows}
-    open_source = open_stream if "time_steps" in options else open_windows
-    return list(StreamDataLoader(StreamDataset(LENGTHS, open_source, LANES, **options)))
+    if windows == "the streams' own":
+        return windows_of_streams.batches_of(open_windows, "aligned", time_steps=None, fill_value=1e6, **more)
+    return windows_of_streams.batches_of(open_stream, windows, fill_value=1e6, **more)
 
 
-def alone(start):
-    """What each stream gives by itself, by source and position."""
-    outputs = {}
-    for source, length in enumerate(LENGTHS):
-        h = start
-        for i in range(length):
-            h = 0.9 * h + value(source, i)
-            outputs[source, i] = h
-    return outputs
+def alone(source, h):
+    """What a stream gives by itself, from a state on."""
+    return [h := 0.9 * h + value(source, i) for i in range(LENGTHS[source])]
 
 
 def differing(batch, outputs, start=0.0):
     """How many items have other outputs `(T, B)` than their stream has alone."""
-    expected, wrong = alone(start), 0
-    for t, b in (batch.source >= 0).nonzero().tolist():
-        where = batch.source[t, b].item(), batch.position[t, b].item()
-        wrong += abs(outputs[t, b].item() - expected[where]) > 1e-6
-    return wrong
+    expected = [alone(source, start) for source in range(len(LENGTHS))]
+    return windows_of_streams.differing(batch, outputs, expected, 1e-6)
 
 
 def sequences(data, seq_idx, initial):

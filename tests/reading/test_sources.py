@@ -75,22 +75,38 @@ def test_workers_share_the_sources(method):
 
 
 class Counted:
-    """A source that knows how often it was pickled in this process."""
+    """A source that knows how often one was pickled and unpickled in this process."""
 
-    pickled = 0
+    pickled = unpickled = 0
 
-    def __reduce__(self):
+    def __getstate__(self):
         Counted.pickled += 1
-        return Counted, ()
+        return {"number": self.number}
+
+    def __setstate__(self, state):
+        Counted.unpickled += 1
+        self.number = state["number"]
+
+    def __init__(self, number):
+        self.number = number
 
 
 @pytest.mark.parametrize("method", START_METHODS)
 def test_sources_are_pickled_once_however_many_workers_there_are(method):
     Counted.pickled = 0
-    dataset = StreamDataset([Counted() for _ in range(300)], lambda _: [1], 2, time_steps=1)
+    dataset = StreamDataset([Counted(i) for i in range(300)], lambda _: [1], 2, time_steps=1)
     for _ in range(2):
         assert len(list(StreamDataLoader(dataset, 2, multiprocessing_context=method))) == 150
     assert Counted.pickled == 300
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_all_sources_are_read_a_block_at_a_time(interleaved):
+    dataset = StreamDataset([Counted(i) for i in range(1000)], iter, 1, seed=0)
+    sources = interleave([dataset]).sources if interleaved else dataset.sources
+    Counted.unpickled = 0
+    assert [source.number for source in sources] == list(range(1000))
+    assert Counted.unpickled == 1000
 
 
 def test_a_dataset_copied_elsewhere_is_a_dataset_of_its_own():
@@ -149,13 +165,13 @@ def test_a_billion_sources_made_by_a_rule(method):
 
 
 def test_a_range_is_not_copied_and_its_fingerprint_tells_rules_apart():
-    def dataset(sources):
-        return StreamDataset(sources, lambda source: [source], 2, time_steps=1)
+    def fingerprint(sources):
+        return StreamDataset(sources, iter, 1).fingerprint
 
-    assert next(iter(StreamDataLoader(dataset(range(10**12))))).data.tolist() == [[0, 2]]  # source 1 is reserved
-    assert dataset(range(10**9)).fingerprint == dataset(range(10**9)).fingerprint
-    assert len({dataset(made).fingerprint for made in (range(10**9), range(10**9 + 1), range(1, 10**9 + 1))}) == 3
-    assert dataset(range(10)).fingerprint == dataset(list(range(10))).fingerprint
+    dataset = StreamDataset(range(10**12), lambda source: [source], 2, time_steps=1)
+    assert next(iter(dataset)).data.tolist() == [[0, 2]]  # source 1 is reserved
+    assert len({fingerprint(made) for made in (range(10**9), range(10**9 + 1), range(1, 10**9 + 1))}) == 3
+    assert fingerprint(range(10)) == fingerprint(list(range(10))) == fingerprint(range(10))
 
 
 def test_a_source_that_cannot_be_made_is_an_error_of_that_source():
@@ -223,26 +239,6 @@ def test_a_fingerprint_is_what_it_was_in_states_saved_before(sources, fingerprin
     assert StreamDataset(sources, iter, 1).fingerprint == fingerprint
 
 
-class CountsItsUnpickling:
-    count = 0
-
-    def __init__(self, number):
-        self.number = number
-
-    def __setstate__(self, state):
-        type(self).count += 1
-        self.__dict__.update(state)
-
-
-@pytest.mark.parametrize("interleaved", [False, True])
-def test_all_sources_are_read_a_block_at_a_time(interleaved):
-    dataset = StreamDataset([CountsItsUnpickling(i) for i in range(1000)], iter, 1, seed=0)
-    sources = interleave([dataset]).sources if interleaved else dataset.sources
-    CountsItsUnpickling.count = 0
-    assert [source.number for source in sources] == list(range(1000))
-    assert CountsItsUnpickling.count == 1000
-
-
 def test_no_live_process_loses_its_epochs_number_to_another():
     dataset = StreamDataset([3], range, 1, time_steps=3)
     dataset.set_epoch(3)
@@ -264,10 +260,6 @@ def test_no_live_process_loses_its_epochs_number_to_another():
         os.waitpid(pid, 0)
 
 
-def rows_of(source):
-    yield from source
-
-
 def mapped(folder, mode="r", shape=(64, 1000)):
     path = folder / "table.bin"
     np.arange(np.prod(shape), dtype=np.int64).tofile(path)
@@ -276,7 +268,7 @@ def mapped(folder, mode="r", shape=(64, 1000)):
 
 def test_a_memory_mapped_source_travels_as_its_place_in_the_file(tmp_path):
     table = mapped(tmp_path)
-    dataset = StreamDataset([table[first : first + 9] for first in range(0, 63, 9)], rows_of, 2, time_steps=3)
+    dataset = StreamDataset([table[first : first + 9] for first in range(0, 63, 9)], iter, 2, time_steps=3)
     assert len(pickle.dumps(dataset)) < 20_000
     found = [batch.data[:, lane][batch.mask[:, lane]] for batch in StreamDataLoader(dataset, 2) for lane in range(2)]
     assert np.array_equal(np.sort(np.concatenate(found)[:, 0]), table[:, 0])
@@ -311,7 +303,7 @@ def test_any_view_of_a_map_is_the_same_where_it_arrives(tmp_path, mode, view):
 
 def test_a_map_whose_file_is_gone_is_copied_or_an_error(tmp_path):
     table = mapped(tmp_path)
-    dataset = StreamDataset([table], rows_of, 1, time_steps=3)
+    dataset = StreamDataset([table], iter, 1, time_steps=3)
     (tmp_path / "other").write_bytes(bytes(64 * 8000))
     os.replace(tmp_path / "other", tmp_path / "table.bin")
     with pytest.raises(OpenError, match=r"table\.bin"):

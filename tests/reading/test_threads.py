@@ -97,19 +97,20 @@ def test_all_code_of_a_factory_runs_in_one_thread(workers, lookahead, tmp_path):
     assert noting.threads() == [1] * max(workers, 1)
 
 
-# Opening early
+SEEN = threading.Event()  # a background thread has opened a stream, in this process
 
 
 class Opening:
     """Streams that tell whether a background thread opened them; the first ones wait a little for one that was."""
 
     def __init__(self, *, expected):
-        self.expected, self.seen = expected, threading.Event()
+        self.expected = expected
+        SEEN.clear()
 
     def __call__(self, source):
         early = threading.current_thread() is not threading.main_thread()
         if early:
-            self.seen.set()
+            SEEN.set()
         return self._items(early)
 
     def _items(self, early):
@@ -117,14 +118,8 @@ class Opening:
             if i == 1:
                 time.sleep(0.001)
                 if self.expected:
-                    self.seen.wait(0.2)
+                    SEEN.wait(0.2)
             yield int(early)
-
-    def __getstate__(self):
-        return self.expected
-
-    def __setstate__(self, expected):
-        self.__init__(expected=expected)
 
 
 class Declared(Opening):
@@ -211,20 +206,6 @@ def test_a_stream_that_is_being_opened_early_when_the_epoch_is_left_is_closed():
     assert soon(lambda: sorted(closed) == sorted(opened))
 
 
-@pytest.mark.parametrize("wrong", [1, "yes", 0])
-def test_the_option_is_true_false_or_none(wrong):
-    with pytest.raises(TypeError, match="open_early"):
-        StreamDataset([1], range, 1, open_early=wrong)
-
-
-@WORKERS
-def test_a_sequence_that_makes_sources_does_so_in_one_thread(workers, tmp_path):
-    noting = Noting(tmp_path)
-    assert not opened_early(Declared(expected=False), workers, Listed(noting))
-    assert noting.threads() == [1] * max(workers, 1)
-    assert opened_early(Declared(expected=True), workers or 1, DeclaredList(Noting(tmp_path)))
-
-
 class Listed(Sequence):
     """Makes sources by code of the user's."""
 
@@ -244,6 +225,14 @@ class DeclaredList(Listed):
 
     def __getitem__(self, index):
         return index
+
+
+@WORKERS
+def test_a_sequence_that_makes_sources_does_so_in_one_thread(workers, tmp_path):
+    noting = Noting(tmp_path)
+    assert not opened_early(Declared(expected=False), workers, Listed(noting))
+    assert noting.threads() == [1] * max(workers, 1)
+    assert opened_early(Declared(expected=True), workers or 1, DeclaredList(Noting(tmp_path)))
 
 
 @WORKERS
@@ -269,3 +258,6 @@ def test_the_librarys_own_factories_say_what_they_are():
     assert all(factory.open_early is True for factory in kinds)
     assert TextStream(tokenizer=list).open_early is False  # the user's code
     assert getattr(CameraStream(), "open_early", False) is False  # its frames would be old
+    for wrong in (1, "yes", 0):
+        with pytest.raises(TypeError):
+            StreamDataset([1], range, 1, open_early=wrong)

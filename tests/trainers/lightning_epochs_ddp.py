@@ -15,6 +15,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 sys.path.append(str(pathlib.Path(__file__).parents[1] / "integrations"))
 
 import lightning_runs
+from carried import counted
 
 from stream_dataloader import StreamDataLoader, StreamDataset
 from stream_dataloader.integrations.lightning import StreamEpochs
@@ -34,8 +35,7 @@ class Model(lightning_runs.Model):
         self.carry = RecurrentState(batch_dim=0)
 
     def training_step(self, batch, index):
-        state = self.carry.before(batch)
-        state = batch.data.sum(0) + (0 if state is None else state)  # a sum along the stream
+        state = counted(batch, self.carry.before(batch))
         self.carry.after(batch, state)
         loss = super().training_step(batch, index)
         self.trained[-1] += (batch.position.tolist(), state.tolist())

@@ -4,14 +4,10 @@ from itertools import pairwise
 
 import pytest
 import torch
-
-from stream_dataloader import StreamDataLoader, StreamDataset, get_stream_info
+from windows_of_streams import LANES, LENGTHS, STEPS, WINDOWS, batches_of, differing, opening
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # warnings are theirs
-
-LENGTHS = [13, 4, 1, 9, 22, 3, 5, 8, 2, 17, 6, 1, 1, 11]
-STEPS, LANES, WIDTH = 5, 4, 6
-WINDOWS = pytest.mark.parametrize("windows", ["aligned", "packed"])
+WIDTH = 6
 
 
 def features(source):
@@ -20,25 +16,6 @@ def features(source):
 
 def tokens(source):
     return torch.randint(90, (LENGTHS[source],), generator=torch.Generator().manual_seed(source))
-
-
-def opening(make):
-    """Streams of what is made of their sources' numbers."""
-    return lambda length: iter(make(get_stream_info().source_index))
-
-
-def batches_of(open_stream, windows, **options):
-    options = {"time_steps": STEPS, "shuffle": True, "seed": 3, **options}
-    return list(StreamDataLoader(StreamDataset(LENGTHS, open_stream, LANES, windows=windows, **options)))
-
-
-def differing(batch, outputs, expected):
-    """How many items have other outputs `(T, B, ...)` than `expected[source]` has at their position."""
-    wrong = 0
-    for t, b in (batch.source >= 0).nonzero().tolist():
-        source, position = batch.source[t, b].item(), batch.position[t, b].item()
-        wrong += not torch.allclose(outputs[t, b], expected[source][position], atol=1e-5)
-    return wrong
 
 
 @WINDOWS
@@ -87,16 +64,6 @@ def test_torchrl_gives_each_stream_what_it_has_alone(kind, backend, windows):
 
 
 @WINDOWS
-def test_torchrl_counts_trajectories_by_is_init(windows):
-    utils = pytest.importorskip("torchrl.objectives.value.utils")
-    for batch in batches_of(opening(features), windows):
-        begins = batch.is_start.clone()
-        begins[0] = True
-        counted = utils._get_num_per_traj_init(batch.is_init().squeeze(-1))
-        assert counted.tolist() == begins.T.reshape(-1).nonzero().flatten().diff(append=torch.tensor([20])).tolist()
-
-
-@WINDOWS
 def test_returns_of_torchrl_end_at_done(windows):
     functional = pytest.importorskip("torchrl.objectives.value.functional")
     lasts = 0
@@ -124,18 +91,6 @@ def test_the_collator_of_transformers_flattens_windows_alike():
             assert theirs[name].flatten().equal(batch.cu_seqlens())
             assert theirs[name].dtype == batch.cu_seqlens().dtype
         assert theirs["max_length_q"] <= batch.time_steps
-
-
-@WINDOWS
-def test_flash_attention_sees_cuts_by_positions_in_segments(windows):
-    utils = pytest.importorskip("transformers.modeling_flash_attention_utils")
-    missed = 0
-    for batch in batches_of(opening(tokens), windows):
-        (cuts, _), _ = utils.prepare_fa_kwargs_from_position_ids(batch.position_ids())
-        assert cuts.equal(batch.cu_seqlens())
-        (cuts, _), _ = utils.prepare_fa_kwargs_from_position_ids(batch.position_ids("stream"))
-        missed += not set(batch.cu_seqlens().tolist()) <= set(cuts.tolist())
-    assert missed
 
 
 @WINDOWS

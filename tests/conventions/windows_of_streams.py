@@ -1,0 +1,28 @@
+"""Batches of windows of both kinds, and how many of their items have other outputs than their stream has alone."""
+
+import pytest
+
+from stream_dataloader import StreamDataLoader, StreamDataset, get_stream_info
+
+LENGTHS = [13, 4, 1, 9, 22, 3, 5, 8, 2, 17, 6, 1, 1, 11]
+STEPS, LANES = 5, 4
+WINDOWS = pytest.mark.parametrize("windows", ["aligned", "packed"])
+
+
+def opening(make):
+    """Streams of what is made of their sources' numbers."""
+    return lambda length: iter(make(get_stream_info().source_index))
+
+
+def batches_of(open_stream, windows, **options):
+    options = {"time_steps": STEPS, "shuffle": True, "seed": 3, "windows": windows} | options
+    return list(StreamDataLoader(StreamDataset(LENGTHS, open_stream, LANES, **options)))
+
+
+def differing(batch, outputs, expected, error=1e-5):
+    """How many items have other outputs `(T, B, ...)` than `expected[source]` has at their position."""
+    wrong = 0
+    for t, b in (batch.source >= 0).nonzero().tolist():
+        alone = expected[batch.source[t, b].item()][batch.position[t, b].item()]
+        wrong += bool(abs(outputs[t, b] - alone).max() > error)
+    return wrong
