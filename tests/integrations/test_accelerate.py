@@ -20,6 +20,7 @@ pytestmark = [
 ]
 
 LENGTHS = [9, 14, 3, 12, 8, 7, 11, 5]
+ALL = [(i, j) for i, length in enumerate([*LENGTHS, 2, 6]) for j in range(length)]
 
 
 def open_stream(length):
@@ -67,6 +68,11 @@ def prepare(*given, **options):
 
 def prepared(accelerator, *args, **options):
     return prepare(accelerator, loader(*args, **options))
+
+
+def stretches(collate_fn=None, length=5):
+    """Epochs of n batches."""
+    return StreamDataLoader(loader(padding_mode="cycle").dataset, 0, collate_fn, batches_per_epoch=length)
 
 
 def optimizer_steps(accelerator, batches, data_of):
@@ -144,11 +150,6 @@ def test_an_error_is_raised_after_the_batch_before_it(accelerator_of):
     assert ours.state_dict()["step"] == 2
 
 
-def stretches(collate_fn=None, length=5):
-    """Epochs of n batches."""
-    return StreamDataLoader(loader(padding_mode="cycle").dataset, 0, collate_fn, batches_per_epoch=length)
-
-
 KINDS = {
     "unknown": loader,
     "known": functools.partial(loader, known=True),
@@ -193,33 +194,22 @@ def test_a_checkpoint_goes_on_at_the_next_batch(accelerator_of, tmp_path, kind, 
             assert head + run(folder=tmp_path / f"{stop}", script_counts=script_counts) == whole, stop
 
 
-def test_a_checkpoint_between_epochs_goes_on_with_the_next(accelerator_of, tmp_path):
-    accelerator = accelerator_of()
-    ours = prepared(accelerator)
-    list(ours)
-    accelerator.save_state(str(tmp_path))
-    expected = keys(ours)
-    accelerator = accelerator_of()
-    ours = prepared(accelerator, 2)
-    accelerator.load_state(str(tmp_path))
-    assert ours.epoch == 1
-    ours.set_epoch(1)  # as scripts do at an epoch's beginning
-    assert keys(ours) == expected
-
-
-def test_several_loaders_have_their_own_places(accelerator_of, tmp_path):
-    def build():
+def test_several_loaders_have_their_own_places_in_epochs_or_between_two(accelerator_of, tmp_path):
+    def build(workers):
         accelerator = accelerator_of()
-        return accelerator, prepared(accelerator), prepared(accelerator, seed=1)
+        return accelerator, *(prepared(accelerator, workers, seed=seed) for seed in range(3))
 
-    accelerator, one, other = build()
-    list(itertools.islice(one, 5))
-    list(itertools.islice(other, 3))
+    accelerator, *first = build(0)
+    for ours, used in zip(first, (5, 3, None), strict=True):
+        list(itertools.islice(ours, used))
     accelerator.save_state(str(tmp_path))
-    accelerator, one, other = build()
+    accelerator, one, other, between = build(2)
     accelerator.load_state(str(tmp_path))
     assert keys(one) == keys(loader())[5:]
     assert keys(other) == keys(loader(seed=1))[3:]
+    assert between.epoch == 1
+    between.set_epoch(1)  # as scripts do at an epoch's beginning
+    assert keys(between) == keys(first[2])
 
 
 def test_the_first_batches_are_skipped_once(accelerator_of, tmp_path):
@@ -298,32 +288,29 @@ def items_of(ranks):
     return sorted((s, p) for row in rows for s, p, m in zip(*row, strict=True) if m)
 
 
-ALL = [(i, j) for i, length in enumerate([9, 14, 3, 12, 8, 7, 11, 5, 2, 6]) for j in range(length)]
-
-
 def test_a_loader_that_accelerate_prepares_itself_shards_nothing_again(tmp_path):
-    def run(stop):
-        found = run_trainer("accelerate_prepared.py", tmp_path, tmp_path / "state.pt", stop, "itself")
-        return [seen for seen, *_ in found]
-
-    whole = run(10**6)
+    whole, head, tail = (
+        [seen for seen, *_ in run_prepared(tmp_path, "state.pt", stop, "itself")] for stop in (10**6, 4, 0)
+    )
     assert len(whole[0]) == len(whole[1]) > 5
     assert items_of(whole) == ALL
-    assert [head + tail for head, tail in zip(run(4), run(0), strict=True)] == whole
+    assert [before + after for before, after in zip(head, tail, strict=True)] == whole
+
+
+def run_prepared(folder, name, stop, how, ranks=2):
+    """Of each rank: batches, optimizer steps, parameters, states, and whether one of rank 0 alone was refused."""
+    return run_trainer("accelerate_prepared.py", folder, folder / name, stop, how, ranks=ranks)
 
 
 def test_two_processes_go_on_from_one_checkpoint(tmp_path):
-    def run(folder, stop):
-        """Of each rank: batches, optimizer steps, parameters, states, and whether one of rank 0 alone was refused."""
-        return run_trainer("accelerate_prepared.py", tmp_path, tmp_path / folder, stop, "model")
-
-    whole = run("none", 10**6)
+    whole = run_prepared(tmp_path, "none", 10**6, "model")
     batches = [[entry[1] for entry in seen if entry[0] == 0] for seen, *_ in whole]
     assert batches[0] == batches[1]
     assert len(batches[0]) % 3, "not the case that is meant"
     assert whole[0][1:3] == whole[1][1:3]
     assert items_of(seen for seen, *_ in whole) == ALL
-    for head, tail, expected in zip(run("state", 3), run("state", 0), whole, strict=True):
+    heads, tails = (run_prepared(tmp_path, "state", stop, "model") for stop in (3, 0))
+    for head, tail, expected in zip(heads, tails, whole, strict=True):
         for one in (0, 1, 3):
             assert head[one] + tail[one] == expected[one]
         assert tail[2] == expected[2]
@@ -331,11 +318,10 @@ def test_two_processes_go_on_from_one_checkpoint(tmp_path):
 
 
 def test_one_process_goes_on_where_two_stopped(tmp_path):
-    def run(folder, stop, ranks=1):
-        return run_trainer("accelerate_prepared.py", tmp_path, tmp_path / folder, stop, "no model", ranks=ranks)
-
-    one, other = run("state", 3, ranks=2)
-    (whole,), (tail,) = run("none", 10**6), run("state", 0)
+    one, other = run_prepared(tmp_path, "state", 3, "no model")
+    (whole,), (tail,) = (
+        run_prepared(tmp_path, name, stop, "no model", 1) for name, stop in (("none", 99), ("state", 0))
+    )
     assert [entry[:2] for entry in one[0]] == [entry[:2] for entry in whole[0][:3]]
     assert tail[0] == whole[0][3:]
     assert [mine + others for mine, others in zip(one[3], other[3], strict=True)] == whole[3][:3]

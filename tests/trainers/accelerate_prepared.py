@@ -9,6 +9,7 @@ import sys
 import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
+from carried import counted
 
 from stream_dataloader import StreamDataLoader, StreamDataset, merge_states
 from stream_dataloader.integrations.accelerate import prepare
@@ -43,8 +44,7 @@ if __name__ == "__main__":
             optimizer.step()
             optimizer.zero_grad()
         steps += accelerator.sync_gradients
-        state = carry.before(batch)
-        state = batch.data.sum(0) + 1 + (0 if state is None else state)  # a sum along the stream
+        state = counted(batch, carry.before(batch)) + 1
         carry.after(batch, state)
         states.append(state.tolist())
         seen.append((batch.epoch, batch.step, batch.source.tolist(), batch.position.tolist(), batch.mask.tolist()))
