@@ -8,17 +8,7 @@ import traceback
 import numpy as np
 import pytest
 
-from stream_dataloader import (
-    EmptySourcesError,
-    LengthError,
-    OpenError,
-    ReadError,
-    StreamDataLoader,
-    StreamDataLoaderError,
-    StreamDataset,
-    StreamError,
-    WorkerTimeoutError,
-)
+from stream_dataloader import StreamDataLoader, StreamDataset, errors
 
 ONE, THREAD = {"num_workers": 1}, {"num_workers": 1, "worker_method": "thread"}
 #: Of each, the last option is wrong, and the error names it.
@@ -136,11 +126,11 @@ def no_such_clip(source):
 
 #: What is opened of a source that is broken, and the error that comes of it: where, and of what.
 BROKEN = {
-    "raises": (no_such_clip, OpenError, 0, FileNotFoundError),
-    "is no iterable": (int, OpenError, 0, TypeError),
-    "iter raises": (lambda source: BrokenIter(), OpenError, 0, OSError),
-    "first item": (lambda source: items(source, 0), ReadError, 0, OSError),
-    "midway": (lambda source: items(source, 3), ReadError, 3, OSError),
+    "raises": (no_such_clip, errors.OpenError, 0, FileNotFoundError),
+    "is no iterable": (int, errors.OpenError, 0, TypeError),
+    "iter raises": (lambda source: BrokenIter(), errors.OpenError, 0, OSError),
+    "first item": (lambda source: items(source, 0), errors.ReadError, 0, OSError),
+    "midway": (lambda source: items(source, 3), errors.ReadError, 3, OSError),
 }
 
 
@@ -159,7 +149,7 @@ def test_a_broken_stream_raises_at_its_own_step_and_says_where(how, workers, ear
     with pytest.raises(kind, match=f"source 2 .2., item {position}, lane 0, worker 0") as caught:
         batches.extend(iter(StreamDataLoader(dataset, workers)))
     error = caught.value
-    assert isinstance(error, StreamError)
+    assert isinstance(error, errors.StreamError)
     assert error.place == {"source_index": 2, "source": "2", "position": position, "lane": 0, "worker_id": 0}
     assert len(batches) == 2 + position // 2
     assert isinstance(error.__cause__, cause)
@@ -190,13 +180,13 @@ def test_a_policy_decides_per_error():
 
     def policy(error):
         seen.append(type(error))
-        return "skip" if isinstance(error, OpenError) else "raise"
+        return "skip" if isinstance(error, errors.OpenError) else "raise"
 
     with pytest.warns(RuntimeWarning):
         list(StreamDataLoader(StreamDataset(range(4), opener("raises"), 2, time_steps=2, on_error=policy)))
-    with pytest.raises(ReadError):
+    with pytest.raises(errors.ReadError):
         list(StreamDataLoader(StreamDataset(range(4), opener("midway"), 2, time_steps=2, on_error=policy)))
-    assert seen == [OpenError, ReadError]
+    assert seen == [errors.OpenError, errors.ReadError]
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -206,7 +196,7 @@ def test_an_epoch_without_any_item_is_empty_and_an_endless_one_an_error(workers)
 
     for mode in ("zeros", "data", "drop"):
         assert not list(loader(mode))
-    with pytest.raises(EmptySourcesError):
+    with pytest.raises(errors.EmptySourcesError):
         next(iter(loader("cycle")))
 
 
@@ -228,18 +218,18 @@ def test_stop_iteration_in_collate_fn_does_not_end_the_epoch():
 
 
 def test_errors_survive_pickling_and_take_a_message_alone():
-    error = OpenError("no", source_index=3, source="'x'", position=2, lane=1, worker_id=0)
+    error = errors.OpenError("no", source_index=3, source="'x'", position=2, lane=1, worker_id=0)
     copy = pickle.loads(pickle.dumps(error))
-    assert (type(copy), str(copy), copy.source_index, copy.lane) == (OpenError, "no", 3, 1)
-    assert issubclass(WorkerTimeoutError, TimeoutError)
-    for kind in (OpenError, ReadError, LengthError, EmptySourcesError):
-        assert issubclass(kind, StreamDataLoaderError)
+    assert (type(copy), str(copy), copy.source_index, copy.lane) == (errors.OpenError, "no", 3, 1)
+    assert issubclass(errors.WorkerTimeoutError, TimeoutError)
+    for kind in (errors.OpenError, errors.ReadError, errors.LengthError, errors.EmptySourcesError):
+        assert issubclass(kind, errors.StreamDataLoaderError)
         assert str(kind("message")) == "message"
 
 
 def test_a_source_whose_repr_is_long_is_still_named():
     dataset = StreamDataset(["x" * 10_000] * 2, no_such_clip, 2, time_steps=1)
-    with pytest.raises(OpenError, match="'xxx") as caught:
+    with pytest.raises(errors.OpenError, match="'xxx") as caught:
         list(StreamDataLoader(dataset))
     assert len(str(caught.value)) < 500
 

@@ -10,16 +10,7 @@ from helpers import random_cases
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stream_dataloader import (
-    LengthError,
-    ReadError,
-    StateError,
-    StreamDataLoader,
-    StreamDataset,
-    get_stream_info,
-    merge_states,
-    sections,
-)
+from stream_dataloader import StreamDataLoader, StreamDataset, errors, get_stream_info, merge_states, sections
 from stream_dataloader._schedule.order import Order
 from stream_dataloader.testing import check_resume
 
@@ -199,7 +190,7 @@ def test_one_draw_holds_for_a_whole_section():
 def test_a_stream_of_another_length_is_an_error(factory, jitter, length):
     cut = sections([12], 5, jitter=jitter)
     dataset = StreamDataset([(0, length)], FACTORIES[factory], 1, time_steps=3, sections=cut)
-    with pytest.raises(LengthError, match=rf"{length} items, and lengths\[0\] is 12") as caught:
+    with pytest.raises(errors.LengthError, match=rf"{length} items, and lengths\[0\] is 12") as caught:
         list(StreamDataLoader(dataset))
     assert caught.value.source_index == 0
     assert "without lengths" not in str(caught.value)  # which sections need
@@ -212,7 +203,7 @@ def test_sections_behind_a_streams_end_are_skipped_one_by_one(factory):
     loader = StreamDataLoader(dataset)
     with pytest.warns(RuntimeWarning, match="skipped"):
         assert sum(int(batch.mask.sum()) for batch in loader) == 2
-    assert [type(failure) for failure in loader.failures] == [LengthError, ReadError, ReadError]
+    assert [type(failure) for failure in loader.failures] == [errors.LengthError, errors.ReadError, errors.ReadError]
     assert "lengths=" in str(loader.failures[1])
 
 
@@ -280,9 +271,9 @@ def test_a_state_of_other_sections_is_refused():
     state = loader.state_dict()
     given = [None, sections(case.lengths, 5), sections(case.lengths, 4, jitter=False), sections([11, 0, 3, 8, 21], 4)]
     for other in (StreamDataLoader(case.dataset(sections=cut)) for cut in given):
-        with pytest.raises(StateError, match="saved with sections 'steps=4, jitter=True"):
+        with pytest.raises(errors.StateError, match="saved with sections 'steps=4, jitter=True"):
             other.load_state_dict(state)
-        with pytest.raises(StateError, match="sections"):
+        with pytest.raises(errors.StateError, match="sections"):
             loader.load_state_dict(other.state_dict())
     StreamDataLoader(case.dataset()).load_state_dict(state)
 

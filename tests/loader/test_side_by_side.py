@@ -17,18 +17,7 @@ from helpers import random_cases, soon
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stream_dataloader import (
-    ItemError,
-    StateError,
-    StreamDataLoader,
-    StreamDataset,
-    StreamError,
-    WorkerDeathError,
-    merge_states,
-    sections,
-    side_by_side,
-    split_state,
-)
+from stream_dataloader import StreamDataLoader, StreamDataset, errors, merge_states, sections, side_by_side, split_state
 from stream_dataloader._assembly.regroup import Regrouper
 from stream_dataloader.testing import check_resume
 
@@ -216,7 +205,7 @@ def test_members_that_do_not_fit_beside_each_other_are_an_error(item):
         StreamDataset([3], lambda n, item=item: itertools.repeat(item, n), 1, time_steps=2)
         for item in (np.zeros(2, np.float32), item)
     ]
-    with pytest.raises(ItemError, match=r"members\[1\], source 0 .*members\[0\], source 0"):
+    with pytest.raises(errors.ItemError, match=r"members\[1\], source 0 .*members\[0\], source 0"):
         next(iter(side_by_side([(dataset, 1) for dataset in datasets])))
 
 
@@ -228,7 +217,7 @@ def test_an_error_in_a_member_is_raised_and_ends_the_epoch():
     datasets = StreamDataset([9], range, 1, time_steps=2), StreamDataset([3], broken, 1, time_steps=2)
     iterator = iter(side_by_side([(dataset, 1) for dataset in datasets], 2))
     next(iterator)
-    with pytest.raises(StreamError) as caught:
+    with pytest.raises(errors.StreamError) as caught:
         next(iterator)
     assert isinstance(caught.value.__cause__, OSError)
     assert next(iterator, None) is None
@@ -246,7 +235,7 @@ def test_states_of_other_loaders_are_refused():
         (Case(TWO.members[:1]), state, r"number of members 2.* 1"),
         (changed, {**state, "members": [one, {**other, "sections": None, "num_sources": 4}]}, r"members\[1\]: "),
     ]:
-        with pytest.raises(StateError, match=text):
+        with pytest.raises(errors.StateError, match=text):
             case.loader().load_state_dict(loaded)
 
 
@@ -360,7 +349,7 @@ def deadly(path, always, **options):
 def test_all_members_continue_after_a_worker_of_one_died(tmp_path):
     assert windows_of(deadly(tmp_path / "died", always=False, max_restarts=1)) == windows_of(three().loader())
     (tmp_path / "died").unlink()
-    with pytest.raises(WorkerDeathError) as death:
+    with pytest.raises(errors.WorkerDeathError) as death:
         list(deadly(tmp_path / "died", always=False))
     assert death.value.member == 1
 

@@ -17,16 +17,7 @@ from hypothesis import strategies as st
 from kinds_of_loaders import KINDS, plain
 from worker_streams import ITEMS, Broken, acting, few, odd, raising, waiting
 
-from stream_dataloader import (
-    ItemError,
-    OpenError,
-    ReadError,
-    StreamDataLoader,
-    StreamDataset,
-    WorkerDeathError,
-    WorkerTimeoutError,
-    get_stream_info,
-)
+from stream_dataloader import StreamDataLoader, StreamDataset, errors, get_stream_info
 from stream_dataloader._workers import feed
 
 pytestmark = pytest.mark.filterwarnings("ignore:num_workers is")
@@ -110,12 +101,12 @@ def test_all_kinds_of_items_come_as_without_workers(kind, collate_fn, way):
 
 #: What breaks, and how.
 BREAKING = {
-    "reading": (acting({(2, 5): raising(Broken, "what")}), ReadError),
-    "opening": (acting({(3, 0): raising(Broken, "what")}), ReadError),
-    "no stream": (lambda n: n, OpenError),
-    "one shape": (odd, ItemError),
-    "one kind": (lambda n: [0, 1] if n else ["a"], ItemError),
-    "cannot be sent": (lambda n: iter([lambda: n]) if n == 2 else iter([n]), ItemError),
+    "reading": (acting({(2, 5): raising(Broken, "what")}), errors.ReadError),
+    "opening": (acting({(3, 0): raising(Broken, "what")}), errors.ReadError),
+    "no stream": (lambda n: n, errors.OpenError),
+    "one shape": (odd, errors.ItemError),
+    "one kind": (lambda n: [0, 1] if n else ["a"], errors.ItemError),
+    "cannot be sent": (lambda n: iter([lambda: n]) if n == 2 else iter([n]), errors.ItemError),
 }
 
 
@@ -133,7 +124,7 @@ def test_errors_come_at_their_own_step_with_the_same_text(what, way):
             steps.extend(batch.step for batch in StreamDataLoader(dataset, **options))
         dataset = StreamDataset(range(6), read, 3, time_steps=2, on_error="skip")
         skipping = StreamDataLoader(dataset, **options)
-        left = [] if kind is ItemError else keys(skipping)
+        left = [] if kind is errors.ItemError else keys(skipping)
         failures = [str(failure) for failure in skipping.failures]
         return steps, type(error.value), str(error.value), vars(error.value), left, failures
 
@@ -152,7 +143,9 @@ def test_a_stream_that_exits_is_named(way, place, position, keep, tmp_path):
     dataset = StreamDataset(range(4), acting(acts, 4), 2, time_steps=1, lookahead=int(keep))
     loader = StreamDataLoader(dataset, persistent_workers=keep, **ALL[way])
     steps = []
-    with pytest.raises(WorkerDeathError, match=rf"worker 1.* exited with status 3 .*{place} source 3 \(3\)") as error:
+    with pytest.raises(
+        errors.WorkerDeathError, match=rf"worker 1.* exited with status 3 .*{place} source 3 \(3\)"
+    ) as error:
         steps.extend(batch.step for batch in loader)
     assert "memory" not in str(error.value)
     assert len(steps) == 4 + position if way == "threads" else len(steps) <= 4 + position
@@ -180,7 +173,7 @@ def test_a_timeout_does_not_count_while_workers_start(method, seconds, monkeypat
 
     assert len(list(loader(lambda _: time.sleep(1.5 * seconds)))) == 2
     monkeypatch.setattr(feed, "LONGEST_START_SECONDS", 0)
-    with pytest.raises(WorkerTimeoutError, match="at step 0: worker 0 has not started"):
+    with pytest.raises(errors.WorkerTimeoutError, match="at step 0: worker 0 has not started"):
         list(loader(lambda _: waiting(tmp_path / "go on")()))
     (tmp_path / "go on").touch()
 
