@@ -10,7 +10,7 @@ import time
 import numpy as np
 import pytest
 import torch
-from cases import cases, keys
+from cases import cases, keys, ways
 from helpers import START_METHODS, random_cases
 from hypothesis import given
 from hypothesis import strategies as st
@@ -48,20 +48,12 @@ def test_nor_on_how_processes_start(kind, method):
     assert [plain(batch) for batch in found] == [plain(batch) for batch in expected]
 
 
-def legs():
-    """Ways and numbers; processes are seldom drawn, as they take long."""
-    numbers = st.integers(1, 4)
-    threads = st.fixed_dictionaries({"num_workers": numbers, "worker_method": st.just("thread")})
-    processes = st.fixed_dictionaries({"num_workers": st.integers(1, 3), "threads_per_worker": numbers})
-    return st.one_of(threads, threads, threads, st.just({}), processes)
-
-
 @random_cases(800, 25)
-@given(cases(max_streams=14), st.lists(legs(), min_size=2, max_size=4), st.data())
-def test_any_place_is_resumed_in_another_way_by_another_number(case, ways, data):
+@given(cases(max_streams=14), st.lists(ways(), min_size=2, max_size=4), st.data())
+def test_any_place_is_resumed_in_another_way_by_another_number(case, legs, data):
     expected = keys(StreamDataLoader(case.dataset()))
     found, state = [], None
-    for last, options in enumerate(ways, 1 - len(ways)):
+    for last, options in enumerate(legs, 1 - len(legs)):
         loader = StreamDataLoader(case.dataset(), **options)
         if state is not None:
             loader.load_state_dict(state)
