@@ -1,12 +1,12 @@
 """Bad input: what the user sees. Nothing hangs, nothing is lost in silence."""
 
-import inspect
 import itertools
 import pickle
 import traceback
 
 import numpy as np
 import pytest
+from helpers import make_loader
 
 from stream_dataloader import StreamDataLoader, StreamDataset, errors
 
@@ -62,10 +62,7 @@ WRONG_TYPES = [
 
 def build(options):
     """A loader, by options of the dataset and its own."""
-    given = {"sources": [1, 2, 3], "open_stream": range, "batch_size": 2, "time_steps": 2} | options
-    names = inspect.signature(StreamDataset).parameters
-    dataset = StreamDataset(**{name: value for name, value in given.items() if name in names})
-    return StreamDataLoader(dataset, **{name: value for name, value in given.items() if name not in names})
+    return make_loader(**({"sources": [1, 2, 3], "open_stream": range, "batch_size": 2, "time_steps": 2} | options))
 
 
 @pytest.mark.parametrize(
@@ -99,9 +96,8 @@ def test_a_loader_of_something_else_is_refused():
 
 
 def test_more_workers_than_lanes_are_as_many_as_lanes_with_one_warning():
-    dataset = StreamDataset([3, 3], range, 2, time_steps=2)
     with pytest.warns(UserWarning, match="num_workers is 4") as caught:
-        loader = StreamDataLoader(dataset, 4)
+        loader = make_loader([3, 3], range, 2, time_steps=2, num_workers=4)
     assert len(caught) == 1
     assert loader.num_workers == 2
     assert next(iter(loader)).worker_id.tolist() == [0, 1]
@@ -166,8 +162,7 @@ def test_a_broken_stream_raises_at_its_own_step_and_says_where(how, workers, ear
     ],
 )
 def test_what_a_broken_stream_had_is_read_and_the_rest_is_skipped(how, windows, workers):
-    dataset = StreamDataset(range(4), opener(how), 2, time_steps=2, on_error="skip", lookahead=0)
-    loader = StreamDataLoader(dataset, workers)
+    loader = make_loader(range(4), opener(how), 2, time_steps=2, on_error="skip", lookahead=0, num_workers=workers)
     with pytest.warns(RuntimeWarning, match="source 2"):
         batches = list(loader)
     read = [window for batch in batches for window in batch.source.T.tolist() if window != [-1, -1]]
@@ -202,8 +197,7 @@ def test_an_epoch_without_any_item_is_empty_and_an_endless_one_an_error(workers)
 
 def test_without_determinism_a_state_may_give_back_many_empty_sources_and_that_is_no_error():
     def build():
-        dataset = StreamDataset([0, 5, 0], range, 4, "cycle", time_steps=1, lookahead=2, deterministic=False)
-        return StreamDataLoader(dataset)
+        return make_loader([0, 5, 0], range, 4, "cycle", time_steps=1, lookahead=2, deterministic=False)
 
     for step in range(1, 6):
         state = list(itertools.islice(build(), step))[-1].state_dict()
@@ -228,9 +222,8 @@ def test_errors_survive_pickling_and_take_a_message_alone():
 
 
 def test_a_source_whose_repr_is_long_is_still_named():
-    dataset = StreamDataset(["x" * 10_000] * 2, no_such_clip, 2, time_steps=1)
     with pytest.raises(errors.OpenError, match="'xxx") as caught:
-        list(StreamDataLoader(dataset))
+        list(make_loader(["x" * 10_000] * 2, no_such_clip, 2, time_steps=1))
     assert len(str(caught.value)) < 500
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from cases import Case, cells, check_fields, keys
-from helpers import random_cases
+from helpers import make_loader, random_cases
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from rank_processes import EXAMPLES, loader_of, shared_cases, world_sizes
@@ -151,8 +151,7 @@ def test_a_resumed_rank_with_nothing_left_knows_what_items_look_like(options, st
 
 @pytest.mark.parametrize("item", [dataclasses.make_dataclass("Local", ["x"])(1), {(1, 2): 3}], ids=str)
 def test_items_that_cannot_be_written_down_hinder_no_state(item):
-    dataset = StreamDataset([3, 3], lambda n: [item] * n, 2, lengths=[3, 3], time_steps=1, seed=0)
-    loader = StreamDataLoader(dataset, groups=2)
+    loader = make_loader([3, 3], lambda n: [item] * n, 2, lengths=[3, 3], time_steps=1, seed=0, groups=2)
     loader.load_state_dict(json.loads(json.dumps(next(iter(loader)).state_dict())))
 
 
@@ -251,8 +250,7 @@ def test_skipped_streams_are_counted_by_group():
 
 def test_lengths_that_decide_who_reads_what_are_part_of_a_state():
     def loader(lengths, groups=2, **options):
-        dataset = StreamDataset([4] * 6, range, 2, time_steps=2, seed=0, lengths=lengths, **options)
-        return StreamDataLoader(dataset, groups=groups)
+        return make_loader([4] * 6, range, 2, time_steps=2, seed=0, lengths=lengths, **options, groups=groups)
 
     for saved, here in [(None, [4] * 6), ([4] * 6, None), ([4] * 6, [4] * 5 + [3])]:
         state = loader(saved).state_dict()

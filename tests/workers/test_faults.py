@@ -10,7 +10,7 @@ import time
 
 import pytest
 from cases import Case, cells, key, keys
-from helpers import FOREVER
+from helpers import FOREVER, make_loader
 from worker_streams import acting, few, hang, kill_self, raising
 
 from stream_dataloader import StreamDataLoader, StreamDataset, errors, get_stream_info
@@ -60,8 +60,7 @@ QUIET_EXITS = {"os._exit(0)": lambda: os._exit(0), "sys.exit()": sys.exit, "by a
 @pytest.mark.parametrize("way", QUIET_EXITS)
 def test_a_worker_that_exits_with_status_0_before_it_is_done_is_a_death(way, persistent, tmp_path):
     def loader(acts, workers=2, **options):
-        dataset = StreamDataset(range(9), acting(acts, 12), 4, time_steps=2)
-        return StreamDataLoader(dataset, workers, **options)
+        return make_loader(range(9), acting(acts, 12), 4, time_steps=2, num_workers=workers, **options)
 
     leave, options = QUIET_EXITS[way], {"timeout": FOREVER, "persistent_workers": persistent}
     with pytest.raises(
@@ -212,8 +211,7 @@ def test_max_failures_counts_sources_over_epochs_and_resumes(workers):
             raise OSError("broken")
 
     def loader(most):
-        dataset = StreamDataset(range(6), read, 2, time_steps=1, on_error="skip", max_failures=most)
-        return StreamDataLoader(dataset, workers)
+        return make_loader(range(6), read, 2, time_steps=1, on_error="skip", max_failures=most, num_workers=workers)
 
     once = loader(2)
     assert len(list(once)) == 3
@@ -294,9 +292,8 @@ def _not_here():
 def test_errors_and_items_that_cannot_be_told():
     with pytest.raises(errors.ReadError, match=r"source 0 .*Unspeakable whose repr raised ValueError"):
         list(StreamDataLoader(StreamDataset([0, 1], acting({(0, 1): raising(Unspeakable)}), 2, time_steps=1), 2))
-    dataset = StreamDataset([1, 2], lambda n: iter([Locked()]), 2, time_steps=1)
     with pytest.raises(errors.ItemError, match=r"unpickled here, at step 0.*not to be unpickled"):
-        list(StreamDataLoader(dataset, 2))
+        list(make_loader([1, 2], lambda n: iter([Locked()]), 2, time_steps=1, num_workers=2))
 
 
 def test_locks_of_several_threads_and_files_are_no_deadlock():

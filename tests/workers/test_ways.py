@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from cases import cases, keys, ways
-from helpers import START_METHODS, random_cases
+from helpers import START_METHODS, make_loader, random_cases
 from hypothesis import given
 from hypothesis import strategies as st
 from kinds_of_loaders import KINDS, plain
@@ -150,8 +150,7 @@ def test_an_error_in_a_policy_is_raised_as_it_is_though_other_streams_are_slow(w
         raise Broken("of the policy")
 
     read = acting({(1, 3): raising(ValueError), (0, 3): lambda: time.sleep(0.1)})
-    dataset = StreamDataset([0, 1], read, 2, time_steps=1, on_error=policy)
-    loader = StreamDataLoader(dataset, persistent_workers=True, **ALL[way])
+    loader = make_loader([0, 1], read, 2, time_steps=1, on_error=policy, persistent_workers=True, **ALL[way])
     for _ in range(2):
         with pytest.raises(Broken, match="of the policy"):
             list(loader)
@@ -183,8 +182,7 @@ def test_worker_init_fn_runs_once_in_each_worker(way, keep, tmp_path):
         torchs = getattr(torch.utils.data.get_worker_info(), "id", None), torch.get_num_threads()
         yield get_stream_info().worker_id, *((None, 1) if way == "threads" else torchs)
 
-    dataset = StreamDataset(range(4), read, 4, time_steps=1)
-    loader = StreamDataLoader(dataset, worker_init_fn=init, persistent_workers=keep, **ALL[way])
+    loader = make_loader(range(4), read, 4, time_steps=1, worker_init_fn=init, persistent_workers=keep, **ALL[way])
     workers = [0, 0, 1, 1]
     for _ in range(3):
         (batch,) = loader
