@@ -13,8 +13,7 @@ from typing import Any
 import torch
 
 from stream_dataloader import _options as options
-from stream_dataloader._html.batch import batch_html
-from stream_dataloader._html.page import page
+from stream_dataloader._html import batch_html, page
 from stream_dataloader._items.layout import is_dense
 from stream_dataloader._items.structure import describe, named_leaves
 from stream_dataloader._kept_fields import Kept, KeptFields, map_leaves

@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from stream_dataloader._advice import Advice, Figures, WorkerStats, advise, available_cores, rate
-from stream_dataloader._html.page import escaped, page, table
+from stream_dataloader._html import escaped, page, table
 
 __all__ = ["LoaderStats", "TraceEvent", "WorkerStats"]
 

@@ -30,7 +30,7 @@ import numpy.typing as npt
 
 from stream_dataloader._schedule.order import Order
 from stream_dataloader._schedule.rules import NEVER, NONE, Groups, IntArray, Rules
-from stream_dataloader._schedule.sections import Lengths, lengths_in
+from stream_dataloader._schedule.sections import Cuts, Lengths
 from stream_dataloader._schedule.snapshot import LaneState, Snapshot, beginning
 from stream_dataloader._schedule.tickets import next_grant
 
@@ -69,12 +69,17 @@ class Replay:
         step: The step that comes next.
     """
 
-    def __init__(self, rules: Rules, order: Order, lengths: IntArray, place: Snapshot | None = None) -> None:
+    def __init__(self, rules: Rules, order: Order, lengths: Lengths, place: Snapshot | None = None) -> None:
         assert rules.time_steps is not None
         assert rules.deterministic
-        self._rules, self._order, self._lengths = rules, order, lengths
+        self._rules, self._order = rules, order
         self._window: int = rules.time_steps
-        self._firsts = np.cumsum(lengths) - lengths  # the place of each source's first item
+        # two are kept: with `"cycle"`, at a pass's end some lanes read the next one
+        self._lengths_in = functools.lru_cache(2)(
+            lambda epoch: lengths.lengths(epoch) if isinstance(lengths, Cuts) else lengths
+        )
+        known = self._lengths_in(order.epoch)
+        self._firsts = np.cumsum(known) - known  # the place of each source's first item
         place = place or beginning(rules)
         self.step = place.step
         self._eager = _FIRST_STEPS
@@ -182,8 +187,8 @@ class Replay:
         return grant
 
     def _run(self, grant: int, begin: int) -> SourceRun:
-        source, _, _, fresh = self._order[grant]
-        return SourceRun(grant, begin, begin + int(self._lengths[source]), int(self._firsts[source]), fresh)
+        source, epoch, _, fresh = self._order[grant]
+        return SourceRun(grant, begin, begin + int(self._lengths_in(epoch)[source]), int(self._firsts[source]), fresh)
 
     def _step_behind(self, run: SourceRun) -> int:
         """The step in which the lane needs another source."""
@@ -206,9 +211,7 @@ def steps_of_groups(rules: Rules, epoch: int, lengths: Lengths, order: Order | N
         replace(rules, lanes=rules.lanes_of_a_group, groups=Groups(rules.groups.total, group, 1))
         for group in range(rules.groups.total)
     ]
-    known = lengths_in(lengths, epoch)
-    assert known is not None
-    return [_steps_of(group, order, known) for group in alone]
+    return [_steps_of(group, order, lengths) for group in alone]
 
 
 def count_steps(rules: Rules, steps: Sequence[int]) -> int:
@@ -216,7 +219,7 @@ def count_steps(rules: Rules, steps: Sequence[int]) -> int:
     return min(steps) if rules.padding_mode == "drop" else max(steps)
 
 
-def _steps_of(rules: Rules, order: Order, lengths: IntArray) -> int:
+def _steps_of(rules: Rules, order: Order, lengths: Lengths) -> int:
     """The same for one group."""
     window = rules.time_steps or 1
     replay = Replay(replace(rules, time_steps=window, deterministic=True), order, lengths)

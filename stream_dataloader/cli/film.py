@@ -1,27 +1,17 @@
-"""Pictures of what lanes read: `grid_pictures`, for a film, and `Filmstrip`, batch beside batch.
+"""Pictures of what lanes read: all side by side, or batch beside batch.
 
 Guarantees: memory does not grow with the number of batches, and no batch is drawn into.
-
-::
-
-    grid.mp4, one frame a time step        grid.png, the first frame of each window
-    +--------+--------+                             batch 4    batch 5    batch 6
-    | lane 0 | lane 1 |                    lane 0   clip a     clip a     clip c
-    +--------+--------+                             ========   =====      ========   which source
-    | lane 2 | lane 3 |                    lane 1   clip b     clip b     clip b
-    +--------+--------+                             ========   ========   ========
-
-Batches hold RGB images: `data` is `(T, B, 3, height, width)` uint8 on the CPU.
+Their `data` is `(T, B, 3, height, width)` uint8 on the CPU.
 """
 
 from __future__ import annotations
 
 import colorsys
+import itertools
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from fractions import Fraction
-from itertools import pairwise
 from pathlib import Path
 
 import av
@@ -37,18 +27,22 @@ Image = NDArray[np.uint8]
 Colour = tuple[int, int, int]
 Names = Callable[[int], str]
 
-FLASH_FRAMES = 6  # how long a lane's border lights up when a new stream starts
-GAP = 4  # pixels between two cells
-TITLE_HEIGHT = 26  # pixels
-LANE_WIDTH = 76  # pixels of the lanes' names, left of a filmstrip
-TRACK_HEIGHT = 8  # pixels of the track under a filmstrip's cell
-MARGIN_HEIGHT = 14  # pixels from there to the next lane
-LEGEND_HEIGHT = 24  # pixels of the line under a filmstrip that says what is what
+FLASH_FRAMES = 6  # of a border that lights up
+# pixels
+GAP = 4
+TITLE_HEIGHT = 26
+LANE_WIDTH = 76
+TRACK_HEIGHT = 8
+MARGIN_HEIGHT = 14
+LEGEND_HEIGHT = 24
+CLIP_RATE = 25
+_CLIP_WIDTH, _CLIP_HEIGHT = 320, 240
 
 _BACKGROUND: Colour = (24, 26, 30)
 _PADDING: Colour = (128, 128, 128)
 _TEXT: Colour = (236, 238, 240)
 _FLASH: Colour = (255, 255, 255)
+_GRID_LEGEND = "white frame: a new stream; grey: padding"
 _LEGEND = (
     "white frame, white mark: a new stream starts (reset)     "
     "coloured bar: which stream, step by step     "
@@ -56,37 +50,34 @@ _LEGEND = (
 )
 
 
-def write_video(path: Path, pictures: Iterable[Image], frame_rate: int = 25) -> int:
-    """Write RGB pictures of one even size as an H.264 mp4; returns how many there were."""
-    container, count = None, 0
-    try:
-        for picture in pictures:
-            if container is None:
-                container = av.open(str(path), "w", format="mp4")
-                options = {"crf": "23", "preset": "veryfast"}
-                stream = container.add_stream("libx264", rate=frame_rate, options=options)
-                stream.height, stream.width = picture.shape[:2]
-                stream.pix_fmt = "yuv420p"
-            frame = av.VideoFrame.from_ndarray(picture, format="rgb24")
-            frame.pts, frame.time_base = count, Fraction(1, frame_rate)
-            container.mux(stream.encode(frame))
-            count += 1
-    finally:
-        if container is not None:
+def write_video(path: Path, pictures: Iterable[Image], frame_rate: int = 25) -> None:
+    """Write RGB pictures of one even size as an H.264 mp4, if there are any."""
+    pictures = iter(pictures)
+    if (first := next(pictures, None)) is None:
+        return
+    options = {"crf": "23", "preset": "veryfast"}
+    with av.open(str(path), "w", format="mp4") as container:
+        stream = container.add_stream("libx264", rate=frame_rate, options=options)
+        stream.height, stream.width = first.shape[:2]
+        stream.pix_fmt = "yuv420p"
+        try:
+            for count, picture in enumerate(itertools.chain([first], pictures)):
+                frame = av.VideoFrame.from_ndarray(picture, format="rgb24")
+                frame.pts, frame.time_base = count, Fraction(1, frame_rate)
+                container.mux(stream.encode(frame))
+        finally:
             container.mux(stream.encode(None))  # what the encoder still holds
-            container.close()
-    return count
 
 
 def grid_pictures(batch: StreamBatch, names: Names) -> Iterator[Image]:
-    """All lanes side by side, a picture a time step; each is drawn over the one before."""
+    """All lanes side by side, each drawn over the one before."""
     lanes, (height, width) = len(batch), batch.data.shape[-2:]
     columns = math.ceil(math.sqrt(lanes))
     rows = math.ceil(lanes / columns)
     whole = TITLE_HEIGHT + rows * (height + GAP), columns * (width + GAP) + GAP
     canvas = _canvas(*(length + length % 2 for length in whole))  # yuv420p needs even sizes
     for t in range(batch.time_steps):
-        title = f"batch {batch.step}   t = {t:<3}   white frame: a new stream; grey: padding"
+        title = f"batch {batch.step}   t = {t:<3}   {_GRID_LEGEND}"
         canvas[:] = _BACKGROUND
         _write(canvas, title, 8, TITLE_HEIGHT - 8)
         for lane in range(lanes):
@@ -97,7 +88,7 @@ def grid_pictures(batch: StreamBatch, names: Names) -> Iterator[Image]:
 
 
 class Filmstrip:
-    """A picture of the consecutive batches in which the most streams start, and the least is padding."""
+    """A picture of batches in which most streams start."""
 
     def __init__(self, names: Names, batches: int = 6) -> None:
         self._names = names
@@ -110,7 +101,8 @@ class Filmstrip:
         if not self._best:
             self._edge = _edge(batch)
         padding = float((batch.source < 0).sum()) / batch.time_steps
-        self._latest.append((float(batch.is_start.sum()) - padding, _column(batch, self._names)))
+        score = float(batch.is_start.sum()) - padding
+        self._latest.append((score, _column(batch, self._names)))
         total = sum(score for score, _ in list(self._latest)[1:])
         if len(self._latest) > len(self._best) or total > self._best_score:
             self._best = [column for _, column in self._latest]
@@ -134,13 +126,12 @@ def _canvas(height: int, width: int, colour: Colour = _BACKGROUND) -> Image:
 
 
 def _cell(batch: StreamBatch, t: int, lane: int, names: Names) -> Image:
-    """One lane at one time step."""
     source, position = int(batch.source[t, lane]), int(batch.position[t, lane])
     image: Image = batch.data[t, lane].permute(1, 2, 0).numpy().copy(order="C")
     height, width = image.shape[:2]
     if source < 0:
         return _canvas(height, width, _PADDING)
-    image[-24:] //= 3  # darker, so that the name can be read on any picture
+    image[-24:] //= 3  # darker, below the name
     count = str(position)
     right = width - _text_width(count) - 10
     _write(image, count, right, height - 9)
@@ -152,33 +143,29 @@ def _cell(batch: StreamBatch, t: int, lane: int, names: Names) -> Image:
 
 
 def _column(batch: StreamBatch, names: Names) -> Image:
-    """One batch of a filmstrip."""
-    width = batch.data.shape[-1]
-    title = _canvas(TITLE_HEIGHT, width)
-    _write(title, f"batch {batch.step}", 4, TITLE_HEIGHT - 8)
-    parts = [title]
+    height, width = batch.data.shape[-2:]
+    pitch = height + TRACK_HEIGHT + MARGIN_HEIGHT
+    column = _canvas(TITLE_HEIGHT + len(batch) * pitch, width + GAP)
+    _write(column, f"batch {batch.step}", 4, TITLE_HEIGHT - 8, width)
     edges = np.linspace(0, width, batch.time_steps + 1).astype(int)
     for lane in range(len(batch)):
-        below = _canvas(TRACK_HEIGHT + MARGIN_HEIGHT, width)
-        track = below[2 : 2 + TRACK_HEIGHT]
-        for t, (left, right) in enumerate(pairwise(edges)):
+        top = TITLE_HEIGHT + lane * pitch
+        column[top : top + height, :width] = _cell(batch, 0, lane, names)
+        track = column[top + height + 2 :][:TRACK_HEIGHT, :width]
+        for t, (left, right) in enumerate(itertools.pairwise(edges)):
             source = int(batch.source[t, lane])
-            track[:, left:right] = _PADDING if source < 0 else source_colour(source)
+            track[:, left:right] = _PADDING if source < 0 else _source_colour(source)
             if batch.is_start[t, lane]:
                 track[:, left : left + 3] = _FLASH
-        parts += [_cell(batch, 0, lane, names), below]
-    column = np.concatenate(parts)
-    return np.concatenate([column, _canvas(len(column), GAP)], axis=1)
+    return column
 
 
-def source_colour(source: int) -> Colour:
-    """The colour of a source's track."""
+def _source_colour(source: int) -> Colour:
     red, green, blue = colorsys.hsv_to_rgb(source * 0.618034 % 1, 0.62, 0.92)
     return round(255 * red), round(255 * green), round(255 * blue)
 
 
 def _edge(batch: StreamBatch) -> Image:
-    """The left edge of a filmstrip: lanes, and who reads them."""
     height = batch.data.shape[-2]
     pitch = height + TRACK_HEIGHT + MARGIN_HEIGHT
     edge = _canvas(TITLE_HEIGHT + len(batch) * pitch, LANE_WIDTH)
@@ -203,3 +190,29 @@ def _write(image: Image, text: str, left: int, baseline: int, right: int | None 
         shown = text[: (kept + 1) // 2] + ".." + text[len(text) - kept // 2 :] if kept else ""
     font = cv2.FONT_HERSHEY_SIMPLEX
     cv2.putText(image, shown, (left, baseline), font, 0.42, _TEXT, 1, cv2.LINE_AA)
+
+
+def clip_pictures(number: int, frames: int, corners: int, turns: tuple[int, int]) -> Iterator[Image]:
+    """A shape that turns on a closed curve; the way it came fades."""
+    colour = _source_colour(number)
+    shade = np.linspace(0.10, 0.26, _CLIP_HEIGHT)[:, None, None] * np.array(colour)
+    ground = np.repeat(shade, _CLIP_WIDTH, axis=1).astype(np.uint8)
+    angles = 2 * math.pi * np.arange(corners or 64) / (corners or 64)
+    radii = np.full((len(angles), 1), 34.0)
+    if corners == 10:
+        radii[::2], radii[1::2] = 42.0, 18.0
+    for frame in range(frames):
+        image = ground
+        for age in range(8, -1, -1):
+            phase = 2 * math.pi * (frame / CLIP_RATE - 0.06 * age) / 8
+            x, y = math.sin(turns[0] * phase + 0.4), math.sin(turns[1] * phase + 1.1)
+            centre = (0.36 * x + 0.5) * _CLIP_WIDTH, (0.28 * y + 0.44) * _CLIP_HEIGHT
+            turned = 4 * phase + angles
+            outline = centre + radii * np.stack([np.sin(turned), -np.cos(turned)], axis=1)
+            layer = image.copy()
+            points = np.round(16 * outline).astype(np.int32)
+            cv2.fillPoly(layer, [points], colour, cv2.LINE_AA, shift=4)
+            if age:
+                layer = np.asarray(cv2.addWeighted(layer, 0.14, image, 0.86, 0), np.uint8)
+            image = layer
+        yield image

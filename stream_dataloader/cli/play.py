@@ -1,43 +1,44 @@
 """Show what lanes read.
 
-Pictures are shown side by side, in a window if there is a display, else in a
-video file; q closes the window. Characters and bytes run in the terminal, a
-line a lane; | marks where a stream starts.
+Pictures are shown side by side, in a window (q closes it) or a video file.
+Characters run in the terminal, a line a lane; | marks where a stream starts.
 
 Examples:
   stream-dataloader play videos/ --batch-size 9
-  stream-dataloader play clips.store --output grid.mp4 --batches 50
   stream-dataloader play books/ --batch-size 8 --rate 20
 """
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import itertools
 import os
 import shutil
 import sys
 import time
+from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch.utils._pytree import tree_leaves
 
 from stream_dataloader.batch import StreamBatch
-from stream_dataloader.cli.arguments import DONE, PROBLEM, FoundWrong, positive
-from stream_dataloader.cli.target import PICTURES, Target, add_lanes, add_target, find_target, reading
+from stream_dataloader.cli.arguments import (
+    FoundWrong,
+    Target,
+    add_lanes,
+    add_target,
+    find_target,
+    positive,
+)
 
 Leaves = Iterator[tuple[StreamBatch, torch.Tensor]]
 
-_PICTURE_SIZE = 240, 180  # pixels, where sizes may differ
 
-
-def add(parser: argparse.ArgumentParser) -> None:
+def add(parser: ArgumentParser) -> None:
     """Add the command's arguments."""
-    add_target(parser, json=False)
+    add_target(parser, "TARGET", "--option")
     add_lanes(parser)
     add, shown = parser.add_argument, "(default: %(default)s)"
     add("--batches", type=positive, help="how many to show (default: all)")
@@ -45,72 +46,55 @@ def add(parser: argparse.ArgumentParser) -> None:
     add("--output", type=Path, metavar="FILE.mp4", help="write pictures to this file")
 
 
-def run(options: argparse.Namespace) -> int:
+def run(options: Namespace) -> bool:
     """Play."""
-    target = find_target(options)
-    if target.kind in PICTURES:  # those of one batch have one size
-        options.kind = target.kind
-        options.size = options.size or _PICTURE_SIZE
-        options.option = [("fit", "letterbox"), *options.option]
-        target = find_target(options)
-    with reading(target, options) as loader:
-        batches = itertools.islice(loader, options.batches)
-        if (first := next(batches, None)) is None:
-            raise FoundWrong(f"{options.target}: there is no batch: all sources are empty")
-        _play(first, itertools.chain([first], batches), target, options)
-    return PROBLEM if target.skipped else DONE
+    target = find_target(options, fitted=True)
+    with target.reading(options) as loader:
+        _play(itertools.islice(loader, options.batches), target, options)
+    return bool(target.skipped)
 
 
-def _play(first: StreamBatch, batches: Iterator[StreamBatch], target: Target, options: argparse.Namespace) -> None:
+def _play(batches: Iterator[StreamBatch], target: Target, options: Namespace) -> None:
+    if (first := next(batches, None)) is None:
+        raise FoundWrong(f"{options.target}: there is no batch: all sources are empty")
     for number, leaf in enumerate(tree_leaves(first.data)):
         if not isinstance(leaf, torch.Tensor):
             continue
-        leaves = ((batch, tree_leaves(batch.data)[number]) for batch in batches)
+        every = itertools.chain([first], batches)
+        leaves = ((batch, tree_leaves(batch.data)[number]) for batch in every)
         if leaf.dtype == torch.uint8 and leaf.ndim == 5 and leaf.shape[2] in (1, 3):
             _show_pictures(leaves, target, options)
             return
         if leaf.ndim == 2 and not leaf.is_floating_point() and target.kind in ("text", "store"):
             _show_text(leaves, options.rate)
             return
-    raise ValueError(
-        f"{options.target} has neither pictures, uint8 (3 or 1, height, width), nor characters; "
-        "inspect tells what it holds"
-    )
+    raise ValueError(f"{options.target} has neither pictures of uint8 nor characters")
 
 
-def _show_pictures(leaves: Leaves, target: Target, options: argparse.Namespace) -> None:
+def _show_pictures(leaves: Leaves, target: Target, options: Namespace) -> None:
     from stream_dataloader.cli.film import cv2, grid_pictures, write_video
 
     def name(source: int) -> str:
         return os.path.basename(target.name(source)) or target.name(source)
 
-    pictures = itertools.chain.from_iterable(
-        grid_pictures(dataclasses.replace(batch, data=leaf.expand(-1, -1, 3, -1, -1)), name) for batch, leaf in leaves
-    )
-    if options.output is None and _has_display():
+    coloured = (dataclasses.replace(batch, data=leaf.expand(-1, -1, 3, -1, -1)) for batch, leaf in leaves)
+    pictures = (picture for batch in coloured for picture in grid_pictures(batch, name))
+    displays = os.environ.get("DISPLAY"), os.environ.get("WAYLAND_DISPLAY")
+    shows = sys.platform == "darwin" or any(displays)
+    if options.output is None and shows:
         try:
             cv2.namedWindow("stream-dataloader")
         except cv2.error:  # an OpenCV without windows
-            pass
-        else:
-            _show_window(cv2, pictures, options.rate)
-            return
-    path = options.output or Path("play.mp4")
-    write_video(path, pictures, options.rate)
-    print(f"written {path}")
-
-
-def _has_display() -> bool:
-    if sys.platform in ("win32", "darwin"):
-        return True
-    return bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
-
-
-def _show_window(cv2: Any, pictures: Iterator[Any], rate: int) -> None:
+            shows = False
+    if options.output is not None or not shows:
+        path = options.output or Path("play.mp4")
+        write_video(path, pictures, options.rate)
+        print(f"written {path}")
+        return
     try:
         for picture in pictures:
             cv2.imshow("stream-dataloader", picture[:, :, ::-1])
-            if cv2.waitKey(max(1, round(1000 / rate))) & 0xFF in (ord("q"), 27):
+            if cv2.waitKey(max(1, round(1000 / options.rate))) & 0xFF in (ord("q"), 27):
                 break
     finally:
         cv2.destroyAllWindows()
@@ -136,7 +120,6 @@ def _show_text(leaves: Leaves, rate: int) -> None:
 
 
 def _window(batch: StreamBatch, leaf: torch.Tensor, lane: int) -> str:
-    """A lane's window as text, in which only what can be printed is printed."""
     found = ""
     columns = (leaf[:, lane], batch.mask[:, lane], batch.is_start[:, lane])
     for code, there, starts in zip(*(column.tolist() for column in columns), strict=True):

@@ -7,14 +7,22 @@ from __future__ import annotations
 
 import codecs
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import av.error
 import numpy as np
 
-_MOST_PACKETS = 3000  # of a video: 10 key frames or more, in most
+from stream_dataloader.cli.arguments import Target
+from stream_dataloader.stores._packing.report import size_text
+from stream_dataloader.streams._media import container as media
+from stream_dataloader.streams._media.extent import missing
+from stream_dataloader.streams.audio.headers import declared_samples
+from stream_dataloader.streams.text.bytes import is_compressed
+
+_MOST_PACKETS = 3000  # 10 key frames or more, in most videos
 _HEAD_BYTES = 1 << 16
 
 
@@ -25,23 +33,53 @@ class Probe:
     key: str
     kind: str
     codec: str = ""  # the dtype of an array
-    size: str = ""  # width and height, the number of channels, or the shape of a time step
+    size: str = ""  # of a picture; the number of channels; the shape of a step
     rate: float | None = None  # frames or samples a second
     frames: int | None = None  # or samples, rows, images
-    exact: bool = True  # they were counted, by a header or here; else they follow from the duration
+    exact: bool = True  # they were counted, by a header or here
     duration_seconds: float | None = None
-    keyframe_interval: int | None = None  # frames from one key frame to the next
+    keyframe_interval: int | None = None  # in frames
     disk_bytes: int = 0
     problems: list[str] = field(default_factory=list)
 
+    def row(self) -> list[str]:
+        """As cells of a table."""
+        duration = ""
+        if self.duration_seconds is not None:  # as people write it: 1:02:03.5
+            minutes, seconds = divmod(round(self.duration_seconds, 1), 60)
+            hours, minutes = divmod(int(minutes), 60)
+            duration = f"{hours}:{minutes:02}" if hours else f"{minutes}"
+            duration += f":{seconds:04.1f}"
+        return [
+            self.key,
+            self.codec,
+            self.size,
+            "" if self.rate is None else f"{self.rate:g}",
+            "" if self.frames is None else f"{'' if self.exact else '~'}{self.frames:,}",
+            duration,
+            str(self.keyframe_interval or ""),
+            size_text(self.disk_bytes),
+            "problem" if self.problems else "",
+        ]
 
-def probe(kind: str, source: str, key: str, factory: Any) -> Probe:
+    def estimate(self, known: int | None) -> None:
+        """Note how many frames there are, if need be by the duration."""
+        self.exact = bool(known)
+        self.frames = known
+        if not known and self.duration_seconds is not None and self.rate is not None:
+            self.frames = round(self.duration_seconds * self.rate)
+
+
+def probe(target: Target, number: int) -> Probe:
     """Look at one source."""
-    found = Probe(key, kind)
+    kind, source = target.kind, target.sources[number]
+    found = Probe(target.name(number), kind)
     try:
         if kind != "images":
             found.disk_bytes = os.path.getsize(source)
-        _PROBES[kind](found, source, factory)
+        _PROBES[kind](found, source, target.open_stream)
+        if kind in ("video", "audio") and (what := missing(source)) is not None:
+            found.problems.append(f"it is cut off: {what}")
     except (OSError, ValueError, TypeError, ImportError) as error:
         found.problems.append(" ".join(str(error).split()) or type(error).__name__)
     else:
@@ -52,9 +90,6 @@ def probe(kind: str, source: str, key: str, factory: Any) -> Probe:
 
 @contextmanager
 def _opened(found: Probe, path: str, kind: Literal["video", "audio"]) -> Iterator[tuple[Any, Any]]:
-    """A file and its stream, of which the headers are noted."""
-    from stream_dataloader.streams._media import container as media
-
     with media.open_container(path) as container:
         stream = media.choose_stream(container, kind, 0)
         codec = stream.codec_context
@@ -68,14 +103,9 @@ def _opened(found: Probe, path: str, kind: Literal["video", "audio"]) -> Iterato
 
 
 def _video(found: Probe, path: str, _: Any) -> None:
-    import av.error
-
-    from stream_dataloader.streams._media.container import frame_rate
-
     keys: list[bool] = []
     with _opened(found, path, "video") as (container, stream):
-        found.rate = float(frame_rate(stream))
-        known = stream.frames
+        found.rate = float(media.frame_rate(stream))
         try:
             for packet in container.demux(stream):
                 if packet.size and not packet.is_discard:
@@ -83,52 +113,31 @@ def _video(found: Probe, path: str, _: Any) -> None:
                 if len(keys) > _MOST_PACKETS:
                     break
         except av.error.FFmpegError as error:
-            found.problems.append(f"it cannot be read behind frame {len(keys)} ({error.strerror})")
+            what = f"it cannot be read behind frame {len(keys)} ({error.strerror})"
+            found.problems.append(what)
+        declared = stream.frames
     intervals = np.diff(np.flatnonzero(keys[:_MOST_PACKETS]))
     if len(intervals):
         found.keyframe_interval = round(float(np.median(intervals)))
     if len(keys) <= _MOST_PACKETS:
         found.frames = len(keys)
         found.duration_seconds = found.duration_seconds or len(keys) / found.rate
-    else:
-        found.exact = bool(known)
-        found.frames = known or _count(found)
-        if not len(intervals):
-            found.problems.append(f"no second key frame within {_MOST_PACKETS} frames: to begin within it takes long")
-    _look_for_a_cut(found, path)
+        return
+    found.estimate(declared)
+    if not len(intervals):
+        what = f"no second key frame within {_MOST_PACKETS} frames"
+        found.problems.append(f"{what}: to begin within it takes long")
 
 
 def _audio(found: Probe, path: str, _: Any) -> None:
-    from stream_dataloader.streams.audio.headers import declared_samples
-
     with _opened(found, path, "audio") as (container, stream):
         found.rate = float(stream.codec_context.sample_rate)
-        found.frames = declared_samples(path, container, stream)
-    found.exact = found.frames is not None
-    if found.frames is None:
-        found.frames = _count(found)
-    else:
+        found.estimate(declared_samples(path, container, stream))
+    if found.exact and found.frames is not None:
         found.duration_seconds = found.frames / found.rate
-    _look_for_a_cut(found, path)
-
-
-def _count(found: Probe) -> int | None:
-    """How many frames or samples there must be."""
-    if found.duration_seconds is None or found.rate is None:
-        return None
-    return round(found.duration_seconds * found.rate)
-
-
-def _look_for_a_cut(found: Probe, path: str) -> None:
-    from stream_dataloader.streams._media.extent import missing
-
-    if (what := missing(path)) is not None:
-        found.problems.append(f"it is cut off: {what}")
 
 
 def _text(found: Probe, path: str, factory: Any) -> None:
-    from stream_dataloader.streams.text.bytes import is_compressed
-
     found.frames = factory.length(path)
     if is_compressed(path):
         found.codec = path.rpartition(".")[2]
@@ -157,10 +166,4 @@ def _images(found: Probe, folder: str, factory: Any) -> None:
     found.disk_bytes = sum(map(os.path.getsize, files))
 
 
-_PROBES: dict[str, Callable[[Probe, str, Any], None]] = {
-    "video": _video,
-    "audio": _audio,
-    "text": _text,
-    "array": _array,
-    "images": _images,
-}
+_PROBES = {"video": _video, "audio": _audio, "text": _text, "array": _array, "images": _images}

@@ -1,115 +1,113 @@
 """Tell where the time goes, and what would help.
 
-Reads some batches, and prints what the loader counted and a sentence of advice
-that follows from it. TARGET is a folder of media, a list of paths, a store, or
-MODULE:FUNCTION, a function without arguments that returns a loader; then the
-options about lanes are the loader's own. The first batch, for which workers
-start, is told apart. Batches are taken as fast as they come, so that the
-"trainer" waits most of the time; --train-ms pretends that it trains.
+Reads some batches as fast as they come; --train-ms pretends to train. Prints
+what was counted behind the first batch, and a sentence of advice. TARGET may
+also be MODULE:FUNCTION, which returns a loader with its own options.
 
 Examples:
   stream-dataloader profile videos/ --size 360x240 --batch-size 8 --workers 2
-  stream-dataloader profile clips.store --batches 500 --trace trace.json
   stream-dataloader profile training:make_loader --train-ms 40
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import importlib
-import importlib.util
 import itertools
 import operator
 import os
-import re
 import sys
 import time
-from collections.abc import Iterator
+import traceback
+from argparse import ArgumentParser, Namespace
 from typing import Any
 
-from stream_dataloader.cli.arguments import DONE, PROBLEM, FoundWrong, UserCodeError, natural, positive, print_json
-from stream_dataloader.cli.target import add_lanes, add_target, find_target, reading
+from stream_dataloader.cli.arguments import (
+    FoundWrong,
+    add_lanes,
+    add_target,
+    find_target,
+    natural,
+    positive,
+    print_json,
+)
 from stream_dataloader.stats import LoaderStats
 
-_FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
+
+class _NoLoaderError(ValueError):
+    """MODULE:FUNCTION gives no loader."""
 
 
-def add(parser: argparse.ArgumentParser) -> None:
+def add(parser: ArgumentParser) -> None:
     """Add the command's arguments."""
-    add_target(parser, also=", or MODULE:FUNCTION")
+    add_target(parser, "TARGET", "--option", also=", or MODULE:FUNCTION")
     add_lanes(parser)
     add, shown = parser.add_argument, "(default: %(default)s)"
+    add("--json", action="store_true", help="print JSON")
     add("--batches", type=positive, default=100, help=f"how many to read, at most {shown}")
     add("--train-ms", type=natural, default=0, help=f"that training takes a batch {shown}")
     add("--trace", metavar="FILE", help="write what took time, for https://ui.perfetto.dev")
 
 
-def run(options: argparse.Namespace) -> int:
+def run(options: Namespace) -> bool:
     """Profile."""
     if options.trace is not None:
         open(options.trace, "a").close()  # it fails now, not after all was read
     skipped: list[Exception] = []
-    if _FUNCTION.fullmatch(options.target) and not os.path.exists(options.target):
-        make = _function(options.target)
-        with _user_code():
-            loader = make() if callable(make) else make
-        if not callable(getattr(loader, "stats", None)):
-            raise TypeError(f"{options.target} gives a {type(loader).__name__}; have it return a StreamDataLoader")
-        with _user_code():
-            stats, first_seconds = _measured(loader, options)
+    names = options.target.replace(".", "_").partition(":")[::2]
+    if all(map(str.isidentifier, names)) and not os.path.exists(options.target):
+        try:
+            stats, first_seconds = _measured(_loader_of(options.target), options)
+        except (FoundWrong, _NoLoaderError):
+            raise
+        except Exception:  # of the user's own code
+            traceback.print_exc()
+            return True
     else:
         target = find_target(options)
-        skipped = target.skipped
-        lengths = target.lengths() if target.kind == "store" else None
-        with reading(target, options, lengths) as loader:
+        with target.reading(options) as loader:
             stats, first_seconds = _measured(loader, options)
+        skipped = target.skipped
     if options.trace is not None:
         stats.save_trace(options.trace)
     advice = stats.advice()
     outlook = None if stats.setup is None else stats.setup.outlook
     if options.json:
-        print_json(
-            stats.as_dict()
-            | {
-                "first_batch_seconds": first_seconds,
-                "padding_share_of_epoch": None if outlook is None else outlook.padding_share,
-                "advice": advice._asdict(),
-            }
-        )
+        about = {
+            "first_batch_seconds": first_seconds,
+            "padding_share_of_epoch": None if outlook is None else outlook.padding_share,
+            "advice": advice._asdict(),
+        }
+        print_json(stats.as_dict() | about)
     else:
         print(f"the first batch came after {first_seconds:.2f} s; since then:")
         print(f"{stats}\n\n{advice}")
-    return PROBLEM if skipped else DONE
+    return bool(skipped)
 
 
-@contextlib.contextmanager
-def _user_code() -> Iterator[None]:
-    """Runs code of the user: what it raises is shown with its traceback."""
-    try:
-        yield
-    except FoundWrong:
-        raise
-    except Exception as error:
-        raise UserCodeError from error
-
-
-def _function(name: str) -> Any:
-    """What MODULE:FUNCTION names."""
+def _loader_of(name: str) -> Any:
+    """What MODULE:FUNCTION returns, or the loader that it is."""
     module, _, function = name.partition(":")
     sys.path.insert(0, os.getcwd())  # as `python -m` has it
-    if importlib.util.find_spec(module) is None:
-        raise ImportError(f"{name}: there is no module {module}")
-    with _user_code():
-        found = importlib.import_module(module)
     try:
-        return operator.attrgetter(function)(found)
+        found = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if not f"{module}.".startswith(f"{error.name}."):
+            raise
+        raise _NoLoaderError(f"{name}: there is no module {error.name}") from None
+    try:
+        make = operator.attrgetter(function)(found)
     except AttributeError as error:
-        raise ValueError(f"{name}: {error}") from None
+        raise _NoLoaderError(f"{name}: {error}") from None
+    loader = make() if callable(make) else make
+    if not callable(getattr(loader, "stats", None)):
+        kind = type(loader).__name__
+        raise _NoLoaderError(f"{name} gives a {kind}; have it return a StreamDataLoader")
+    return loader
 
 
-def _measured(loader: Any, options: argparse.Namespace) -> tuple[LoaderStats, float]:
-    """What the loader counted behind the first batch, and how long that one took."""
+def _measured(loader: Any, options: Namespace) -> tuple[LoaderStats, float]:
+    """What was counted behind the first batch, and how long that took."""
     train_seconds = options.train_ms / 1000
     begin = time.perf_counter()
     with contextlib.closing(iter(loader)) as batches:

@@ -7,31 +7,31 @@ Examples:
 
 from __future__ import annotations
 
-import argparse
+from argparse import ArgumentParser, Namespace
+from functools import partial
 
 from stream_dataloader import stores
-from stream_dataloader.cli.arguments import DONE, PROBLEM, add_options, print_json, with_options
+from stream_dataloader.cli.arguments import add_options, print_json, with_options
 from stream_dataloader.stores._packing.report import Bar
 
 
-def add(parser: argparse.ArgumentParser) -> None:
+def add(parser: ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument("store", metavar="STORE", help="a folder, a file, or a URL")
     parser.add_argument("--format", help="the store's format (default: found)")
-    add_options(parser, "--option", "the store's format, as stores.open takes it")
+    add_options(parser, "--option", of="the store's format, as stores.open takes it")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
-def run(options: argparse.Namespace) -> int:
+def run(options: Namespace) -> bool:
     """Verify a store."""
-    _, store = with_options(options.option, stores.open, options.store, format=options.format)
+    open_store = partial(stores.open, options.store, format=options.format)
+    _, store = with_options(options.option, open_store)
     with Bar(desc="verifying", total=len(store), unit="stream", disable=None) as bar:
         problems = store.verify(lambda *_: bar.update())
     if options.json:
         print_json({"path": store.path, "streams": len(store), "problems": problems})
     else:
-        found = len(problems) or "no"
-        for problem in problems:
-            print(problem)
-        print(f"{len(store):,} streams of {store.path} were read, {found} problem(s) found")
-    return PROBLEM if problems else DONE
+        found = f"{len(problems) or 'no'} problem(s) found"
+        print(*problems, f"{len(store):,} streams of {store.path} were read, {found}", sep="\n")
+    return bool(problems)

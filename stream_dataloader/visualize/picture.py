@@ -13,13 +13,13 @@ import importlib.util
 import io
 import os
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO, Any, NamedTuple
 
 import numpy as np
 
-from stream_dataloader._html.page import page, preformatted
+from stream_dataloader._html import page, preformatted
 from stream_dataloader._schedule.outlook import Alternative
 
 __all__ = ["Segment", "Timeline"]
@@ -29,7 +29,7 @@ _LEAST_WIDTH = 40  # characters
 _MOST_DRAWN = 500  # segments in a picture that a notebook keeps
 
 _COLOURS = ("#56B4E9", "#E69F00", "#009E73", "#F0E442", "#CC79A7", "#0072B2", "#D55E00")
-_DARK_COLOURS = {"#0072B2", "#009E73", "#D55E00"}  # on which white letters are read best
+_DARK_COLOURS = {"#0072B2", "#009E73", "#D55E00"}  # for white letters
 _THEMES = {  # ground, ink, padding
     "light": ("#ffffff", "#222222", "#d9d9d9"),
     "dark": ("#16181d", "#e6e6e6", "#3a3d45"),
@@ -67,7 +67,7 @@ class Timeline:
         segments: What lanes read, by lane and time; what lies between is padding.
         lanes: Number of lanes, B.
         steps: Number of batches.
-        time_steps: Time steps of a batch, T; the longest window, where streams cut windows themselves.
+        time_steps: Time steps of a batch, T; of the longest window.
         workers: The lanes of each worker.
         alternatives: What would leave less padding, the best first.
     """
@@ -131,12 +131,13 @@ class Timeline:
         if scale > 1:
             title += f"; a character is {scale} time steps"
         lines = [title, " " * margin + ruler]
-        heads = {lanes[0]: f"worker {worker}" for worker, lanes in enumerate(self.workers)}
+        heads = {lanes.start: f"worker {worker}" for worker, lanes in enumerate(self.workers)}
         for lane, row in enumerate(drawn):
             head = heads.get(lane, "").ljust(12) if several else ""
             lines.append((head + f"lane {lane}").ljust(margin) + "".join(row))
         if self.alternatives:
-            lines += textwrap.wrap(f"padding would be {', '.join(map(str, self.alternatives))}", margin + room)
+            others = ", ".join(map(str, self.alternatives))
+            lines += textwrap.wrap(f"padding would be {others}", margin + room)
         return "\n".join(line.rstrip() for line in lines)
 
     def save(
@@ -144,7 +145,7 @@ class Timeline:
         path: str | os.PathLike[str] | IO[bytes],
         *,
         theme: str = "light",
-        sources: Sequence[Any] | None = None,
+        sources: Sequence[Any] | Mapping[int, Any] | None = None,
     ) -> None:
         """Draw it with matplotlib: one colour a stream, resets marked, padding grey.
 
@@ -162,38 +163,27 @@ class Timeline:
     def __str__(self) -> str:
         return self.text()
 
-    def _repr_svg_(self) -> str | None:
-        """What a notebook shows, if matplotlib is installed and it is not too large."""
-        if not self._is_drawn():
-            return None
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
+        """What a notebook shows: a picture, if it is not too large, or the text."""
+        if len(self.segments) > _MOST_DRAWN or importlib.util.find_spec("matplotlib") is None:
+            return {"text/html": page(lambda: preformatted(self.text()), self.__repr__)}
         from matplotlib import rc_context
 
         file = io.StringIO()
         with rc_context({"svg.hashsalt": "timeline", "svg.fonttype": "none"}):  # the same each time
             _figure(self, "light", None).savefig(file, format="svg", metadata={"Date": None})
         text = file.getvalue()
-        return text[text.index("<svg") :]
-
-    def _repr_html_(self) -> str | None:
-        """What it shows otherwise: the text."""
-        if self._is_drawn():
-            return None
-        return page(lambda: preformatted(self.text()), self.__repr__)
-
-    def _is_drawn(self) -> bool:
-        if len(self.segments) > _MOST_DRAWN:
-            return False
-        return importlib.util.find_spec("matplotlib") is not None
+        return {"image/svg+xml": text[text.index("<svg") :]}
 
 
-def _figure(timeline: Timeline, theme: str, sources: Sequence[Any] | None) -> Any:
+def _figure(timeline: Timeline, theme: str, sources: Any) -> Any:
     if theme not in _THEMES:
         raise ValueError(f'theme is {theme!r}; use "light" or "dark"')
     try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise ImportError("pictures of timelines need matplotlib: pip install 'stream-dataloader[plot]'") from error
+        remedy = "pip install 'stream-dataloader[plot]'"
+        raise ImportError(f"pictures of timelines need matplotlib: {remedy}") from error
     ground, ink, padding = _THEMES[theme]
     lanes = timeline.lanes
     width = max(timeline.steps * timeline.time_steps, 1)
@@ -201,7 +191,6 @@ def _figure(timeline: Timeline, theme: str, sources: Sequence[Any] | None) -> An
     height = 1.2 + row_inches * lanes
     left = 0.125 if len(timeline.workers) > 1 else 0.075
     figure = Figure(figsize=(11, height), facecolor=ground)
-    FigureCanvasAgg(figure)
     place = (left, 0.62 / height, 0.985 - left, 1 - 1.14 / height)
     axes = figure.add_axes(place, facecolor=ground)
     axes.barh(range(lanes), width, _BAR, color=padding)
@@ -230,7 +219,6 @@ def _figure(timeline: Timeline, theme: str, sources: Sequence[Any] | None) -> An
 
 
 def _colours(segments: Sequence[Segment]) -> list[str]:
-    """One colour a stream, and another than that of the stream before it in the lane."""
     found: list[str] = []
     for before, segment in zip([None, *segments], segments, strict=False):
         number = segment.source % len(_COLOURS)
@@ -252,6 +240,6 @@ def _frame(axes: Any, timeline: Timeline, width: int, line: str) -> None:
     every = max(1, -(-timeline.lanes // 32))
     names = {lane: str(lane) for lane in range(0, timeline.lanes, every)}
     if len(timeline.workers) > 1:
-        names |= {lanes[0]: f"worker {worker}   {lanes[0]}" for worker, lanes in enumerate(timeline.workers)}
+        names |= {own.start: f"worker {worker}   {own.start}" for worker, own in enumerate(timeline.workers)}
     axes.set_yticks(list(names), list(names.values()))
     axes.spines[:].set_visible(False)

@@ -197,12 +197,12 @@ def test_a_trainer_may_be_pretended(run, numbers):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["timeline", "numbers.store", "--output", "a.txt"], "--output is a.txt; name a file that ends in .png"),
+        (["timeline", "numbers.store", "--output", "a.txt"], "--output is a.txt; it must end in .png"),
         (["profile", "json:nothing"], "json.* has no attribute 'nothing'"),
         (["profile", "no_module_here:nothing"], "there is no module no_module_here"),
         (["profile", "cli_other:nothing"], "gives a int; have it return a StreamDataLoader"),
         (["profile", "numbers.store", "--trace", "no/t.json"], "no/t.json: No such file or directory"),
-        (["play", "floats.npy"], "floats.npy has neither pictures, .* nor characters"),
+        (["play", "floats.npy"], "floats.npy has neither pictures .* nor characters"),
     ],
 )
 @pytest.mark.usefixtures("numbers", "texts")

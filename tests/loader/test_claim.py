@@ -8,7 +8,6 @@ import time
 
 import pytest
 from cases import key, keys
-from helpers import make_loader
 from kinds_of_loaders import KINDS, plain
 from torch.utils.data import DataLoader
 
@@ -101,7 +100,8 @@ def test_who_looks_at_a_batch_of_a_loaded_state_hears_that_it_is_used_up():
 @pytest.mark.parametrize("options", SETUPS, ids=str)
 @pytest.mark.parametrize("length", [None, 3])
 def test_to_close_an_older_iterator_leaves_the_newer_as_it_is(options, length):
-    loader = make_loader(LENGTHS, range, 2, "cycle", time_steps=2, seed=0, batches_per_epoch=length, **options)
+    dataset = StreamDataset(LENGTHS, range, 2, "cycle", time_steps=2, seed=0)
+    loader = StreamDataLoader(dataset, batches_per_epoch=length, **options)
     old, new = iter(loader), iter(loader)
     next(old)
     first = next(new).step
@@ -113,7 +113,8 @@ def test_to_close_an_older_iterator_leaves_the_newer_as_it_is(options, length):
 
 @pytest.mark.parametrize("length", [None, 2])
 def test_an_iterator_that_has_ended_stays_so_when_a_newer_one_begins(length):
-    loader = make_loader(LENGTHS, range, 2, "cycle" if length else "zeros", time_steps=2, batches_per_epoch=length)
+    dataset = StreamDataset(LENGTHS, range, 2, "cycle" if length else "zeros", time_steps=2)
+    loader = StreamDataLoader(dataset, batches_per_epoch=length)
     ended = iter(loader)
     list(ended)
     next(iter(loader))
@@ -173,7 +174,8 @@ class Gated:
 )
 def test_a_thread_that_reads_where_another_is_reading_hears_so(workers, where, method):
     gated, found = Gated(where), []
-    batches = iter(make_loader([4, 4], gated, 2, time_steps=2, num_workers=workers, multiprocessing_context=method))
+    dataset = StreamDataset([4, 4], gated, 2, time_steps=2)
+    batches = iter(StreamDataLoader(dataset, workers, multiprocessing_context=method))
     reader = threading.Thread(target=lambda: found.extend(batch.step for batch in batches))
     reader.start()
     assert gated.inside.wait(60)

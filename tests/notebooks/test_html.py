@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stream_dataloader import StreamBatch, StreamDataLoader, StreamDataset, visualize
-from stream_dataloader._html.page import LIMIT_BYTES
+from stream_dataloader._html import LIMIT_BYTES
 
 
 class Reader(html.parser.HTMLParser):
@@ -48,8 +48,12 @@ class Reader(html.parser.HTMLParser):
 
 
 def read(batch):
-    """What a batch's HTML says, once it was found to be small and well formed."""
-    text = batch._repr_html_()
+    """What a batch's HTML says."""
+    return parsed(batch._repr_html_())
+
+
+def parsed(text):
+    """What HTML says, once it was found to be small and well formed."""
     assert len(text.encode()) <= LIMIT_BYTES
     reader = Reader()
     reader.feed(text)
@@ -312,14 +316,13 @@ def fonts():
 
 def test_a_timeline_is_a_picture_the_same_each_time_or_else_text(fonts, monkeypatch):
     timeline = visualize.timeline(StreamDataset([5, 2, 9], range, 2, time_steps=4, lengths=[5, 2, 9]))
-    picture = timeline._repr_svg_()
-    assert re.match(r"<svg\b.*</svg>\s*$", picture, re.DOTALL)
-    assert timeline._repr_svg_() == picture
-    assert timeline._repr_html_() is None
+    shown = timeline._repr_mimebundle_()
+    assert re.match(r"<svg\b.*</svg>\s*$", shown["image/svg+xml"], re.DOTALL)
+    assert timeline._repr_mimebundle_() == shown
     lengths = [1] * 2000
     many = visualize.timeline(StreamDataset(lengths, range, 2, time_steps=4, lengths=lengths))
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     for drawn in (many, timeline):
         assert len(repr(drawn)) < 200
-        assert drawn._repr_svg_() is None
-        assert "".join(read(drawn).texts) == drawn.text()
+        (text,) = drawn._repr_mimebundle_().values()
+        assert "".join(parsed(text).texts) == drawn.text()

@@ -155,8 +155,8 @@ def test_a_pass_over_a_column_is_made_once(tmp_path, monkeypatch):
     path = written(tmp_path / "a")
     assert len(MdsStore(path, stream="episode")) == 4
     passes = []
-    scan = mds_streams.Shards.scan
-    monkeypatch.setattr(mds_streams.Shards, "scan", lambda *args: (passes.append(args), scan(*args))[1])
+    scan = mds_streams.Shards.parts
+    monkeypatch.setattr(mds_streams.Shards, "parts", lambda *args: (passes.append(args), scan(*args))[1])
     assert len(pickle.loads(pickle.dumps(MdsStore(path, stream="episode")))) == 4
     assert not passes
     shutil.rmtree(path)
@@ -421,21 +421,6 @@ def test_a_shard_whose_samples_do_not_lie_end_to_end_is_refused(tmp_path, place,
         MdsStore(path)(0)
     with pytest.raises(StoreError, match=r"shard.00000.mds"):
         MdsStore(path, stream="episode")
-
-
-def test_streams_of_a_shard_are_read_apart(tmp_path, monkeypatch):
-    monkeypatch.setattr("stream_dataloader.stores.mds.shards._MOST_SAMPLES", 4)
-    streams = [[{"x": np.arange(3), "y": step} for step in range(n, n + 6)] for n in (0, 10, 20)]
-    shard = pathlib.Path(path := packed(tmp_path / "a", streams), "shard.0.00000.mds")
-    data = bytearray(shard.read_bytes())
-    damaged = int.from_bytes(data[4 * 7 : 4 * 8], "little")
-    data[damaged : damaged + 4] = bytes(4)
-    shard.write_bytes(data)
-    store = MdsStore(path)
-    for number in (0, 2):
-        np.testing.assert_equal(list(store(number)), streams[number])
-    with pytest.raises(StoreError, match="sample 6 does not end"):
-        store(1)
 
 
 def test_a_shard_that_is_cut_off_while_it_is_read_is_an_error(tmp_path):

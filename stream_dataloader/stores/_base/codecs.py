@@ -16,7 +16,7 @@ import numpy as np
 
 from stream_dataloader.errors import StoreError, shorten
 
-__all__ = ["check_compression", "check_hashes", "hash_of", "pack", "unpack"]
+__all__ = ["check_compression", "hash_of", "pack", "unpack", "wrong_hash"]
 
 #: The module of cramjam, its levels, and the usual one.
 _KINDS: dict[str, tuple[str, range, int]] = {
@@ -81,10 +81,9 @@ def hash_of(name: str, data: Any) -> str:
     return hashlib.new(name, data, usedforsecurity=False).hexdigest()
 
 
-def check_hashes(hashes: Mapping[str, str], data: Any, what: str) -> None:
-    """Raise if the bytes of the file `what` differ from what hashes of them say."""
+def wrong_hash(hashes: Mapping[str, str], data: Any) -> str:
+    """How some bytes differ from what hashes of them say; empty if they do not."""
     for name, wanted in hashes.items():
         if (found := hash_of(name, data)) != wanted:
-            raise StoreError(
-                f"{what} is damaged: its {name} is {found}, and should be {wanted}; fetch or write it anew"
-            )
+            return f"its {name} is {found}, and should be {wanted}"
+    return ""

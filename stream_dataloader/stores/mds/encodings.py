@@ -52,28 +52,20 @@ _SHAPE_DTYPES = ("u1", "<u2", "<u4", "<u8")
 
 _PICTURES = ("jpeg", "png", "pil")
 
-#: Lists of pictures: the kind of these, and how many bytes come before their count.
-_LISTS = {"jpeg_array": ("jpeg", 0), "jpegarray": ("jpeg", 0)} | {f"list[{kind}]": (kind, 4) for kind in _PICTURES}
-
 #: Dtype and channels of Pillow's modes.
 _MODES: dict[str, tuple[str, int]] = {
     **dict.fromkeys(("L", "P"), ("u1", 1)),
     **dict.fromkeys(("LA", "La", "PA"), ("u1", 2)),
     **dict.fromkeys(("RGB", "YCbCr", "HSV", "LAB"), ("u1", 3)),
     **dict.fromkeys(("RGBA", "RGBX", "RGBa", "CMYK"), ("u1", 4)),
-    **dict.fromkeys(("I;16", "I;16L"), ("<u2", 1)),
+    "I;16": ("<u2", 1),
+    "I;16L": ("<u2", 1),
     "I;16B": (">u2", 1),
     "I": ("<i4", 1),
     "F": ("<f4", 1),
 }
-_MODE_OF_ARRAY = {
-    ("|u1", 0): "L",
-    ("|u1", 3): "RGB",
-    ("|u1", 4): "RGBA",
-    ("<u2", 0): "I;16",
-    ("<i4", 0): "I",
-    ("<f4", 0): "F",
-}
+_MODE_OF_ARRAY = {("|u1", 0): "L", ("|u1", 3): "RGB", ("|u1", 4): "RGBA", ("<u2", 0): "I;16", ("<i4", 0): "I"}
+_MODE_OF_ARRAY |= {("<f4", 0): "F"}
 
 
 class Encoding(ABC):
@@ -94,34 +86,37 @@ class Encoding(ABC):
     def decode(self, data: memoryview) -> Any:
         """The value that some bytes are, as a copy."""
 
-    def split(self, data: memoryview) -> tuple[Encoding, NDArray[np.int64]]:
-        """The encoding of a sequence's elements, and where these begin and end, `(2, elements)`.
+    def rows(self, data: memoryview) -> Any:
+        """The rows or elements of a sequence, as they are in the file; what is none, is in all steps."""
+        return self.decode(data)
 
-        What is no sequence is an element of itself.
-        """
-        return self, np.array([[0], [len(data)]])
+    def row(self, rows: Any, index: int) -> Any:
+        """One of what `rows` returned, as a copy."""
+        del index
+        return rows
 
 
 class ArrayEncoding(Encoding):
-    """Arrays, and numbers, whose shape is `()`; a dtype or a shape of None is before the values.
+    """Arrays, and numbers, whose shape is `()`; a dtype or a shape of None is before the values."""
 
-    Numbers are delivered as `kind`, and all as the dtype `delivered`, unless that is None.
-    """
-
-    def __init__(self, dtype: Any, shape: tuple[int, ...] | None, kind: Callable[[Any], Any] | None = None) -> None:
+    def __init__(
+        self, dtype: str | None, shape: tuple[int, ...] | None, kind: Callable[[Any], Any] | None = None
+    ) -> None:
         self.dtype = None if dtype is None else np.dtype(dtype).newbyteorder("<")
         self.shape = shape
-        self.delivered = None if dtype is None else np.dtype(dtype).newbyteorder("=")
+        self.delivered = None if dtype is None else np.dtype(dtype)  # what is decoded has it
         self._kind = kind
         self.is_sequence = shape != ()
         if self.dtype is not None and shape is not None:
             self.size = math.prod(shape) * self.dtype.itemsize
 
+    def as_bool(self) -> None:
+        """Deliver bool: the format has none, and `MdsPacker` writes uint8."""
+        self.delivered = np.dtype(bool)
+
     def layout(self, data: memoryview) -> tuple[np.dtype[Any], tuple[int, ...], int]:
         """Dtype and shape of a value, and where its numbers begin."""
         at, dtype, shape = 0, self.dtype, self.shape
-        if dtype is not None and shape is not None and len(data) == self.size:
-            return dtype, shape, at
         try:
             if dtype is None:
                 dtype, at = np.dtype(ARRAY_DTYPES[data[0]]).newbyteorder("<"), 1
@@ -131,32 +126,34 @@ class ArrayEncoding(Encoding):
                 shape = tuple(np.frombuffer(data[begin:at], kind, axes or 1).tolist())
         except (KeyError, IndexError, ValueError):
             raise ValueError(f"an array that begins with the bytes {bytes(data[:16]).hex()}") from None
-        if not len(data) - at == math.prod(shape) * dtype.itemsize > 0:
+        if len(data) - at != math.prod(shape) * dtype.itemsize:
             raise ValueError(f"an array {dtype.name} {shape} in {len(data) - at} bytes")
         return dtype, shape, at
 
     def decode(self, data: memoryview) -> Any:
         dtype, shape, at = self.layout(data)
-        found = np.ndarray(shape, dtype, data, at)
+        return self._copy(np.frombuffer(data, dtype, offset=at).reshape(shape))
+
+    def _copy(self, found: NDArray[Any]) -> Any:
         copy = np.array(found, self.delivered or found.dtype.newbyteorder("="))
-        if shape:
+        if copy.ndim:
             return copy
         return copy[()] if self._kind is None else self._kind(copy[()])
 
-    def split(self, data: memoryview) -> tuple[Encoding, NDArray[np.int64]]:
+    def rows(self, data: memoryview) -> Any:
         if not self.is_sequence:
-            return super().split(data)
-        dtype, (rows, *shape), at = self.layout(data)
-        element = ArrayEncoding(dtype, tuple(shape))
-        element.delivered = self.delivered or element.delivered
-        bounds = at + np.arange(rows + 1) * math.prod(shape) * dtype.itemsize
-        return element, np.stack([bounds[:-1], bounds[1:]])
+            return self.decode(data)
+        dtype, shape, at = self.layout(data)
+        return np.frombuffer(data, dtype, offset=at).reshape(shape)
+
+    def row(self, rows: Any, index: int) -> Any:
+        return self._copy(rows[index]) if self.is_sequence else rows
 
     def encode(self, value: Any) -> bytes:
         array = np.asarray(value)
         if self.shape == ():
             return self._encode_number(value, array)
-        name = array.dtype.name
+        name = "uint8" if array.dtype.kind == "b" and self.delivered == array.dtype else array.dtype.name
         names = list(_BYTE_OF_DTYPE) if self.dtype is None else [self.dtype.name]
         if name not in names:
             raise ValueError(f"an array of {array.dtype} where {', '.join(names)} is to be written")
@@ -238,14 +235,13 @@ class PictureEncoding(Encoding):
 
     def encode(self, value: Any) -> bytes:
         array = np.asarray(value)
+        if self._kind == "pil" and hasattr(value, "mode"):  # Pillow's own
+            return _raw_bytes(value.mode, value.width, value.height, value.tobytes())
         kind = (array.dtype.newbyteorder("<").str, array.shape[2] if array.ndim == 3 else 0)
-        of_pillow = self._kind == "pil" and hasattr(value, "mode")
-        if not of_pillow and (array.ndim not in (2, 3) or kind not in _MODE_OF_ARRAY or not array.size):
+        if array.ndim not in (2, 3) or kind not in _MODE_OF_ARRAY or not array.size:
             raise ValueError(f"a {array.dtype} {array.shape} where a picture (H, W), (H, W, 3 or 4) is to be written")
         if self._kind == "pil":
-            mode, rows = (value.mode, value) if of_pillow else (_MODE_OF_ARRAY[kind], array.astype(kind[0]))
-            head = np.array([array.shape[1], array.shape[0], len(mode)], "<u4").tobytes()
-            return head + mode.encode() + bytes(rows.tobytes())
+            return _raw_bytes(_MODE_OF_ARRAY[kind], array.shape[1], array.shape[0], array.astype(kind[0]).tobytes())
         cv2 = import_opencv("a picture of an MDS dataset")
         if array.ndim == 3:
             array = cv2.cvtColor(array, cv2.COLOR_RGB2BGR if array.shape[2] == 3 else cv2.COLOR_RGBA2BGRA)
@@ -253,6 +249,10 @@ class PictureEncoding(Encoding):
         if not done:
             raise ValueError(f"a {array.dtype} {array.shape} that cannot be written as {self._kind}")
         return bytes(data)
+
+
+def _raw_bytes(mode: str, width: int, height: int, rows: bytes) -> bytes:
+    return np.array([width, height, len(mode)], "<u4").tobytes() + mode.encode() + rows
 
 
 def _raw(data: memoryview) -> Any:
@@ -278,18 +278,20 @@ class _ListEncoding(Encoding):
         self._element = element
         self._head = head
 
-    def split(self, data: memoryview) -> tuple[Encoding, NDArray[np.int64]]:
+    def rows(self, data: memoryview) -> list[memoryview]:
         begin = self._head + 4
         count = int.from_bytes(data[self._head : begin], "little")
         sizes = np.frombuffer(data, "<u4", count, begin).astype(np.int64)
-        stops = begin + 4 * count + np.cumsum(sizes)
-        if (stops[-1] if count else begin) != len(data):
+        stops = (begin + 4 * count + np.cumsum(sizes)).tolist()
+        if (stops[-1] if stops else begin) != len(data):
             raise ValueError(f"a list whose values do not end where its {len(data):,} bytes do")
-        return self._element, np.stack([stops - sizes, stops])
+        return [data[stop - size : stop] for stop, size in zip(stops, sizes.tolist(), strict=True)]
+
+    def row(self, rows: list[memoryview], index: int) -> Any:
+        return self._element.decode(rows[index])
 
     def decode(self, data: memoryview) -> list[Any]:
-        element, bounds = self.split(data)
-        return [element.decode(data[begin:stop]) for begin, stop in bounds.T.tolist()]
+        return [self._element.decode(part) for part in self.rows(data)]
 
     def encode(self, value: Sequence[Any]) -> bytes:
         if not isinstance(value, (list, tuple)):
@@ -303,20 +305,21 @@ def encoding_of(name: str, *, allow_pickle: bool = False, upright: bool = True) 
     """The encoding of a name: that which mosaicml-streaming 0.13 has of it."""
     if name == "pkl" and not allow_pickle:
         raise ValueError("'pkl' is refused: unpickling runs code of the file; give allow_pickle=True if you trust it")
+    kind, _, rest = name.partition(":")
+    picture = name.removeprefix("list[").removesuffix("]").removesuffix("_array").removesuffix("array")
     if name in _PLAIN:
         return _PLAIN[name]
     if name == "int" or name in _BYTE_OF_DTYPE:
         return ArrayEncoding("int64" if name == "int" else name, (), int if name == "int" else None)
-    if name.partition(":")[0] == "ndarray":
-        dtype, _, sizes = name[8:].partition(":")
+    if kind == "ndarray":
+        dtype, _, sizes = rest.partition(":")
         shape = tuple(map(int, sizes.split(","))) if sizes else None
         if (dtype and dtype not in _BYTE_OF_DTYPE) or (shape and min(shape) < 1):
-            raise ValueError(f"no arrays of {name[8:]!r}; there are {', '.join(_BYTE_OF_DTYPE)}")
+            raise ValueError(f"no arrays of {rest!r}; there are {', '.join(_BYTE_OF_DTYPE)}")
         return ArrayEncoding(dtype or None, shape)
     if name in _PICTURES:
         return PictureEncoding(name, upright)
-    if name in _LISTS:
-        kind, head = _LISTS[name]
-        return _ListEncoding(PictureEncoding(kind, upright), head)
-    known = ["int", *_PLAIN, *_BYTE_OF_DTYPE, "ndarray[:dtype[:shape]]", *_PICTURES, *_LISTS]
-    raise ValueError(f"no encoding {shorten(name)}; there are {', '.join(known)}")
+    if name in ("jpeg_array", "jpegarray") or (picture in _PICTURES and name == f"list[{picture}]"):
+        return _ListEncoding(PictureEncoding(picture, upright), 4 * name.startswith("list"))
+    known = ["int", *_PLAIN, *_BYTE_OF_DTYPE, "ndarray[:dtype[:shape]]", *_PICTURES, "jpeg_array"]
+    raise ValueError(f"no encoding {shorten(name)}; there are {', '.join(known)} and list[...] of pictures")
