@@ -8,6 +8,7 @@ import resource
 import cv2
 import numpy as np
 import pytest
+import torch
 from helpers import FULL, PATIENCE
 from store_tests import StoreTests
 
@@ -341,3 +342,40 @@ def test_tables_on_a_server_are_fetched(tmp_path):
     assert store.lengths.tolist() == [23, 3, 31, 8]
     assert len(list(store(2))) == 31
     store.close()
+
+
+DOCUMENTS = [[5, 6, 7], [], [1], list(range(40)), [9, 9]]
+
+
+def documents(path, **columns):
+    table = pa.table({"input_ids": pa.array(DOCUMENTS, pa.list_(pa.int32())), **columns})
+    writes = feather.write_feather if path.suffix == ".arrow" else pq.write_table
+    writes(table, path, **({"chunksize": 2} if path.suffix == ".arrow" else {"row_group_size": 2}))
+    return path
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "arrow"])
+def test_a_row_of_tokens_is_a_stream(suffix, tmp_path):
+    masks = pa.array([[n % 2 == 0 for n in document] for document in DOCUMENTS])
+    for number in range(2):
+        documents(tmp_path / f"{number}.{suffix}", mask=masks, text=["a"] * 5)
+    sources, store = stores.open(tmp_path, elements=True, columns=["input_ids", "mask"])
+    assert store.lengths.tolist() == [3, 0, 1, 40, 2] * 2
+    loader = StreamDataLoader(StreamDataset(sources, store, 1, time_steps=8, windows="packed"))
+    batches = list(loader)
+    tokens, marks = (torch.cat([batch.data[name][batch.mask] for batch in batches]) for name in ("input_ids", "mask"))
+    assert tokens.tolist() == [token for document in DOCUMENTS * 2 for token in document]
+    assert torch.equal(marks, tokens % 2 == 0)
+    starts = torch.cat([batch.is_start[batch.mask] for batch in batches]).nonzero()[:, 0]
+    assert starts.tolist() == [0, 3, 4, 44, 46, 49, 50, 90]
+    assert store.metadata(9) == {"file": str(tmp_path / f"1.{suffix}")}
+    assert [row["input_ids"] for row in store((3, 2, 5))] == [2, 3, 4]
+
+
+def test_rows_whose_lists_differ_are_refused(tmp_path):
+    path = documents(tmp_path / "a.parquet", text=["a"] * 5, labels=pa.array([[1]] * 5))
+    for columns, what in (None, "text"), (["input_ids", "labels"], "row 0"):
+        with pytest.raises(StoreError, match=what):
+            stores.open(path, elements=True, columns=columns)
+    with pytest.raises(ValueError, match="elements=True"):
+        stores.open(path, elements=True, stream="text")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 import os
 import threading
 from collections import OrderedDict
@@ -46,6 +47,8 @@ class ParquetStore(Store):
         path: A file, a folder of files, also with folders `key=value` in it, a pattern `"data-{00..15}.parquet"` or
             `"*.parquet"`, or a URL. Files are read in the order of their names.
         stream: The column whose runs of one value are streams, across files too. None: each file is one.
+        elements: Each row is a stream, of the elements of its lists: tokens, say. Choose columns that are lists of one
+            length in each row.
         columns: Which to read, in this order; None reads all.
         decode: Columns of binary that hold encoded images: `{"image": "image"}`; with dots in structs.
         fill_null: What takes the place of nulls: a value, or values by column. None has nulls raise.
@@ -65,6 +68,7 @@ class ParquetStore(Store):
         path: str | os.PathLike[str],
         *,
         stream: str | None = None,
+        elements: bool = False,
         columns: Sequence[str] | None = None,
         decode: Mapping[str, str] | None = None,
         fill_null: Any = None,
@@ -79,6 +83,7 @@ class ParquetStore(Store):
         super().__init__(
             path,
             stream=stream,
+            elements=elements,
             columns=given_columns(columns),
             decode=decode or None,
             fill_null=fill_null,
@@ -90,6 +95,8 @@ class ParquetStore(Store):
             cache=cache,
         )
         pyarrow_of("ParquetStore")
+        if elements and stream is not None:
+            raise ValueError(f"elements=True has each row be a stream, and stream is {stream!r}; leave out one of them")
         if wrong := {name: kind for name, kind in decode.items() if kind != "image"}:
             raise ValueError(f"decode is {wrong}; 'image' is what a column can be decoded as")
         whole_number("cache_bytes", cache_bytes, "give a number of bytes from 0 on", 0)
@@ -112,7 +119,7 @@ class ParquetStore(Store):
             filled = fill.get(source.column) if isinstance(fill, Mapping) else fill
             return column_of(array, source._replace(images=images, pictures=pictures, fill=filled))
 
-        return Rows(self.path, files, key, wanted, decode, options["cache_bytes"])
+        return Rows(self.path, files, key, wanted, decode, options["cache_bytes"], elements=options["elements"])
 
     def _open_steps(self, number: int) -> RowSteps:
         rows: Rows = self.index
@@ -125,8 +132,8 @@ class ParquetStore(Store):
     def metadata(self, number: int) -> Mapping[str, Any]:
         rows: Rows = self.index
         file = number = self._check_number(number)
-        if self._options["stream"] is not None:  # without, each file is a stream
-            file = rows.file_at(int(rows.start[number]))
+        if self._options["stream"] is not None or self._options["elements"]:  # else each file is a stream
+            file = min(rows.file_at(int(rows.start[number])), len(rows.files) - 1)
         return {"file": rows.files[file].name}
 
     def _metadata(self) -> Mapping[str, Any]:
@@ -149,7 +156,7 @@ class _Group(NamedTuple):
 
 
 class Rows:
-    """Where streams and groups are among the rows of all files."""
+    """Where streams and groups are among the rows of all files, or among the elements of their lists."""
 
     def __init__(
         self,
@@ -159,23 +166,35 @@ class Rows:
         columns: Sequence[str],
         decode: Callable[[Any, Source], Column],
         cache_bytes: int,
+        *,
+        elements: bool = False,
     ) -> None:
         self.files, self._path, self._key, self._columns = files, path, key, columns
         self._decode, self._limit = decode, cache_bytes
         self._kept: OrderedDict[tuple[int, int], _Group] = OrderedDict()  # the last ones used
         self._lock = threading.Lock()
+        self._elements = elements
+        lists = [_list_lengths(file, columns) for file in files if elements]
+        #: Of each file, the row that each of its groups begins at, and the number of its rows.
+        self._first = [file.first for file in files]
+        if elements:
+            self._first = [np.cumsum([0, *(int(one.sum()) for one in groups)], dtype=np.int64) for groups in lists]
         #: The row that each file begins at, and the number of all rows.
-        self._begin = np.cumsum([0, *(file.first[-1] for file in files)], dtype=np.int64)
+        self._begin = np.cumsum([0, *(first[-1] for first in self._first)], dtype=np.int64)
         self.start: NDArray[np.int64] = self._begin[:-1]
         self.keys: Sequence[Any] = [_short(file.name, path) for file in files]
         if key is not None:
             self.start, self.keys = self._runs(key)
+        elif elements:
+            flat = np.concatenate([np.zeros(0, np.int64), *itertools.chain.from_iterable(lists)])
+            self.start, self.keys = np.cumsum(flat) - flat, range(len(flat))
         self.lengths: NDArray[np.int64] = np.diff(np.append(self.start, self._begin[-1]))
 
     @functools.cached_property
     def fingerprint(self) -> str:
         files = "".join(f"{digest_of(file.known)} {_short(file.name, self._path)} " for file in self.files)
-        text = f"{files}{self._key} {self._columns}".encode("utf-8", "surrogateescape")
+        kind = " elements" if self._elements else ""
+        text = f"{files}{self._key} {self._columns}{kind}".encode("utf-8", "surrogateescape")
         return hashlib.blake2b(text, digest_size=16).hexdigest()
 
     def __len__(self) -> int:
@@ -200,26 +219,49 @@ class Rows:
     def at(self, row: int) -> _Group:
         """The group that has a row."""
         place = self.file_at(row)
-        file, begin = self.files[place], int(self._begin[place])
-        group = int(np.searchsorted(file.first, row - begin, "right")) - 1
+        group = int(np.searchsorted(self._first[place], row - int(self._begin[place]), "right")) - 1
         with self._lock:
             found = self._kept.pop((place, group), None)
             if found is None:
-                found = self._read(file, group, begin)
+                found = self._read(place, group)
             self._kept[place, group] = found
             size = sum(kept.size for kept in self._kept.values())
             while size > self._limit:
                 size -= self._kept.popitem(last=False)[1].size
             return found
 
-    def _read(self, file: TableFile, group: int, begin: int) -> _Group:
-        first, stop = file.first[group : group + 2].tolist()
+    def _read(self, place: int, group: int) -> _Group:
+        file, begin = self.files[place], int(self._begin[place])
+        first, stop = self._first[place][group : group + 2].tolist()
         columns = {}
         with damage_named(file.name):
             for name, array in file.read(self._columns, group).items():
+                array = array.flatten() if self._elements else array  # noqa: PLW2901
                 columns[name] = self._decode(array, Source(file.name, name, first, stop - first))
         size = sum(int(column.array.nbytes) for column in flatten(columns)[1])
         return _Group(begin + first, begin + stop, columns, file, size)
+
+
+def _list_lengths(file: TableFile, columns: Sequence[str]) -> list[NDArray[np.int64]]:
+    """How many elements each row has, of each group."""
+    import pyarrow.compute as pc
+
+    groups = []
+    for group in range(len(file.first) - 1):
+        found: dict[str, NDArray[np.int64]] = {}
+        for name, array in file.read(columns, group).items():
+            if "list" not in str(array.type) or array.null_count:
+                what = "has rows without one" if array.null_count else f"is of type {array.type}"
+                raise StoreError(f"{file.name}: {name} {what}, and elements=True takes lists; choose columns")
+            found[name] = pc.list_value_length(array).to_numpy(zero_copy_only=False).astype(np.int64)
+        first, *others = found.items()
+        for name, lengths in others:
+            if len(wrong := np.flatnonzero(lengths != first[1])):
+                row = int(wrong[0])
+                what = f"{first[0]} has {first[1][row]} elements, and {name} {lengths[row]}"
+                raise StoreError(f"{file.name}, row {int(file.first[group]) + row}: {what}; choose columns")
+        groups.append(first[1])
+    return groups
 
 
 def _changes(file: TableFile, key: str) -> tuple[list[int], list[Any]]:
