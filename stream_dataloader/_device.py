@@ -1,9 +1,8 @@
 """Batches on the way to an accelerator: page-locked memory, and copies ahead of use.
 
-Guarantees: what the user gets is on the current stream as if it had been made there. Memory is locked once, not batch
-by batch. No batch is lost: an error of copying is raised in place of its batch, which is tried again when asked again.
-With a model that is slower than the copies, the device never waits for one, and the host waits only where it is three
-batches ahead. So six batches lie on the device, but for those that users hold.
+Guarantees: what the user gets is on the current stream as if it had been made there. No batch is lost: an error of
+copying is raised in place of its batch, which is tried again when asked again. With a model that is slower than the
+copies, the device never waits for one. Six batches lie on the device, but for those that users hold.
 
 ::
 
@@ -11,18 +10,14 @@ batches ahead. So six batches lie on the device, but for those that users hold.
     copy stream      copy k        copy k+1                  |       copy k+2
     current stream   ... k-1 ...   waits for copy k, then k  |  waits for copy k+1, then k+1
 
-Why this is so, by what CUDA and torch document:
-
-- *Used on the current stream.* The current stream waits for the copy's event. What the user begins there afterwards
-  comes after the copy. For a stream of their own, users order it behind the current one, as with any tensor.
-- *Memory on the device.* It is allocated while the copy stream is current, so torch's allocator hands it out again only
-  to that stream, and, by `record_stream`, behind what the current stream does with it. That works for dense tensors
-  only. Sparse tensors and objects with a `to` are moved when they are handed out.
-- *Memory in the host.* A slot is let go while the copy stream is current, so that it waits for copies alone
-  (`_assembly/page_lock.py`), and not for what the model still computes.
-- *Nothing waits.* A copy from page-locked memory returns immediately, so other leaves are put there before. The host
-  waits where two copies are under way, as they are slower than all else, or where it is three batches ahead, and would
-  fill the device. In both cases the device has work to do. It sleeps meanwhile, as workers need the cores.
+- The current stream waits for the copy's event. A stream of the user's own is ordered behind the current one, as with
+  any tensor.
+- Memory on the device is allocated while the copy stream is current, so torch hands it out again only to that stream,
+  and, by `record_stream`, behind what the current stream does with it. Sparse tensors and objects with a `to` are
+  moved when they are handed out.
+- A slot is let go while the copy stream is current: it waits for copies alone, see `_assembly/page_lock.py`.
+- A copy from page-locked memory returns immediately. The host waits, asleep, where two copies are under way, or where
+  it is three batches ahead.
 """
 
 from __future__ import annotations

@@ -1,16 +1,13 @@
 """Page-locked memory: the slots' memory is locked once, and a slot is freed when no device reads it any more.
 
-Guarantees: a slot is not written again while a CUDA device may still be reading it. Memory is locked once, and unlocked
-before it is unmapped, in the process that locked it. A driver that refuses costs speed, never an error later on.
+Guarantees: a slot is not written again while a CUDA device may still be reading it. Memory is unlocked before it is
+unmapped, in the process that locked it. A driver that refuses costs speed, never an error later on.
 
-Why, by what CUDA documents:
-
-- *Locking.* Pages must be unregistered before they are unmapped; else the next mapping at the same address is "already
-  registered". Python unmaps an `mmap` *before* it calls the weak references to it, so what is watched here is an array
-  over it. As NumPy 2.5 lets go of what is under an array before it calls the array's, the call itself holds the `mmap`.
-- *Reading.* A copy may return before it has begun, from page-locked memory as from other. An event that is recorded on
-  a stream is passed when all that was begun there before is done, and is asked for, never waited for.
-- *Other devices.* To record an event creates a context, so that is done only where torch has memory.
+- Pages that are unmapped first make the next mapping there "already registered". Python unmaps an `mmap` *before* it
+  calls weak references to it, so an array over it is watched, whose callback holds the `mmap`.
+- A copy may return before it has begun. An event that is recorded on a stream is passed when all that was begun there
+  before is done, and is asked for, never waited for.
+- To record an event creates a context, so that is done only where torch has memory.
 
 Nothing here has run on a CUDA device yet: the tests drive it with a stand-in for `torch.cuda`.
 """

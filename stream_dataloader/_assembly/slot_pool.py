@@ -1,6 +1,6 @@
 """A pool of slots of shared memory, in which workers put batches together in place, and which batches lease.
 
-A slot holds the data of one whole batch. The first free one is claimed::
+A slot holds the data of one whole batch::
 
             a worker begins a step           main delivers it
     free ------------------------> filling ------------------> leased
@@ -8,8 +8,8 @@ A slot holds the data of one whole batch. The first free one is claimed::
      |      a newer iteration began   |    (few left: a copy)    |
      +--------------------------------+--------------------------+  the last tensor over it is gone
 
-The first item read, by whichever worker, decides where things lie in a slot. A worker that finds no free slot, or whose
-items do not fit, sends them through the message queue instead: nobody waits.
+The first item read decides where things lie in a slot. A worker that finds no free slot, or whose items do not fit,
+sends them through the message queue: nobody waits.
 
 Guarantee: a slot is written to only while no tensor, view or array over it is left in the main process, and no CUDA
 device reads it. Not covered: a process forked while a batch is held must clone what it wants to keep.

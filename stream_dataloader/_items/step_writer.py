@@ -1,18 +1,15 @@
 """Writes the single steps of a stream into columns in one go, by a function made for what its items look like.
 
-`Layout.read` walks each item's structure anew, which takes many times as long as to copy a small leaf. Once the layout
-is known, all that an item must be is known too. So a flat function is written for it from `_TEMPLATE`, as `dataclasses`
-writes an `__init__`. Items `{"done": bool, "image": (8, 8, 3) uint8}` are taken apart, checked and written by::
+`Layout.read` walks each item's structure anew, which takes many times as long as to copy a small leaf. So a flat
+function is written from `_TEMPLATE` once the layout is known. Items `{"done": bool, "image": (8, 8, 3) uint8}` are
+taken apart, checked and written by::
 
     if type(value) is not dict or len(value) != 2: return Taken(t - begin, (item,))
     value0 = value["done"]
-    value1 = value["image"]
     ...  # the type, dtype and shape of each leaf; if they are others: the same
     column0[t] = value0
-    bytes1.append(value1.tobytes())
 
-Nothing of the items is in the source: keys, types, dtypes and shapes are names in it, whose values are handed to it.
-The bytes of small arrays are gathered, and written together.
+Nothing of the items is in the source. The bytes of small arrays are gathered, and written together.
 
 Guarantee: what is written is what `Layout.read` would give. An item that is not plainly like the layout is given back.
 Each item is copied before the next is taken, as a stream may use one buffer for all.

@@ -211,7 +211,7 @@ class LoaderPosition:
         if at is not None and self._length is not None:
             whole, delivered = divmod(at.delivered + count, self._length)
             at = EpochPlace(at.number + whole, delivered)
-        return member.state(later.start, at), later.passed
+        return member.state(later[0], at), later[1]
 
     def forget_place(self) -> None:
         """What was loaded, or reached in a run, was of another rank."""

@@ -5,8 +5,6 @@ Guarantee: the place is that to which reading leads.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from stream_dataloader._loader.epoch import Member
 from stream_dataloader._ranks.ranks import known_count
 from stream_dataloader._reading.plan import Start
@@ -16,18 +14,11 @@ from stream_dataloader._schedule.rules import NONE
 from stream_dataloader._schedule.sections import Cuts, lengths_in
 from stream_dataloader._schedule.snapshot import Snapshot, beginning
 
-__all__ = ["Later", "place_later"]
+__all__ = ["place_later"]
 
 
-class Later(NamedTuple):
-    """A place, and how many batches lie before it."""
-
-    start: Start
-    passed: int
-
-
-def place_later(member: Member, start: Start, count: int) -> Later | None:
-    """The place `count` batches on, or the next epoch's beginning; None if only reading tells.
+def place_later(member: Member, start: Start, count: int) -> tuple[Start, int] | None:
+    """The place `count` batches on, or the next epoch's beginning, and how many it were; None if only reading tells.
 
     That is so without lengths or with streams that may be skipped, with windows that streams cut themselves, and where
     the passes of an endless epoch differ in their sections.
@@ -42,7 +33,7 @@ def place_later(member: Member, start: Start, count: int) -> Later | None:
         return None
     place = start.resume or beginning(rules)
     if total is not None and place.step + count >= total:
-        return Later(Start(start.epoch + 1), total - place.step)
+        return Start(start.epoch + 1), total - place.step
     known, order = lengths_in(scheduled, start.epoch), Order(rules, start.epoch, scheduled)
     assert known is not None
     firsts = scheduled.starts(start.epoch) if isinstance(scheduled, Cuts) else None
@@ -59,4 +50,4 @@ def place_later(member: Member, start: Start, count: int) -> Later | None:
 
     replay = Replay(rules, order, known, moved(place, -1))
     replay.skip_to(place.step + count)
-    return Later(start._replace(resume=moved(replay.place(), 1)), count)
+    return start._replace(resume=moved(replay.place(), 1)), count

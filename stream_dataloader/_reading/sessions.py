@@ -1,7 +1,6 @@
 """Sessions: which iteration over a dataset a worker takes part in, in memory that all its workers share.
 
-A *session* is one iteration over the dataset. It is created by whichever of its workers comes first, in a row of a
-table that all workers of the dataset share, and found by its key::
+A *session* is one iteration over the dataset. Whichever worker comes first creates it, in a row of a table::
 
     StreamDataLoader       (main's pid, minus the loader's number, number of the iteration)
     torch's DataLoader     (parent's pid, process ordinal - worker id, how often the worker was iterated)

@@ -7,11 +7,10 @@ and draws are made in order of when they are due: u is 1/2, or random in [0, 1) 
     a  3/4   a at 2/3    2    10/3  14/3    6
     b  1/4   b at        2                  6        a  a b  a  a  a b ...
 
-So at every moment a list is within a few draws of its share; independent draws would be off by the square root of
-their number.
+So at every moment a list is within a few draws of its share.
 
-Guarantee: the order is a function of (weights, sizes, seed, epoch); the n-th draw is found without the ones
-before it, in blocks, so an endless or very long order takes no more memory than a short one.
+Guarantee: the order is a function of (weights, sizes, seed, epoch); the n-th draw is found in blocks, so an endless
+order takes no more memory than a short one.
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
 """What the processes of one loader say to each other in memory that all see, beside parts and requests.
 
 The main process says which session workers are to read, and whether it has ended; workers say that they have come, and
-what they are done with. Together they decide how many steps one message carries: one, or several where steps are cheap.
-
-All workers of a session put the same steps into their n-th messages. The first worker to begin a message decides how
-many, by how long the last ones took. So messages keep the order that single steps have: a worker that waits for another
-one waits for a message that was requested earlier.
+what they are done with. All workers of a session put the same steps into their n-th messages: one, or several where
+steps are cheap. The first worker to begin a message decides, by how long the last ones took. So a worker that waits for
+another one waits for a message that was requested earlier.
 
 Guarantees: each value is written by one side only, but for what is decided together, under a lock. A message takes a
 few milliseconds to fill, or carries one step, unless steps suddenly get slower, or are read ahead by threads.

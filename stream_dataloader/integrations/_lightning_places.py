@@ -6,10 +6,8 @@ Lightning counts an event four times: ready, started, processed, completed. Call
     batch    ready ─ on_train_batch_start ─ started ─ training_step ─ processed ─ on_train_batch_end ─ completed
 
 Its own rules for going on lose a validation, a batch or an epoch at some of these points, and differ between versions.
-So the counters are first made to say one of three things, which all versions take up alike; see `Stage`.
-
-A batch may be fetched ahead, and a checkpoint saved before, during or after one. So the places of the last few batches
-are kept, by the number of batches trained on.
+So the counters are first made to say one of three things, see `Stage`. A batch may be fetched ahead, so the places of
+the last few are kept, by the number of batches trained on.
 """
 
 from __future__ import annotations
