@@ -86,7 +86,6 @@ class Store(ABC):
 
     format: ClassVar[str]
     open_early: ClassVar[bool] = True
-    _stream_class: ClassVar[type[StoreStream]] = StoreStream
 
     def __init__(self, path: str | os.PathLike[str], **options: Any) -> None:
         self.path = plain_path(path)
@@ -226,7 +225,10 @@ class Store(ABC):
             start = operator.index(start)
             if not 0 <= start <= stop - first:
                 raise ValueError(f"start is {start}, and {self.name_of(number)} has {stop - first} to read")
-            return self._stream_class(steps, first, start, stop)
+            return self._stream_of(steps, first, start, stop)
+
+    def _stream_of(self, steps: Steps, first: int, start: int, stop: int) -> StoreStream:
+        return StoreStream(steps, first, start, stop)
 
     def info(self) -> StoreInfo:
         """What the store holds."""

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar, Protocol
 
+import numpy as np
+
 from stream_dataloader._items.layout import as_array, spec_of
 from stream_dataloader._items.structure import flatten, unflatten
 from stream_dataloader.errors import StoreError
@@ -74,11 +76,13 @@ class StoreStream:
 
     def read_into(self, out: Any) -> int:
         """Write the next items to `out`; returns how many."""
-        structure, leaves = flatten(out)
-        count = min(len(leaves[0]), self.remaining)
+        leaf = next(iter(out.values()), None) if type(out) is dict else out
+        room = len(leaf if type(leaf) is np.ndarray else flatten(out)[1][0])
+        count = min(room, self.remaining)
         if not count or self._steps is None:
             return 0
-        if count < len(leaves[0]):
+        if count < room:
+            structure, leaves = flatten(out)
             out = unflatten(structure, iter([leaf[:count] for leaf in leaves]))
         self._steps.read(self._position, out)
         self._position += count

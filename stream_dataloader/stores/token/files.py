@@ -206,7 +206,7 @@ class MappedTokens(LeafFile):
             return begin + np.flatnonzero(found)
         if self._bounds is None:
             return np.zeros(0, np.int64)
-        begin, end = np.searchsorted(self._bounds, (first, stop)).tolist()
+        begin, end = self._bounds.searchsorted((first, stop)).tolist()
         return self._bounds[begin:end]
 
     def documents(self) -> NDArray[np.int64]:

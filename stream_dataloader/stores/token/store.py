@@ -65,7 +65,6 @@ class TokenStore(Store):
     """
 
     format: ClassVar[str] = "token"
-    _stream_class: ClassVar[type[StoreStream]] = TokenStream
 
     def __init__(
         self,
@@ -123,8 +122,13 @@ class TokenStore(Store):
         dtypes = {"input": self._dtype or index.files[place].dtype}
         if self._targets:
             dtypes["target"] = np.dtype(np.int64)
-        marks = not self._by_document
+        marks = self._marker is not None or index.files[place].bounds is not None
+        marks = marks and not self._by_document
         return TokenSteps(index.opened.lease(place), dtypes, start, stop, marks)
+
+    def _stream_of(self, steps: Any, first: int, start: int, stop: int) -> StoreStream:
+        kind = TokenStream if steps.marks else StoreStream
+        return kind(steps, first, start, stop)
 
     def key(self, number: int) -> str:
         index: _Index = self.index
@@ -218,7 +222,7 @@ class TokenSteps:
         marks: bool,
     ) -> None:
         self._lease, self._file, self._dtypes = lease, lease.handle, dtypes
-        self._first, self._stop, self._marks = first, stop, marks
+        self._first, self._stop, self.marks = first, stop, marks
 
     def __len__(self) -> int:
         return self._stop - self._first
@@ -247,15 +251,13 @@ class TokenSteps:
             after = file.tokens[first + 1 : min(stop + 1, self._stop)]
             target[: len(after)] = after
             target[len(after) :] = _NO_TARGET
-            if self._marks:
+            if self.marks:
                 starts = file.starts(first + 1, stop + 1)
                 target[starts - first - 1] = _NO_TARGET
         file.check()
 
     def starts(self, start: int, stop: int) -> NDArray[np.int64]:
         """Where documents begin in steps `[start, stop)`."""
-        if not self._marks:
-            return np.zeros(0, np.int64)
         first = self._first
         self._file.check_size()
         found = self._file.starts(first + start, first + stop) - first
