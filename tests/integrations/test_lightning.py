@@ -45,25 +45,15 @@ def test_half_epochs_are_halves_of_each_epoch(tmp_path):
     assert before == halves
 
 
-class Totals(lightning.callbacks.ProgressBar):
-    """A progress bar's total, as it sees it when an epoch starts."""
+@pytest.mark.parametrize(("known", "order"), [(True, 1), (True, -1), (False, 1)])
+def test_bars_show_the_epochs_own_length_wherever_the_callback_stands(tmp_path, known, order):
+    class Bar(lightning.callbacks.ProgressBar):
+        def on_train_epoch_start(self, trainer, module):
+            totals.append(self.total_train_batches)
 
-    def __init__(self):
-        super().__init__()
-        self.totals = []
-
-    def on_train_epoch_start(self, trainer, module):
-        self.totals.append(self.total_train_batches)
-
-
-def test_bars_show_the_epochs_own_length_wherever_the_callback_stands(tmp_path):
-    for order in (1, -1):
-        bar = Totals()
-        fit(loader(), tmp_path, [bar, StreamEpochs()][::order], enable_progress_bar=True)
-        assert bar.totals == COUNTS
-    bar = Totals()
-    fit(loader(known=False), tmp_path, [bar, StreamEpochs()], enable_progress_bar=True)
-    assert bar.totals == [math.inf] * 3
+    totals = []
+    fit(loader(known), tmp_path, [Bar(), StreamEpochs()][::order], enable_progress_bar=True)
+    assert totals == (COUNTS if known else [math.inf] * 3)
 
 
 @pytest.mark.parametrize("known", [True, False])
@@ -88,31 +78,23 @@ def test_fit_called_twice_goes_on_with_the_next_epoch(tmp_path, known):
 
 @pytest.mark.parametrize("known", [True, False])
 def test_the_last_accumulated_step_of_each_epoch_is_done(tmp_path, known):
-    steps = []
-
-    class Counting(Model):
-        def optimizer_step(self, epoch, *arguments, **named):
-            steps.append(epoch)
-            super().optimizer_step(epoch, *arguments, **named)
-
-    fit(loader(known), tmp_path, [StreamEpochs()], model=Counting(), accumulate_grad_batches=4)
-    assert [steps.count(e) for e in range(3)] == [math.ceil(count / 4) for count in COUNTS]
+    model = fit(loader(known), tmp_path, [StreamEpochs()], accumulate_grad_batches=4)
+    assert model.trainer.global_step == sum(math.ceil(count / 4) for count in COUNTS)
 
 
-@pytest.mark.parametrize(
-    ("options", "known", "expected"),
-    [
-        ({"limit_train_batches": 4}, True, lambda epochs: flat(epoch[:4] for epoch in epochs)),
-        ({"limit_train_batches": 4}, False, lambda epochs: flat(epoch[:4] for epoch in epochs)),
-        ({"limit_train_batches": 0.5}, True, lambda epochs: flat(epoch[: len(epoch) // 2] for epoch in epochs)),
-        ({"max_epochs": -1, "max_steps": 13}, True, lambda epochs: flat(epochs)[:13]),
-        ({"max_epochs": -1, "max_steps": 13}, False, lambda epochs: flat(epochs)[:13]),
-        ({"overfit_batches": 2}, True, lambda epochs: epochs[0][:2] * 3),
-    ],
-)
-def test_limits_hold(tmp_path, options, known, expected):
-    model = fit(loader(known), tmp_path, [StreamEpochs()], validation=VALIDATION, **options)
-    assert model.trained == expected(epochs(known))
+LIMITS = [
+    ({"limit_train_batches": 4}, [True, False], lambda epochs: flat(epoch[:4] for epoch in epochs)),
+    ({"limit_train_batches": 0.5}, [True], lambda epochs: flat(epoch[: len(epoch) // 2] for epoch in epochs)),
+    ({"max_epochs": -1, "max_steps": 13}, [True, False], lambda epochs: flat(epochs)[:13]),
+    ({"overfit_batches": 2}, [True], lambda epochs: epochs[0][:2] * 3),
+]
+
+
+@pytest.mark.parametrize(("options", "kinds", "expected"), LIMITS)
+def test_limits_hold(tmp_path, options, kinds, expected):
+    for known in kinds:
+        model = fit(loader(known), tmp_path, [StreamEpochs()], validation=VALIDATION, **options)
+        assert model.trained == expected(epochs(known))
 
 
 def test_without_the_callback_it_overfits_on_the_first_batches_and_seeds_workers(tmp_path, monkeypatch):
@@ -168,25 +150,16 @@ def test_validation_reads_the_same_each_time_or_the_epoch_trained_on(tmp_path, s
             if not self.trainer.sanity_checking:
                 seen.append((self.current_epoch, key(batch)))
 
+        test_step = predict_step = validation_step
+
     seen, train, callbacks = [], loader(known=False), [StreamEpochs(same_validation=same)]
     fit(train, tmp_path, callbacks, model=Validating(), validation=loader(known=False), num_sanity_val_steps=1)
     expected = [(epoch, batch) for epoch in range(3) for batch in epochs(False)[0 if same else epoch]]
     assert seen == expected
-
-
-def test_validate_and_test_read_the_same_each_time(tmp_path):
-    seen = []
-
-    class Testing(Model):
-        def validation_step(self, batch, index):
-            seen.append(batch.epoch)
-
-        test_step = predict_step = validation_step
-
-    trainer, model, data = trainer_of(tmp_path, [StreamEpochs()]), Testing(), loader(known=False)
+    trainer, data, seen = trainer_of(tmp_path, [StreamEpochs()]), loader(known=False), []
     for evaluate in (trainer.validate, trainer.test, trainer.predict) * 2:
-        evaluate(model, data)
-    assert set(seen) == {0}
+        evaluate(Validating(), data)
+    assert [batch for _, batch in seen] == 6 * epochs(False)[0]
 
 
 def test_a_mean_is_weighed_by_lanes_without_a_guess(tmp_path):
@@ -206,7 +179,6 @@ def test_a_mean_is_weighed_by_lanes_without_a_guess(tmp_path):
 
 
 def test_the_former_name_is_the_same_and_two_are_as_good_as_one(tmp_path):
-    assert issubclass(ExactResume, StreamEpochs)
     model = fit(loader(), tmp_path, [ExactResume(), StreamEpochs()], validation=VALIDATION)
     assert model.trained == flat(epochs())
     assert model.events.count("validated") == 3

@@ -78,7 +78,7 @@ class Rewinding(SecondsReader):
         return vars(self)
 
     def load_state_dict(self, state):
-        vars(self).update(state)
+        self.__dict__ = state
 
 
 class RewindingSeeker(Rewinding):

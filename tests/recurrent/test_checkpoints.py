@@ -1,6 +1,5 @@
 """A resumed run is bit-identical, the state included; with another number of workers and ranks, too."""
 
-import dataclasses
 import itertools
 
 import pytest
@@ -72,15 +71,13 @@ def test_the_state_is_that_of_the_last_batch_passed_to_after():
 
 
 def test_a_class_that_cannot_be_found_again_is_refused():
-    @dataclasses.dataclass
-    class Local:
-        h: torch.Tensor
+    class Local(Pair):
+        pass
 
-    batch, carry = next(iter(loader_of())), carry_of()
-    carry.after(batch, Local(torch.ones(2, 4, 3)))
+    batch, carry, local = next(iter(loader_of())), carry_of(), carry_of()
+    local.after(batch, Local(torch.ones(2, 4, 3), None))
     with pytest.raises(StateError, match="Local"):
-        carry.state_dict()
-    carry = carry_of()
+        local.state_dict()
     carry.after(batch, Pair(torch.ones(2, 4, 3), None))
     state = carry.state_dict()
     state["structure"]["type"] = "os:system"
@@ -209,14 +206,11 @@ def test_a_loaded_state_follows_the_batches_to_their_device():
     assert carry.to("meta").before(batch).device.type == "meta"
 
 
-class Model(nn.Module):
+class Model(nn.GRU):
     def __init__(self):
-        super().__init__()
         torch.manual_seed(0)
-        self.gru, self.start = nn.GRU(1, 3), nn.Parameter(torch.zeros(1, 1, 3))
-
-    def forward(self, data, state):
-        return self.gru(data, state)
+        super().__init__(1, 3)
+        self.start = nn.Parameter(torch.zeros(1, 1, 3))
 
 
 def train(rank):
