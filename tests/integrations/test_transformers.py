@@ -343,14 +343,7 @@ def test_two_ranks_read_all_and_go_on_from_one_checkpoint(tmp_path):
     lengths = [9, 14, 3, 12, 8, 7, 11, 5, 2, 6]
     whole = run_trainer("hf_trainer_two.py", tmp_path, tmp_path / "whole", 10**6)
     assert len(whole[0]) == len(whole[1]) > 10
-    read = [
-        int(x)
-        for seen in whole
-        for data, mask, _ in seen
-        for xs, real in zip(data, mask, strict=True)
-        for (x,), is_real in zip(xs, real, strict=True)
-        if is_real
-    ]
+    read = [item for seen in whole for batch, *_ in seen for item in batch]
     items = [100 * i + j for i, length in enumerate(lengths) for j in range(length)]
     assert set(read) == set(items)
     assert len(read) >= 2 * len(items), "two epochs, whole"

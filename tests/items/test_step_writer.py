@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from worker_streams import acting, few, raising
 
 from stream_dataloader import ItemError, LengthError, ReadError, StreamDataLoader, StreamDataset, sections
-from stream_dataloader._items.layout import Layout
+from stream_dataloader._items.layout import Layout, flatten
 from stream_dataloader._items.step_writer import step_writer
 
 Pair = collections.namedtuple("Pair", "left right")
@@ -110,13 +110,6 @@ def build(tree, x):
     return (collections.OrderedDict if kind == "ordered" else dict)(zip(["b", 1, ("a",)], values, strict=False))
 
 
-def leaves_of(item):
-    if not isinstance(item, (dict, tuple, Sample)):
-        return [item]
-    parts = item if isinstance(item, tuple) else (item if isinstance(item, dict) else vars(item)).values()
-    return [leaf for part in parts for leaf in leaves_of(part)]
-
-
 def is_copied(leaf):
     """Not so if it is an object to the loader, which is passed on as it is."""
     if isinstance(leaf, (np.ndarray, np.generic)):
@@ -151,43 +144,22 @@ def sources(draw):
 
 def items_of(trees):
     """Items, whose memory is used again if all of it is copied."""
-    reuses = all(map(is_copied, leaves_of(build(trees[0], 0.0))))
+    reuses = all(map(is_copied, flatten(build(trees[0], 0.0))[1]))
     for x, tree in enumerate(trees):
         item = build(tree, float(x % 5))
         yield item
-        for leaf in leaves_of(item) if reuses else []:
+        for leaf in flatten(item)[1] if reuses else []:
             if isinstance(leaf, (np.ndarray, torch.Tensor)) and is_copied(leaf):
                 with torch.no_grad():
                     leaf[...] = 0
 
 
-def plain(value):
+def plain(leaf):
     """What can be compared, bit for bit."""
-    if isinstance(value, torch.Tensor):
-        value = value.detach().to_dense().resolve_conj().contiguous()
-        return str(value.dtype), tuple(value.shape), bytes(value.view(-1).view(torch.uint8).numpy())
-    if isinstance(value, np.ndarray):
-        return repr(value)
-    if dataclasses.is_dataclass(value):
-        return {"type": type(value).__name__} | {name: plain(part) for name, part in vars(value).items()}
-    if isinstance(value, dict):
-        return {key: plain(part) for key, part in value.items()}
-    if isinstance(value, (tuple, list)):
-        return [type(value).__name__, *map(plain, value)]
-    return type(value).__name__, repr(value)
-
-
-def cut(data, t):
-    """One time step of the only lane of a batch's data."""
-    if isinstance(data, torch.Tensor):
-        return data[t, 0]
-    if isinstance(data, list):
-        return data[t][0]
-    if dataclasses.is_dataclass(data):
-        return Sample(*[cut(part, t) for part in vars(data).values()])
-    if isinstance(data, dict):
-        return {key: cut(part, t) for key, part in data.items()}
-    return [cut(part, t) for part in data]
+    if not isinstance(leaf, torch.Tensor):
+        return type(leaf).__name__, repr(leaf)
+    leaf = leaf.detach().to_dense().resolve_conj().contiguous()
+    return str(leaf.dtype), tuple(leaf.shape), bytes(leaf.view(-1).view(torch.uint8).numpy())
 
 
 def steps_of(streams, time_steps, **options):
@@ -198,9 +170,10 @@ def steps_of(streams, time_steps, **options):
         warnings.simplefilter("always")
         try:
             for batch in StreamDataLoader(dataset):
+                structure, leaves = flatten(batch.data)
                 for t in batch.mask[:, 0].nonzero()[:, 0].tolist():
                     place = batch.source[t, 0].item(), batch.position[t, 0].item()
-                    found.append((*place, plain(cut(batch.data, t))))
+                    found.append((*place, repr(structure), [plain(leaf[t][0]) for leaf in leaves]))
         except ItemError as raised:
             error = str(raised)
     return found, error, [str(warning.message) for warning in caught if "skipped" in str(warning.message)]

@@ -177,13 +177,6 @@ def test_ddp_goes_on_with_two_ranks_where_four_stopped(tmp_path):
     assert float(resumed) == pytest.approx(float(parameters), abs=1e-3)
 
 
-RENDEZVOUS = {
-    "standalone": lambda: ["--standalone"],
-    "static": lambda: ["--rdzv-backend", "static", "--master-addr", "127.0.0.1", "--master-port", free_port()],
-    "c10d": lambda: ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{free_port()}"],
-}
-
-
 def train_with_deaths(folder, rendezvous, deaths):
     """The last line of each batch, those that came before and differ, and what the parameters sum to."""
     command = [sys.executable, "-m", "torch.distributed.run", *rendezvous, "--nproc-per-node", 2, "--max-restarts", 2]
@@ -208,13 +201,13 @@ def kill_rank(agent, rank):
     process.kill()
 
 
-@pytest.fixture(scope="module")
-def without_deaths(tmp_path_factory):
-    return train_with_deaths(tmp_path_factory.mktemp("whole"), RENDEZVOUS["standalone"](), [])
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", RENDEZVOUS)
-def test_ddp_goes_on_after_deaths_where_torchrun_starts_ranks_again(backend, without_deaths, tmp_path):
-    assert train_with_deaths(tmp_path, RENDEZVOUS[backend](), [6, 17]) == without_deaths
-    assert len(without_deaths[0]) > 40
+def test_ddp_goes_on_after_deaths_where_torchrun_starts_ranks_again(tmp_path):
+    whole = train_with_deaths(tmp_path / "whole", ["--standalone"], [])
+    assert len(whole[0]) > 40
+    for backend, *where in [
+        ("standalone", "--standalone"),
+        ("static", "--rdzv-backend", "static", "--master-addr", "127.0.0.1", "--master-port", free_port()),
+        ("c10d", "--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{free_port()}"),
+    ]:
+        assert train_with_deaths(tmp_path / backend, where, [6, 17]) == whole, backend

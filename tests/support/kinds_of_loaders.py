@@ -1,5 +1,7 @@
 """Every kind of loader there is, small enough to be read again and again."""
 
+import functools
+
 import numpy as np
 
 from stream_dataloader import LaneBatchSampler, StreamDataLoader, StreamDataset, interleave, sections, side_by_side
@@ -35,22 +37,21 @@ def windows(length):
         yield np.arange(begin, min(begin + 2, length))
 
 
-def dataset(open_stream=range, lengths=LENGTHS, **options):
+def dataset(open_stream=range, sources=LENGTHS, **options):
     defaults = {"batch_size": 4, "time_steps": 2, "shuffle": True, "seed": 3}
-    return StreamDataset(lengths, open_stream, **(defaults | options))
+    return StreamDataset(sources, open_stream, **(defaults | options))
 
 
-def with_lengths(**options):
-    return StreamDataset(LENGTHS, range, batch_size=4, time_steps=2, shuffle=True, seed=3, lengths=LENGTHS, **options)
+known = functools.partial(dataset, lengths=LENGTHS)
 
 
 def mixed(exhausted):
-    halves = [dataset(lengths=LENGTHS[:7]), dataset(lengths=LENGTHS[7:])]
+    halves = [dataset(sources=LENGTHS[:7]), dataset(sources=LENGTHS[7:])]
     return interleave(halves, weights=[1, 2], exhausted=exhausted, seed=5)
 
 
-def endless(lengths=LENGTHS):
-    return dataset(lengths=lengths, padding_mode="cycle")
+def endless(sources=LENGTHS):
+    return dataset(sources=sources, padding_mode="cycle")
 
 
 def sampler(**options):
@@ -69,8 +70,8 @@ KINDS = {
     "in mid-epoch of n batches": lambda **way: StreamDataLoader(endless(), **way, batches_per_epoch=3),
     "between epochs of n batches": lambda **way: StreamDataLoader(endless(), **way, batches_per_epoch=4),
     "two groups": lambda **way: StreamDataLoader(dataset(), **way, groups=2),
-    "known lengths": lambda **way: StreamDataLoader(with_lengths(schedule="balanced"), **way),
-    "known lengths, two groups": lambda **way: StreamDataLoader(with_lengths(), **way, groups=2),
+    "known lengths": lambda **way: StreamDataLoader(known(schedule="balanced"), **way),
+    "known lengths, two groups": lambda **way: StreamDataLoader(known(), **way, groups=2),
     "streams with states": lambda **way: StreamDataLoader(dataset(Counted), **way),
     "sections": lambda **way: StreamDataLoader(dataset(sections=sections(LENGTHS, 3)), **way),
     "mixed, dropped": lambda **way: StreamDataLoader(mixed("drop"), **way),

@@ -34,7 +34,7 @@ class Trains(StreamTrainer):
         state = CARRY.before(batch)
         state = batch.data["x"].sum(0) + (0 if state is None else state)  # a sum along the stream
         CARRY.after(batch, state)
-        seen.append([batch.data["x"].tolist(), batch.mask.tolist(), state.tolist()])
+        seen.append([batch.data["x"][batch.mask].flatten().tolist(), batch.step, state.tolist()])
         return super().compute_loss(model, {"x": batch.data["x"]}, *args, **options)
 
 
