@@ -63,10 +63,10 @@ def test_a_field_is_made_once_and_what_a_user_writes_into_it_is_in_no_other_batc
 
 def test_fields_that_nobody_asked_for_go_with_copies_and_through_pickle():
     (batch,) = StreamDataLoader(StreamDataset([3, 2], range, 2, time_steps=3))
-    for other in (pickle.loads(pickle.dumps(batch)), copy.copy(batch), copy.deepcopy(batch), batch.cpu(), batch.host):
+    others = [pickle.loads(pickle.dumps(batch)), copy.copy(batch), copy.deepcopy(batch), batch.cpu(), batch.host]
+    for other in [*others, dataclasses.replace(batch, data=None)]:
         assert other.position.T.tolist() == [[0, 1, 2], [0, 1, -1]]
-    assert dataclasses.replace(batch, data=None).mask.sum() == 5
-    with pytest.raises(AttributeError, match="masks"):
+    with pytest.raises(AttributeError):
         batch.masks  # noqa: B018
 
 

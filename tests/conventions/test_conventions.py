@@ -193,18 +193,13 @@ def test_a_moved_batch_answers_on_its_device_by_what_it_keeps_in_host_memory():
     assert segments.to_segments(torch.zeros(LANES, 2, device="meta")).shape == (len(segments.row), 2)
 
 
-def test_results_are_the_callers_own():
+def test_results_are_the_callers_own_and_lanes_lie_end_to_end_whatever_the_shape():
     batch = batches_of()[0]
     before = batch.is_start.clone(), batch.position.clone()
-    batch.is_first().fill_(True)
-    batch.is_init().fill_(True)
-    batch.position_ids("stream").fill_(7)
+    for result in (batch.is_first(), batch.is_init(), batch.position_ids("stream")):
+        result.fill_(True)
     assert batch.is_start.equal(before[0])
     assert batch.position.equal(before[1])
-
-
-def test_lanes_are_laid_end_to_end_and_back_whatever_the_shape():
-    batch = batches_of()[0]
     images = torch.rand(STEPS, LANES, 3, 2)
     row = batch.flatten_lanes(images)
     assert row.shape == (1, LANES * STEPS, 3, 2)

@@ -206,12 +206,6 @@ def test_resume_reads_nothing_again():
     assert min(itertools.chain(*(call for call in numbers.calls if call[0] >= 30))) == 42
 
 
-def test_every_state_resumes():
-    groups = [[2, 0, 1], [3], [9, 8, 4, 6, 5, 7], [11, 10]]
-    dataset = of_groups(ManyNumbers(12), groups, 2, windows="packed")
-    check_resume(lambda workers: StreamDataLoader(dataset, workers))
-
-
 @pytest.mark.parametrize("named", [None, "mine"])
 def test_a_dataset_whose_length_changed_does_not_take_the_state(named):
     def loader(count):
@@ -248,9 +242,9 @@ class Stops(Numbers):
         return super().__getitem__(index)
 
 
-@pytest.mark.parametrize(("numbers", "text"), [(Few(8), "was given 1 indices.*and returned 0"), (Stops(8), "item 5")])
-def test_too_few_items_and_a_stop_are_errors(numbers, text):
-    with pytest.raises(ReadError, match=text):
+@pytest.mark.parametrize("numbers", [Few(8), Stops(8)])
+def test_too_few_items_and_a_stop_are_errors(numbers):
+    with pytest.raises(ReadError):
         list(StreamDataLoader(of_groups(numbers, [range(8)], 1, 4)))
 
 
@@ -270,10 +264,13 @@ def test_ends_are_marked_without_an_item_more():
     assert sorted(itertools.chain(*numbers.calls)) == list(range(9))
 
 
-@pytest.mark.parametrize("groups", [[range(11), range(11, 13), range(13, 40)], [range(0, 40, 2), range(1, 40, 2)]])
-def test_groups_are_cut_into_sections_and_no_item_is_fetched_twice(groups):
+@pytest.mark.parametrize(
+    ("groups", "windows"),
+    [([range(11), range(11, 13), range(13, 40)], "packed"), ([range(0, 40, 2), range(1, 40, 2)], "aligned")],
+)
+def test_groups_are_cut_into_sections_and_no_item_is_fetched_twice(groups, windows):
     numbers = ManyNumbers(40)
-    dataset = of_groups(numbers, list(map(list, groups)), 2, 4, sections=sections(None, 5))
+    dataset = of_groups(numbers, list(map(list, groups)), 2, 4, sections=sections(None, 5), windows=windows)
     loader = StreamDataLoader(dataset)
     for _ in range(2):
         count, numbers.calls = len(loader), []
@@ -281,7 +278,7 @@ def test_groups_are_cut_into_sections_and_no_item_is_fetched_twice(groups):
         assert len(batches) == count
         read = sorted(int(value) for batch in batches for value in batch.data[batch.mask])
         assert read == sorted(itertools.chain(*numbers.calls)) == list(range(40))
-    check_resume(lambda workers: StreamDataLoader(dataset, workers), num_workers=(0, 1))
+    check_resume(lambda workers: StreamDataLoader(dataset, workers), num_workers=(0, 2))
 
 
 def test_a_million_groups_are_a_few_arrays():

@@ -49,12 +49,12 @@ def check_marks(batches, lengths):
 
 
 def until_error(loader):
-    batches = []
+    batches, error = [], None
     try:
         batches.extend(loader)
-    except StreamError as error:
-        return batches, error
-    return batches, None
+    except StreamError as raised:
+        error = raised
+    return batches, error
 
 
 def with_marks(build, workers=0, **options):
@@ -102,13 +102,14 @@ def test_workers_mark_windows_that_streams_cut_as_one_process_does(transport):
 
 
 def test_lanes_in_groups_and_parts_have_their_marks():
-    dataset = functools.partial(CASE.dataset, mark_ends=True)
-    batches = list(StreamDataLoader(dataset(), groups=2))
+    def loader(workers=2, collate_fn=None, **options):
+        return StreamDataLoader(CASE.dataset(mark_ends=True), workers, collate_fn, **options)
+
+    batches, whole = list(loader(0, groups=2)), list(loader(0))
     check_marks(batches, CASE.lengths)
     assert len(marked(batches)) == 10
-    whole = list(StreamDataLoader(dataset()))
-    plain = DataLoader(dataset(), batch_size=None, num_workers=2)
-    for parts in (StreamDataLoader(dataset(), 2).parts(), StreamDataLoader(dataset(), 2, list).parts(), plain):
+    plain = DataLoader(CASE.dataset(mark_ends=True), batch_size=None, num_workers=2)
+    for parts in (loader().parts(), loader(2, list).parts(), plain):
         for part in parts:
             assert torch.equal(part.is_last, whole[part.step].is_last[:, part.lane])
 

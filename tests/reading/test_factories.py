@@ -54,9 +54,11 @@ def test_a_start_that_is_ignored_is_an_error_when_reading_on(kind):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_with_lengths_a_start_that_is_ignored_is_an_error_in_any_process(workers):
+def test_with_lengths_or_sections_a_start_that_is_ignored_is_an_error_in_any_process(workers):
     with pytest.raises((OpenError, LengthError)):
         list(resumed(ignoring(as_numbers), workers, lengths=LENGTHS))
+    with pytest.raises(OpenError):
+        list(loader_of(ignoring(as_numbers), workers, lengths=LENGTHS, sections=sections(LENGTHS, 4)))
 
 
 @pytest.mark.filterwarnings("ignore:skipped the rest")
@@ -67,14 +69,7 @@ def test_each_stream_whose_start_is_ignored_is_skipped():
     assert [failure.source_index for failure in loader.failures] == [0, 1]
 
 
-def test_a_start_that_is_ignored_is_an_error_for_sections():
-    with pytest.raises(OpenError):
-        list(loader_of(ignoring(as_numbers), lengths=LENGTHS, sections=sections(LENGTHS, 4)))
-
-
-@pytest.mark.parametrize(
-    ("time_steps", "kind"), [(1, as_numbers), (2, as_numbers), (12, as_numbers), (12, dark_at_first)]
-)
+@pytest.mark.parametrize(("time_steps", "kind"), [(1, as_numbers), (2, as_numbers), (12, dark_at_first)])
 def test_check_resume_finds_a_start_that_is_ignored(time_steps, kind):
     """Also where no stream is longer than a window, so that none is ever left in its middle."""
     with pytest.raises((AssertionError, OpenError), match="ignores it"):

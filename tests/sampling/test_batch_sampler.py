@@ -242,28 +242,24 @@ WRONG = [
 def test_what_does_not_fit_is_refused(given, options, text):
     with pytest.raises(ValueError, match=text):
         LaneBatchSampler(given, 2, **({"numbers": "lengths"} | options))
+    endless = LaneBatchSampler([0, 0], 1, numbers="lengths")
+    with pytest.raises(EmptySourcesError):
+        next(iter(endless))
+    with pytest.raises(TypeError):
+        len(endless)
 
 
 def test_states_that_do_not_fit_are_refused():
-    def sampler_of(lengths, time_steps):
-        return LaneBatchSampler(lengths, 2, time_steps, numbers="lengths", padding_mode="zeros")
+    def build(lengths, time_steps):
+        return sampler_of((lengths, {"time_steps": time_steps, "padding_mode": "zeros"}, 2, 1, 1))
 
-    sampler = sampler_of([5, 3], 1)
+    sampler = build([5, 3], 1)
     list(itertools.islice(sampler, 2))
     with pytest.raises(ValueError, match="step 3 is not known"):
         sampler.state_dict(3)
-    with pytest.raises(StateError, match=r"8 indices in 2 groups, of a dataset of 8 items.*9 indices in 2 groups"):
-        sampler_of([5, 4], 1).load_state_dict(sampler.state_dict())
-    with pytest.raises(StateError, match="time_steps"):
-        sampler_of([5, 3], 2).load_state_dict(sampler.state_dict())
-
-
-def test_endless_empty_groups_are_an_error_and_endless_batches_have_no_len():
-    sampler = LaneBatchSampler([0, 0], 1, numbers="lengths")
-    with pytest.raises(EmptySourcesError):
-        next(iter(sampler))
-    with pytest.raises(TypeError):
-        len(sampler)
+    for lengths, time_steps, text in [([5, 4], 1, "9 indices in 2 groups"), ([5, 3], 2, "time_steps")]:
+        with pytest.raises(StateError, match=text):
+            build(lengths, time_steps).load_state_dict(sampler.state_dict())
 
 
 def test_ranks_are_asked_of_torch_distributed(monkeypatch):

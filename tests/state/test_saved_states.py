@@ -13,8 +13,9 @@ from kinds_of_loaders import KINDS, plain
 
 from stream_dataloader import StreamDataLoader, StreamDataset
 
-VERSION_0_1_0 = json.loads((pathlib.Path(__file__).parent.parent / "data" / "states_0_1_0.json").read_text())
-FILE = pathlib.Path(__file__).parent.parent / "data" / "states_of_all_kinds.json"
+DATA = pathlib.Path(__file__).parents[1] / "data"
+VERSION_0_1_0 = json.loads((DATA / "states_0_1_0.json").read_text())
+SAVED = json.loads((DATA / "states_of_all_kinds.json").read_text())
 BATCHES = 4  # delivered before the state was saved
 
 
@@ -29,19 +30,12 @@ def saved(build):
             batches = iter(loader)
             next(batches)
     state = loader.state_dict()
-    after = []
-    for batch in batches:
-        after.append(plain(batch))
-        if len(after) == 4:
-            break
-    other = build()
-    other.load_state_dict(state)
+    after = [plain(batch) for batch in itertools.islice(batches, 4)]
     if not after:  # an epoch of n batches was over
+        other = build()
+        other.load_state_dict(state)
         after = [plain(batch) for batch in itertools.islice(other, 4)]
     return json.loads(json.dumps({"state": state, "after": after}))
-
-
-SAVED = json.loads(FILE.read_text()) if FILE.exists() else {}
 
 
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
