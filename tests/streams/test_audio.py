@@ -1,7 +1,6 @@
 """Audio streams: the same samples wherever reading begins, in any container, and every bad file told by name."""
 
 import math
-import os
 import random
 import re
 import wave
@@ -259,15 +258,6 @@ def test_files_made_wholly_of_other_audio_streams(tmp_path):
     assert joined({"stream": 1}, path)[0, 0] == 100 / 32768
     with pytest.raises(ValueError, match=r"two.mkv has no audio stream 2; it has 2 of them"):
         AudioStream(window=10, stream=2)(path)
-
-
-@pytest.mark.skipif(not os.path.isdir("/proc/self/task"), reason="counts threads as Linux shows them")
-def test_no_threads_of_its_own(media):
-    before = len(os.listdir("/proc/self/task"))
-    stream = AudioStream(window=100, rate=16000, channels=1)(media("aac.m4a"))
-    next(iter(stream))
-    assert len(os.listdir("/proc/self/task")) == before
-    stream.close()
 
 
 # Through the loader

@@ -12,6 +12,7 @@ import clips
 import cv2
 import helpers
 import numpy as np
+import psutil
 import pytest
 import torch
 from file_server import serving
@@ -185,6 +186,19 @@ def test_a_text_is_not_taken_for_a_path(text):
         TextStream()(text)
     (batch,) = StreamDataLoader(StreamDataset([text], TextStream(of="strings"), 1, time_steps=len(text)))
     assert "".join(map(chr, batch.data[:, 0])) == text
+
+
+@pytest.mark.parametrize(("kind", "options"), [("video", {"size": (20, 20)}), ("audio", {"rate": 5000, "channels": 2})])
+def test_decoders_have_no_threads_of_their_own(kind, options, folder):
+    open_stream, name = opened(kind, **options)
+    items(open_stream, folder / name)
+    before = psutil.Process().num_threads()
+    streams = [open_stream(folder / name) for _ in range(16)]
+    for stream in streams:
+        next(iter(stream))
+    assert psutil.Process().num_threads() == before
+    for stream in streams:
+        stream.close()
 
 
 # files that are none

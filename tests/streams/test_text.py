@@ -430,32 +430,24 @@ def test_a_file_that_shrinks_or_breaks_while_it_is_read(path, options, monkeypat
 
 def test_starts_and_sections_that_are_not_there(path):
     file, packed = path("né\r\n"), path(gzip.compress(b"abc"), "a.gz")
-    for stream, source, start in (
-        (TextStream(), file, 4),
-        (TextStream(units="bytes"), file, 6),
-        (TextStream(units="bytes"), packed, 4),
-        (TextStream(tokenizer=lines_as_tokens), file, 5),
-        (TextStream(encoding="latin-1", newlines="keep"), file, 6),
-        (TextStream(targets=True), file, 3),
+    for options, source, start in (
+        ({}, file, 4),
+        ({"units": "bytes"}, file, 6),
+        ({"units": "bytes"}, packed, 4),
+        ({"tokenizer": lines_as_tokens}, file, 5),
+        ({"encoding": "latin-1", "newlines": "keep"}, file, 6),
+        ({"targets": True}, file, 3),
     ):
         with pytest.raises(ValueError, match=f"start is {start}"):
-            stream(source, start=start)
-    for stream, source in (
-        (TextStream(), (file, 6, None)),
-        (TextStream(), (file, 0, 6)),
-        (TextStream(), (packed, 0, 2)),
-        (TextStream(encoding="shift_jis"), (file, 1, 2)),
-        (TextStream(tokenizer=lines_as_tokens, encoding="gb18030"), (file, 1, 2)),
-    ):
+            TextStream(**options)(source, start=start)
+    forward = {"encoding": "shift_jis"}, {"tokenizer": lines_as_tokens, "encoding": "gb18030"}
+    sections = *(((file, *section), {}) for section in ((6, None), (0, 6))), ((packed, 0, 2), {})
+    for source, options in (*sections, *(((file, 1, 2), options) for options in forward)):
         with pytest.raises(ValueError, match=str(source[0])):
-            stream(source)
-    for stream, source in (
-        (TextStream(), 5),
-        (TextStream(of="strings"), ("abc", 0, 1)),
-        (TextStream(), (file, 0.5, None)),
-    ):
+            TextStream(**options)(source)
+    for source, options in ((5, {}), (("abc", 0, 1), {"of": "strings"}), ((file, 0.5, None), {})):
         with pytest.raises(TypeError):
-            stream(source)
+            TextStream(**options)(source)
 
 
 @pytest.mark.parametrize("dtype", ["int64", "int32"])

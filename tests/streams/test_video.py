@@ -4,7 +4,6 @@ import gc
 import os
 import shutil
 import struct
-import threading
 import wave
 from fractions import Fraction
 from pathlib import Path
@@ -13,7 +12,6 @@ import av
 import clips
 import helpers
 import numpy as np
-import psutil
 import pytest
 import torch
 from helpers import random_cases
@@ -263,18 +261,6 @@ def test_times_and_key_frames(folder):
     assert batch.data["is_key"][:, 0].tolist() == [False] * 4 + [True] + [False] * 3
 
 
-def test_one_thread_a_video(folder):
-    path = clip(folder)
-    list(read(path))
-    before = psutil.Process().num_threads(), threading.active_count()
-    streams = [VideoStream(size=(20, 20))(path) for _ in range(16)]
-    for stream in streams:
-        stream.read_into(np.empty((5, 3, 20, 20), np.uint8))
-    assert (psutil.Process().num_threads(), threading.active_count()) == before
-    for stream in streams:
-        stream.close()
-
-
 def test_long_videos_are_cut_into_sections(folder):
     paths = [clip(folder), clip(folder, "h264-ts", 25), clip(folder, "h264-mkv", 8)]
     sections = segment_videos(map(Path, paths), max_frames=25, progress=False)
@@ -316,9 +302,6 @@ def test_bad_files_are_refused_by_name(folder, tmp_path):
     for name in ("text.mp4", "no-index.mp4", "sound.wav"):
         with pytest.raises(OpenError, match=rf"(?s)source 0 .*{name}"):
             load([str(tmp_path / name)])
-    for beyond in ((61, None), (61, 70), (10, 70)):
-        with pytest.raises((OpenError, ReadError), match=f"frames {beyond[0]} to .* has 60"):
-            load([(clip(folder), *beyond)])
 
 
 CUT = {
@@ -411,10 +394,10 @@ def test_packets_that_were_lost_on_the_way_are_noticed(tmp_path):
 
 def test_places_that_are_not_there(folder):
     path = clip(folder)
-    for source in ((path, 0.0, 9.0), (path, 0, 400)):
+    for section in ((0.0, 9.0), (0, 400), (61, None), (61, 70), (10, 70)):
         for fps in (None, 10):
             with pytest.raises((OpenError, ReadError), match="were asked for"):
-                load([source], fps=fps)
+                load([(path, *section)], fps=fps)
     for item, fps in ((61, None), (25, 10)):
         with pytest.raises(ValueError, match=f"has {item - 1} items"):
             read(path, item, fps=fps)
