@@ -334,12 +334,6 @@ def test_a_directory_that_cannot_be_written_is_named(server, tmp_path):
 # servers that fail
 
 
-def test_options_reach_the_file_system(server, cache):
-    wrong = FileCache(directory=cache.directory, storage_options={"http": {"client_kwargs": {"no_such": 1}}})
-    with pytest.raises(ValueError, match=r"/a\.bin cannot be read: .*no_such.*storage options"):
-        wrong.open(server.put("a.bin", b"abc"))
-
-
 def test_what_is_not_there_is_said_at_once(server, cache):
     with pytest.raises(FileNotFoundError, match=r"http://.*/no\.bin"):
         cache.open(f"{server.url}/no.bin")

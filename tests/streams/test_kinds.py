@@ -51,7 +51,7 @@ WRONG = {
         (ValueError, {"hop": [0], "rate": [0, -16000], "channels": [0]}, {"window": 9}),
         (ValueError, {"stream": [-1], "on_corrupt": ["skip"]}, {"window": 9}),
         (TypeError, {"window": [0.5, None]}, {}),
-        (TypeError, {"rate": [44.1e3]}, {"window": 9}),
+        (TypeError, {"rate": [44.1e3], "pad_last": ["no"]}, {"window": 9}),
     ],
     AudioVisualStream: [
         (ValueError, {"samples": [0], "rate": [0, 10**9], "channels": [-1], "stream": [-1]}, {}),
@@ -74,7 +74,7 @@ WRONG = {
         (ValueError, {"tokenizer": [ord], "newlines": ["universal"], "vocabulary": ["ab"]}, {"units": "bytes"}),
         (ValueError, {"units": ["tokens"], "unknown": [1], "vocabulary": ["aba", {"ab": 1}, {"a": -1}]}, {}),
         (ValueError, {"unknown": [256]}, {"vocabulary": "ab", "dtype": "uint8"}),
-        (TypeError, {"vocabulary": [5], "tokenizer": [5]}, {}),
+        (TypeError, {"vocabulary": [5], "tokenizer": [5], "targets": [None]}, {}),
         (FileNotFoundError, {"tokenizer": ["missing.json"]}, {}),
     ],
     VideoStream: [
@@ -84,7 +84,7 @@ WRONG = {
         (ValueError, {"start": [2]}, {"stop": 1}),
         (ValueError, {"device": ["gpu", "cuda:", "cuda:-1", "cuda:x", "CUDA", "", "mps", 0, torch.device("meta")]}, {}),
         (ValueError, {"on_corrupt": ["drop"]}, {"device": "cuda"}),
-        (TypeError, {"frame_step": [1.5], "cache": ["/tmp/x"]}, {}),
+        (TypeError, {"frame_step": [1.5], "cache": ["/tmp/x"], "with_times": [2]}, {}),
     ],
 }  # fmt: skip
 WRONG_OPTIONS = [

@@ -488,15 +488,13 @@ def test_characters_that_have_no_number(path):
         TextStream(of="strings", units="bytes", encoding="ascii")("aé")
 
 
-def test_a_file_that_is_no_tokenizer(path):
+def test_packages_and_tokenizers_that_are_missing_are_named(path, monkeypatch):
+    stream = TextStream(tokenizer=path("{}", "tokenizer.json"))
     with pytest.raises(ValueError, match=r"tokenizer\.json"):
-        TextStream(tokenizer=path("{}", "tokenizer.json"))(path("abc"))
-
-
-def test_packages_that_are_missing_are_named(path, monkeypatch):
+        stream(path("abc"))
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     with pytest.raises(ImportError, match="text"):
-        TextStream(tokenizer=path("{}", "tokenizer.json"))(path("abc"))
+        stream(path("abc"))
     monkeypatch.setitem(sys.modules, "zstandard", None)
     if sys.version_info < (3, 14):
         with pytest.raises(ImportError, match="zstd"):
