@@ -232,17 +232,12 @@ def test_a_batch_whose_bookkeeping_was_not_kept_copies_it_back():
         _ = batch.host
 
 
-PARTS = {
-    "loader": lambda dataset, workers: StreamDataLoader(dataset, workers).parts(),
-    "torch": lambda dataset, workers: iter(DataLoader(dataset, batch_size=None, num_workers=workers)),
-}
-
-
-@pytest.mark.parametrize("way", PARTS)
+@pytest.mark.parametrize("torchs", [False, True])
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_part_has_one_worker(way, workers):
-    found = []
-    for part in PARTS[way](StreamDataset((5,) * 3, rows_of, 3, time_steps=2), workers):
+def test_a_part_has_one_worker(torchs, workers):
+    found, dataset = [], StreamDataset((5,) * 3, rows_of, 3, time_steps=2)
+    loader = StreamDataLoader(dataset, workers)
+    for part in DataLoader(dataset, batch_size=None, num_workers=workers) if torchs else loader.parts():
         there = part.to("meta")
         assert there.host.mask.data_ptr() != part.mask.data_ptr(), "the slot would stay leased"
         copies = pickle.loads(pickle.dumps(part)), part.map(torch.clone), there, dataclasses.replace(there, step=9)
@@ -289,8 +284,7 @@ def test_a_driver_that_refuses_costs_speed_and_no_error_later(cuda):
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_forked_process_unlocks_nothing(cuda):
     locked = lock_pages(mmap.mmap(-1, 8192), PendingCopies())
-    pid = os.fork()
-    if not pid:
+    if not (pid := os.fork()):
         del locked
         gc.collect()
         os._exit(len(cuda.locked))

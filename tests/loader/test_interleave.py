@@ -184,27 +184,24 @@ def test_batches_in_process_are_those_of_the_serial_model(mixture, steps):
         assert mixture.exhausted == "repeat" or set(found.values()) <= {1}
 
 
-def drawn_by(dataset, steps=None, workers=0):
-    """The (list, epoch, repeat) of each stream begun, and the random draws of its first item."""
-    begun, draws = [], []
-    for batch in itertools.islice(StreamDataLoader(dataset, workers), steps):
-        begun += batch.data[batch.is_start][:, [2, 4, 5]].tolist()
-        draws += batch.data[batch.is_start][:, 3].tolist()
-    return begun, draws
-
-
 def test_cycle_mixes_by_weight_for_ever_and_each_pass_over_a_dataset_is_an_epoch_of_it():
     mixture = mixture_of([[1] * 3, [1] * 30], [3, 1], None, padding_mode="cycle", lanes=1, time_steps=1, lookahead=0)
-    begun, draws = drawn_by(mixture.dataset(), 400)
-    numbers = [number for number, _, _ in begun]
+
+    def begun_by(dataset, steps):
+        """Of each stream that begins: list, a random draw, epoch, repeat."""
+        batches = itertools.islice(StreamDataLoader(dataset), steps)
+        return [start for batch in batches for start in batch.data[batch.is_start][:, 2:].tolist()]
+
+    begun = begun_by(mixture.dataset(), 400)
+    numbers = [number for number, *_ in begun]
     assert abs(numbers.count(0) - 300) <= 2
-    assert [epoch for number, epoch, _ in begun if number == 0] == [i // 3 for i in range(numbers.count(0))]
-    assert [epoch for number, epoch, _ in begun if number == 1] == [i // 30 for i in range(numbers.count(1))]
-    assert {repeat for _, _, repeat in begun} == {0}
-    assert len(set(draws)) == 400
-    begun, _ = drawn_by(mixture.dataset(exhausted="drop"), 330)  # each pass over all is an epoch
-    assert [number for number, _, _ in begun].count(0) == 30
-    assert [epoch for _, epoch, _ in begun] == [i // 33 for i in range(330)]
+    assert [epoch for number, _, epoch, _ in begun if number == 0] == [i // 3 for i in range(numbers.count(0))]
+    assert [epoch for number, _, epoch, _ in begun if number == 1] == [i // 30 for i in range(numbers.count(1))]
+    assert {repeat for *_, repeat in begun} == {0}
+    assert len({draw for _, draw, *_ in begun}) == 400
+    begun = begun_by(mixture.dataset(exhausted="drop"), 330)  # each pass over all is an epoch
+    assert [number for number, *_ in begun].count(0) == 30
+    assert [epoch for _, _, epoch, _ in begun] == [i // 33 for i in range(330)]
 
 
 def test_what_comes_again_is_new_for_mask_and_random_draws():

@@ -287,14 +287,6 @@ def test_a_state_of_other_sections_is_refused():
     StreamDataLoader(case.dataset()).load_state_dict(state)
 
 
-def test_a_loaded_seed_cuts_as_it_did():
-    first, second = Case(seed=1), Case(seed=2)
-    state = StreamDataLoader(first.dataset()).state_dict()
-    loader = StreamDataLoader(second.dataset())
-    loader.load_state_dict(state)
-    assert keys(loader) == keys(StreamDataLoader(first.dataset()))
-
-
 def test_the_datasets_own_lengths_will_do():
     case = Case()
     own = case.dataset(sections=sections(None, case.steps), lengths=case.lengths)
