@@ -99,16 +99,20 @@ def test_who_looks_at_a_batch_of_a_loaded_state_hears_that_it_is_used_up():
 
 @pytest.mark.parametrize("options", SETUPS, ids=str)
 @pytest.mark.parametrize("length", [None, 3])
-def test_to_close_an_older_iterator_leaves_the_newer_as_it_is(options, length):
+def test_a_newer_iterator_ends_the_older_which_leaves_it_as_it_is(options, length):
     dataset = StreamDataset(LENGTHS, range, 2, "cycle", time_steps=2, seed=0)
     loader = StreamDataLoader(dataset, batches_per_epoch=length, **options)
     old, new = iter(loader), iter(loader)
     next(old)
     first = next(new).step
+    with pytest.raises(StaleIteratorError):
+        next(old)
     old.close()
     assert list(old) == []
     assert [batch.step for batch in itertools.islice(new, 2)] == [first + 1, first + 2]
     assert loader.epoch == 1
+    new.close()
+    assert list(new) == []
 
 
 @pytest.mark.parametrize("length", [None, 2])

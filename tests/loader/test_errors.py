@@ -103,11 +103,6 @@ def test_an_error_of_an_option_says_what_is_wrong_and_what_to_do(options, said):
         build(options)
 
 
-def test_a_loader_of_something_else_is_refused():
-    with pytest.raises(TypeError, match=r"StreamDataset\(sources, "):
-        StreamDataLoader([1, 2])
-
-
 def test_more_workers_than_lanes_are_as_many_as_lanes_with_one_warning():
     dataset = StreamDataset([3, 3], range, 2, time_steps=2)
     with pytest.warns(UserWarning, match="num_workers is 4") as caught:

@@ -9,6 +9,8 @@ import pytest
 
 from stream_dataloader import StreamDataLoader, StreamDataset
 
+PROCESS = {"multiprocessing_context": "fork"}
+
 
 def shared_number():
     """An array of one number, which what is forked shares."""
@@ -40,9 +42,12 @@ def test_a_timeout_is_for_a_step_not_for_a_message():
     assert len(list(loader)) == 80
 
 
-@pytest.mark.parametrize(("shape", "most"), [((1,), 64), ((5 << 20,), 1)])
+@pytest.mark.parametrize(
+    ("shape", "most", "options"),
+    [((1,), 64, PROCESS), ((5 << 20,), 1, PROCESS), ((1,), 1, {"worker_method": "thread"})],
+)
 @pytest.mark.parametrize("prefetch", [1, 3])
-def test_so_many_messages_are_read_ahead(shape, most, prefetch):
+def test_so_many_messages_are_read_ahead(shape, most, options, prefetch):
     read = shared_number()
     item = np.zeros(shape, np.uint8)
 
@@ -51,9 +56,7 @@ def test_so_many_messages_are_read_ahead(shape, most, prefetch):
             read[0] = i + 1
             yield item
 
-    loader = StreamDataLoader(
-        StreamDataset([0], count, 1, time_steps=1), 1, prefetch_factor=prefetch, multiprocessing_context="fork"
-    )
+    loader = StreamDataLoader(StreamDataset([0], count, 1, time_steps=1), 1, prefetch_factor=prefetch, **options)
     for batch in itertools.islice(loader, 600 if most > 1 else 6):
         if batch.step % 100 == 5:
             time.sleep(0.05)  # the worker reads as far as it may

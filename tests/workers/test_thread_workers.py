@@ -1,6 +1,5 @@
 """Workers that are threads: the same batches as of processes, the same errors, and nothing left behind."""
 
-import collections
 import gc
 import itertools
 import os
@@ -49,21 +48,6 @@ def test_without_slots_batches_are_the_same(monkeypatch):
     assert keys(batches) == keys(StreamDataLoader(CASE.dataset()))
     with pytest.raises(RuntimeError, match="new memory each time"):
         next(iter(by_threads(CASE.dataset(), 3, transport="shared_memory")))
-
-
-def test_threads_read_ahead_no_further_than_asked():
-    far = collections.Counter()
-
-    def count(n):
-        for i in range(100):
-            far[n] = i
-            yield i
-
-    iterator = iter(by_threads(StreamDataset([0, 1], count, 2, time_steps=1), 2, prefetch_factor=3))
-    next(iterator)
-    time.sleep(0.2)
-    assert max(far.values()) <= 1 + 3, "the batch that was taken, and three more"
-    iterator.close()
 
 
 # The life of threads
