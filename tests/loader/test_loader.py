@@ -116,19 +116,6 @@ def test_a_lane_is_granted_a_source_before_its_refused_reservation_was_looked_at
     assert sorted(opened) == list(range(21))
 
 
-def test_calls_on_one_stream_never_overlap_with_early_opening():
-    def read(n):
-        lock = threading.Lock()
-        for i in range(n):
-            assert lock.acquire(blocking=False)
-            time.sleep(0.0002)
-            lock.release()
-            yield i
-
-    for lookahead in (1, 2, 3):
-        list(StreamDataLoader(StreamDataset([3] * 30, read, 3, time_steps=2, lookahead=lookahead, open_early=True)))
-
-
 @pytest.mark.parametrize("workers", WORKERS)
 def test_collate_fn_may_mix_layouts(workers):
     dataset = StreamDataset([2, 3, 1], lambda n: [np.ones(n)] * 2, 2, time_steps=2)

@@ -68,13 +68,16 @@ class Logged:
 class LoggedStream:
     def __init__(self, log, n):
         self.log, self.n, self.items = log, n, iter(range(6))
+        self.is_free = threading.Lock()
         log.note(n, "open")
 
     def __iter__(self):
         return self
 
     def __next__(self):
+        assert self.is_free.acquire(blocking=False), "another thread is at it"
         self.log.note(self.n, "next")
+        self.is_free.release()
         return next(self.items)
 
     def close(self):
@@ -95,7 +98,7 @@ READERS = [
 @pytest.mark.parametrize("options", READERS, ids=str)
 def test_a_stream_is_opened_read_and_closed_once_in_the_one_thread_of_its_lane(options, early, keep, steps, tmp_path):
     log, workers = Logged(tmp_path / "log"), options.get("num_workers", 0)
-    dataset = StreamDataset(range(20), log, 7, time_steps=2, open_early=early)
+    dataset = StreamDataset(range(20), log, 7, time_steps=2, open_early=early, lookahead=1 + early)
     loader = StreamDataLoader(dataset, persistent_workers=keep and workers > 0, **options)
     for _ in range(2):
         iterator = iter(loader)
