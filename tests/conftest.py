@@ -6,6 +6,7 @@ Tests over random cases are marked `random`, so that `--full -m "slow or random"
 
 import gc
 import importlib
+import io
 import multiprocessing
 import os
 import pathlib
@@ -19,6 +20,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from skips import judge_skip
 
+from stream_dataloader import visualize
 from stream_dataloader._memory.shared_memory import BLOCKS
 
 #: What tests share is found by the programs they start, too; as `pythonpath` in pyproject.toml is for tests.
@@ -182,3 +184,10 @@ def own_cache(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("STREAM_DATALOADER_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield
+
+
+@pytest.fixture(scope="module")
+def fonts():
+    """matplotlib keeps the files of its fonts open once it has drawn something."""
+    pytest.importorskip("matplotlib", reason="install the extra plot")
+    visualize.Timeline((), 1, 1, 1, (range(1),)).save(io.BytesIO())

@@ -241,7 +241,7 @@ def _media(path: Path, kind: str | None, without: Path | None) -> tuple[str, dic
         raise ValueError(f"{path} has no {kind} in it ({KINDS[kind][1]})")
     if kind is None and len(found) != 1:
         told = [f"{len(files)} of {name}" for name, files in found.items()]
-        raise ValueError(f"{path} has no media of one kind ({', '.join(told)}); see --kind")
+        raise ValueError(f"{path} has no media of one kind ({', '.join(told) or 'none'}); see --kind")
     kind = kind or next(iter(found))
     return kind, found[kind]
 

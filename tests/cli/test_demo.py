@@ -9,19 +9,19 @@ import numpy as np
 import pytest
 import torch
 import tqdm
+from clips import write_clip
 
 from stream_dataloader import StreamBatch, StreamDataLoader, StreamDataset
-from stream_dataloader.cli import demo
-from stream_dataloader.cli import film as visualize
+from stream_dataloader.cli import demo, film
 
 # warnings are errors, but for those that pyproject.toml lets pass
 STRICT = ["error", "ignore:This DataLoader will create:UserWarning", "ignore:This process:DeprecationWarning"]
 STRICT = [f"-W{rule}" for rule in STRICT]
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory):
-    return tmp_path_factory.mktemp("cache")
+@pytest.fixture
+def cache(tmp_path):
+    return tmp_path / "cache"
 
 
 @pytest.fixture
@@ -48,16 +48,11 @@ def decode(path):
         return [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
 
 
-def write_clip(path, frames, *, size=(64, 48), brightness=80):
-    picture = np.full((size[1], size[0], 3), brightness, np.uint8)
-    visualize.write_video(path, [picture] * frames)
-
-
 def filmstrip_shape(batches, lanes, width, height):
-    pitch = height + visualize.TRACK_HEIGHT + visualize.MARGIN_HEIGHT
+    pitch = height + film.TRACK_HEIGHT + film.MARGIN_HEIGHT
     columns = min(6, batches)
-    legend = visualize.LEGEND_HEIGHT
-    return visualize.TITLE_HEIGHT + lanes * pitch + legend, visualize.LANE_WIDTH + columns * (width + visualize.GAP), 3
+    legend = film.LEGEND_HEIGHT
+    return film.TITLE_HEIGHT + lanes * pitch + legend, film.LANE_WIDTH + columns * (width + film.GAP), 3
 
 
 @pytest.fixture(autouse=True)
@@ -65,61 +60,40 @@ def _no_monitor_thread(monkeypatch):
     monkeypatch.setattr(tqdm.tqdm, "monitor_interval", 0)  # tqdm keeps one for good
 
 
-_drawn = {}
-
-
-@pytest.fixture
-def own_clips(run_demo, cache):
-    """The demo's run over its own clips, once for all tests."""
-    if not _drawn:
-        _drawn["result"] = run_demo(cache / "output")
-    assert _drawn["result"].returncode == 0, _drawn["result"].stderr
-    return _drawn["result"], cache / "stream_dataloader", cache / "output"
-
-
 @pytest.mark.slow
-def test_own_clips_are_streamed_and_counted(own_clips):
-    result, cache, _ = own_clips
-    lengths = [len(decode(clip)) for clip in sorted(cache.rglob("*.mp4"))]
+def test_own_clips_are_made_once_streamed_counted_and_filmed(run_demo, cache, monkeypatch):
+    output = cache / "output"
+    result = run_demo(output)
+    assert result.returncode == 0, result.stderr
+    clips = sorted((cache / "stream_dataloader").rglob("*.mp4"))
+    lengths = [len(decode(clip)) for clip in clips]
     assert len(set(lengths)) == len(lengths) == 12
     numbers = table(result.stdout)
     batches = len(StreamDataLoader(StreamDataset(lengths, range, 4, time_steps=8, seed=0, lengths=lengths)))
     assert (numbers["batches"], numbers["items"], numbers["opened"]) == (batches, sum(lengths), 12)
     assert numbers["padding"] == pytest.approx(100 * (1 - sum(lengths) / (batches * 32)), abs=0.06)
     assert "12/12" in result.stderr
-
-
-@pytest.mark.slow
-def test_film_shows_every_time_step_with_flashes_and_padding(own_clips):
-    result, _, output = own_clips
     assert cv2.imread(str(output / "grid.png")).shape == filmstrip_shape(6, lanes=4, width=240, height=180)
     frames = decode(output / "grid.mp4")
-    assert len(frames) == 8 * table(result.stdout)["batches"]
+    assert len(frames) == 8 * batches
     assert {frame.shape for frame in frames} == {(394, 492, 3)}
-    corner = visualize.TITLE_HEIGHT + 1, visualize.GAP + 1  # lane 0's border
+    corner = film.TITLE_HEIGHT + 1, film.GAP + 1  # lane 0's border
     assert frames[0][corner].min() > 200  # all lanes begin
     assert frames[7][corner].max() < 100
-    last = frames[-1][visualize.TITLE_HEIGHT :]
+    last = frames[-1][film.TITLE_HEIGHT :]
     assert (np.abs(last.astype(int) - 128).max(axis=2) < 6).mean() > 0.5  # lanes without a source are grey
-
-
-@pytest.mark.slow
-def test_own_clips_are_made_once(own_clips, monkeypatch):
-    _, cache, _ = own_clips
-    before = {path: path.stat().st_mtime_ns for path in cache.rglob("*.mp4")}
-    monkeypatch.setenv("XDG_CACHE_HOME", str(cache.parent))
-    clips = demo.default_clips()
+    before = {path: path.stat().st_mtime_ns for path in clips}
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+    assert demo.default_clips() == clips
     demo._make_clips(clips[0].parent)  # as a process would that began before they were there
-    assert clips == sorted(cache.rglob("*.mp4"))
-    assert {path: path.stat().st_mtime_ns for path in before} == before
-    assert [path.name for path in cache.iterdir()] == [clips[0].parent.name]
+    assert {path: path.stat().st_mtime_ns for path in clips[0].parent.parent.rglob("*.mp4")} == before
 
 
 def test_half_made_clips_are_never_seen(tmp_path, monkeypatch):
     def write(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(visualize, "write_video", write)
+    monkeypatch.setattr(film, "write_video", write)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     with pytest.raises(ValueError, match="XDG_CACHE_HOME"):
         demo.default_clips()
@@ -131,7 +105,7 @@ def test_folder_is_streamed_and_what_is_broken_reported(tmp_path, run_demo, writ
     (folder / "below").mkdir(parents=True)
     write_clip(folder / "a.mp4", 5)
     write_clip(folder / "below" / "b.MP4", 17, size=(32, 96))
-    write_clip(folder / "c.mkv", 9)
+    write_clip(folder / "c.mkv", 9, "h264-mkv")
     (folder / "broken.mp4").write_bytes(bytes(range(256)) * 20)
     write_sound(folder / "sound.mp4", 1000)
     (folder / "notes.txt").write_text("no video")
@@ -191,18 +165,18 @@ def open_picture(length):
 def test_filmstrip_keeps_the_batches_where_most_streams_start():
     lengths = [30, 2, 2, 2, 40]
     loader = StreamDataLoader(StreamDataset(lengths, open_picture, 1, time_steps=2, lookahead=0))
-    strip = visualize.Filmstrip(lambda source: f"{source}", batches=4)
+    strip = film.Filmstrip(lambda source: f"{source}", batches=4)
     for batch in loader:
         strip.add(batch)
     assert strip.image().shape == filmstrip_shape(4, lanes=1, width=48, height=32)
-    flashes = [bool((column[visualize.TITLE_HEIGHT, 0] == 255).all()) for column in strip._best]
+    flashes = [bool((column[film.TITLE_HEIGHT, 0] == 255).all()) for column in strip._best]
     assert flashes == [False, True, True, True]
 
 
 def test_drawing_leaves_the_batch_as_it_is(tmp_path):
     batch: StreamBatch = next(iter(StreamDataLoader(StreamDataset([4, 2], open_picture, 2, time_steps=4))))
-    pictures = visualize.grid_pictures(batch, lambda source: "a name too long for so small a picture")
-    visualize.write_video(tmp_path / "film.mp4", pictures)
+    pictures = film.grid_pictures(batch, lambda source: "a name too long for so small a picture")
+    film.write_video(tmp_path / "film.mp4", pictures)
     assert not torch.any(batch.data)
     assert len(decode(tmp_path / "film.mp4")) == 4
 

@@ -1,6 +1,5 @@
 """The commands that look: inspect media, timeline, profile, play."""
 
-import io
 import json
 import os
 import re
@@ -14,7 +13,7 @@ import pytest
 from clips import write_clip
 from helpers import PATIENCE
 
-from stream_dataloader import stores, visualize
+from stream_dataloader import stores
 from stream_dataloader.cli import film, probe
 
 LENGTHS = {"0.mp4": 20, "1.mp4": 50, "2.mp4": 13}
@@ -126,14 +125,8 @@ def test_lanes_are_told_without_reading(run, videos, numbers, texts):
     assert "say how many by --batch-size" in run("inspect", numbers, "--workers", 2)[2]
 
 
-@pytest.fixture(scope="module")
-def fonts():
-    """matplotlib keeps the files of its fonts open once it has drawn something."""
-    pytest.importorskip("matplotlib")
-    visualize.Timeline((), 1, 1, 1, (range(1),)).save(io.BytesIO())
-
-
-def test_a_timeline_is_told(run, videos, numbers, texts):
+@pytest.mark.usefixtures("fonts")
+def test_a_timeline_is_told_or_drawn(run, videos, numbers, texts, tmp_path):
     status, told, errors = run("timeline", numbers, "--batch-size", 2, "--time-steps", 4)
     assert (status, errors) == (0, "")
     assert told.splitlines()[2:] == ["lane 0    AaaaC···", "lane 1    Bbbbbbbb"]
@@ -141,10 +134,6 @@ def test_a_timeline_is_told(run, videos, numbers, texts):
     names = [(segment["lane"], segment["name"]) for segment in json.loads(told)["segments"]]
     assert names == [(0, "0.mp4"), (0, "2.mp4"), (1, "1.mp4")]
     assert "lane 1    Bbb·" in run("timeline", texts, "--time-steps", 4, "--batch-size", 2)[1]  # it is read
-
-
-@pytest.mark.usefixtures("fonts")
-def test_a_timeline_is_drawn(run, tmp_path, numbers):
     assert run("timeline", numbers, "--output", "t.svg")[:2] == (0, "written t.svg\n")
     assert "<svg" in (tmp_path / "t.svg").read_text()
 
@@ -160,6 +149,8 @@ def test_a_store_is_profiled(run, numbers, tmp_path):
     found = json.loads(run("profile", numbers, *arguments[:4], "--json")[1])
     assert (found["batches"], found["advice"]["kind"]) == (3, "sections")
     assert found["padding_share_of_epoch"] == pytest.approx(11 / 24)
+    arguments = "--batch-size", 1, "--time-steps", 1, "--train-ms", 60, "--batches", 6
+    assert "The trainer is slower" in run("profile", numbers, *arguments)[1]
 
 
 TRAINING = """
@@ -176,6 +167,16 @@ def make_loader():
 
 def nothing():
     return 7
+
+def in_the_function():
+    raise ValueError("mine")
+
+def read(n):
+    yield n
+    raise KeyError("mine")
+
+def in_a_stream():
+    return StreamDataLoader(StreamDataset([1], read, 1, time_steps=1))
 """
 
 
@@ -187,11 +188,6 @@ def test_a_loader_that_a_function_returns_is_profiled(run, tmp_path):
     if len(os.sched_getaffinity(0)) > 1:
         assert "use more workers (num_workers=" in told.splitlines()[-1]
     del sys.modules["cli_training"]
-
-
-def test_a_trainer_may_be_pretended(run, numbers):
-    arguments = "--batch-size", 1, "--time-steps", 1, "--train-ms", 60, "--batches", 6
-    assert "The trainer is slower" in run("profile", numbers, *arguments)[1]
 
 
 @pytest.mark.parametrize(
@@ -225,34 +221,26 @@ def test_a_broken_stream_and_sources_without_data_are_a_problem(run, texts, comm
         assert re.fullmatch(rf"stream-dataloader: .*{said}.*\n", errors)
 
 
-@pytest.fixture
-def broken(videos):
-    """A folder of which one video is no video."""
-    (videos / "1.mp4").write_bytes(b"none" * 100)
-    return videos
-
-
 SHOWN = {
     "timeline": r"lane 1    Cc",
     "inspect": r"\n3 batches of 8 time steps, 2 lanes: ",
     "profile": r"\n2 batches in ",
     "play": r"written play.mp4",
+    "pack": r"\nskipped source 1",
 }
 
 
 @pytest.mark.parametrize("command", SHOWN)
-def test_a_broken_source_may_be_skipped(run, broken, command):
-    status, told, errors = run(command, broken, "--batch-size", 2, "--on-error", "skip", "--time-steps", 8)
-    assert status == 1
-    assert re.fullmatch(r"stream-dataloader: skipped: .*1\.mp4.*\n", errors)
-    assert re.search(SHOWN[command], told)
-
-
-@pytest.mark.parametrize("command", [*SHOWN, "pack"])
-def test_what_is_wrong_has_one_status(run, broken, command):
+def test_a_broken_source_is_a_problem_and_may_be_skipped(run, videos, command):
+    (videos / "1.mp4").write_bytes(b"none" * 100)
     packs = command == "pack"
-    status, _, errors = run(command, broken, *(["out", "--workers", 0] if packs else ["--batch-size", 2]))
+    arguments = [command, videos, *(["out", "--workers", 0] if packs else ["--batch-size", 2, "--time-steps", 8])]
+    status, _, errors = run(*arguments)
     assert (status, packs or len(errors.splitlines())) == (1, 1)
+    status, told, errors = run(*arguments, "--on-error", "skip")
+    assert status == 1
+    assert packs or re.fullmatch(r"stream-dataloader: skipped: .*1\.mp4.*\n", errors)
+    assert re.search(SHOWN[command], told)
 
 
 def test_a_text_may_be_skipped_that_only_reading_shows_broken(run, texts):
@@ -270,24 +258,9 @@ def test_pictures_of_several_sizes_need_one_size(run, videos):
     assert run("profile", videos, "--size", "48x32")[0] == 0
 
 
-USERS = """
-from stream_dataloader import StreamDataLoader, StreamDataset
-
-def in_the_function():
-    raise ValueError("mine")
-
-def read(n):
-    yield n
-    raise KeyError("mine")
-
-def in_a_stream():
-    return StreamDataLoader(StreamDataset([1], read, 1, time_steps=1))
-"""
-
-
 @pytest.mark.parametrize("function", ["in_the_function", "in_a_stream", "at_import"])
 def test_what_user_code_raises_has_a_traceback(run, tmp_path, function):
-    code = USERS + "import missing_of_mine" * (function == "at_import")
+    code = TRAINING + "import missing_of_mine" * (function == "at_import")
     (tmp_path / f"user_{function}.py").write_text(code)
     status, told, errors = run("profile", f"user_{function}:{function}")
     assert (status, told) == (1, "")

@@ -1,6 +1,5 @@
 """Timelines are what a loader reads, whether it has read it or not."""
 
-import io
 import itertools
 
 import numpy as np
@@ -78,12 +77,6 @@ def test_text_fits_and_shows_workers_and_resets():
         assert [line.split()[:2] for line in lines[2:5]] == [["worker", "0"], ["lane", "1"], ["worker", "1"]]
         assert lines[5].startswith("padding would be ")
     assert sum(character.isupper() for line in lines[:5] for character in line) == timeline.streams
-
-
-@pytest.fixture(scope="module")
-def fonts():
-    """matplotlib keeps the files of its fonts open once it has drawn something."""
-    visualize.Timeline((), 1, 1, 1, (range(1),)).save(io.BytesIO())
 
 
 @pytest.mark.parametrize(("theme", "lanes"), [("light", 8), ("dark", 128)])
