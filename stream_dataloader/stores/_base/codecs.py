@@ -16,7 +16,7 @@ import numpy as np
 
 from stream_dataloader.errors import StoreError, shorten
 
-__all__ = ["check_compression", "hash_of", "pack", "unpack", "wrong_hash"]
+__all__ = ["check_compression", "check_hashes", "hash_of", "pack", "unpack"]
 
 #: The module of cramjam, its levels, and the usual one.
 _KINDS: dict[str, tuple[str, range, int]] = {
@@ -63,12 +63,12 @@ def unpack(name: str, data: bytes, size: int, what: str) -> Any:
     codec, out = _codec(kind), np.empty(size, np.uint8)
     try:
         found = (codec.decompress_raw_into if kind == "snappy" else codec.decompress_into)(data, out)
+        if found != size:
+            raise ValueError(f"there are {found:,}")
     except Exception as error:  # one of its own, also for what has no room in `out`
         raise StoreError(
             f"{what} cannot be unpacked ({name}) to {size:,} bytes: {error}; fetch or write it anew"
         ) from error
-    if found != size:
-        raise StoreError(f"{what} is damaged: it should unpack to {size:,} bytes, and has {found:,}; write it anew")
     return out
 
 
@@ -81,9 +81,10 @@ def hash_of(name: str, data: Any) -> str:
     return hashlib.new(name, data, usedforsecurity=False).hexdigest()
 
 
-def wrong_hash(hashes: Mapping[str, str], data: Any) -> str:
-    """How some bytes differ from what hashes of them say; empty if they do not."""
+def check_hashes(hashes: Mapping[str, str], data: Any, what: str) -> None:
+    """Raise if the bytes of the file `what` differ from what hashes of them say."""
     for name, wanted in hashes.items():
         if (found := hash_of(name, data)) != wanted:
-            return f"its {name} is {found}, and should be {wanted}"
-    return ""
+            raise StoreError(
+                f"{what} is damaged: its {name} is {found}, and should be {wanted}; fetch or write it anew"
+            )

@@ -35,6 +35,7 @@ __all__ = [
     "stamp_of",
     "sync_folder",
     "write_once",
+    "write_synced",
 ]
 
 _DIGESTED_BYTES = 1 << 16
@@ -117,6 +118,14 @@ def inside(folder: str, name: Any, what: str) -> str:
     if ".." in parts or "\0" in name or os.path.isabs(name) or name[1:2] == ":":
         raise StoreError(f"{what} names a file {name!r}, which lies outside or is none")
     return os.path.join(folder, *parts)
+
+
+def write_synced(path: str, data: bytes) -> None:
+    """Write a file, and have the disk hold it."""
+    with open(path, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def sync_folder(folder: str) -> None:

@@ -33,24 +33,18 @@ from stream_dataloader.streams._media.opencv import decoded_image, import_opencv
 
 __all__ = ["ARRAY_DTYPES", "ArrayEncoding", "Encoding", "PictureEncoding", "encoding_of"]
 
-#: The dtypes of arrays, by the byte that stands for them.
+#: The dtypes of arrays, by the byte that stands for them: bits, one more if signed, two more of floats.
 ARRAY_DTYPES = {
-    8: "uint8",
-    9: "int8",
-    16: "uint16",
-    17: "int16",
-    18: "float16",
-    32: "uint32",
-    33: "int32",
-    34: "float32",
-    64: "uint64",
-    65: "int64",
-    66: "float64",
+    bits + more: f"{kind}{bits}" for bits in (8, 16, 32, 64) for more, kind in enumerate(("uint", "int", "float"))
 }
+del ARRAY_DTYPES[10]  # float8
 _BYTE_OF_DTYPE = {name: byte for byte, name in ARRAY_DTYPES.items()}
 _SHAPE_DTYPES = ("u1", "<u2", "<u4", "<u8")
 
 _PICTURES = ("jpeg", "png", "pil")
+
+#: Lists of pictures: the kind of these, and how many bytes come before their count.
+_LISTS = {"jpeg_array": ("jpeg", 0), "jpegarray": ("jpeg", 0)} | {f"list[{kind}]": (kind, 4) for kind in _PICTURES}
 
 #: Dtype and channels of Pillow's modes.
 _MODES: dict[str, tuple[str, int]] = {
@@ -58,14 +52,19 @@ _MODES: dict[str, tuple[str, int]] = {
     **dict.fromkeys(("LA", "La", "PA"), ("u1", 2)),
     **dict.fromkeys(("RGB", "YCbCr", "HSV", "LAB"), ("u1", 3)),
     **dict.fromkeys(("RGBA", "RGBX", "RGBa", "CMYK"), ("u1", 4)),
-    "I;16": ("<u2", 1),
-    "I;16L": ("<u2", 1),
+    **dict.fromkeys(("I;16", "I;16L"), ("<u2", 1)),
     "I;16B": (">u2", 1),
     "I": ("<i4", 1),
     "F": ("<f4", 1),
 }
-_MODE_OF_ARRAY = {("|u1", 0): "L", ("|u1", 3): "RGB", ("|u1", 4): "RGBA", ("<u2", 0): "I;16", ("<i4", 0): "I"}
-_MODE_OF_ARRAY |= {("<f4", 0): "F"}
+_MODE_OF_ARRAY = {
+    ("|u1", 0): "L",
+    ("|u1", 3): "RGB",
+    ("|u1", 4): "RGBA",
+    ("<u2", 0): "I;16",
+    ("<i4", 0): "I",
+    ("<f4", 0): "F",
+}
 
 
 class Encoding(ABC):
@@ -86,37 +85,34 @@ class Encoding(ABC):
     def decode(self, data: memoryview) -> Any:
         """The value that some bytes are, as a copy."""
 
-    def rows(self, data: memoryview) -> Any:
-        """The rows or elements of a sequence, as they are in the file; what is none, is in all steps."""
-        return self.decode(data)
+    def split(self, data: memoryview) -> tuple[Encoding, NDArray[np.int64]]:
+        """The encoding of a sequence's elements, and where these begin and end, `(2, elements)`.
 
-    def row(self, rows: Any, index: int) -> Any:
-        """One of what `rows` returned, as a copy."""
-        del index
-        return rows
+        What is no sequence is an element of itself.
+        """
+        return self, np.array([[0], [len(data)]])
 
 
 class ArrayEncoding(Encoding):
-    """Arrays, and numbers, whose shape is `()`; a dtype or a shape of None is before the values."""
+    """Arrays, and numbers, whose shape is `()`; a dtype or a shape of None is before the values.
 
-    def __init__(
-        self, dtype: str | None, shape: tuple[int, ...] | None, kind: Callable[[Any], Any] | None = None
-    ) -> None:
+    Numbers are delivered as `kind`, and all as the dtype `delivered`, unless that is None.
+    """
+
+    def __init__(self, dtype: Any, shape: tuple[int, ...] | None, kind: Callable[[Any], Any] | None = None) -> None:
         self.dtype = None if dtype is None else np.dtype(dtype).newbyteorder("<")
         self.shape = shape
-        self.delivered = None if dtype is None else np.dtype(dtype)  # what is decoded has it
+        self.delivered = None if dtype is None else np.dtype(dtype).newbyteorder("=")
         self._kind = kind
         self.is_sequence = shape != ()
         if self.dtype is not None and shape is not None:
             self.size = math.prod(shape) * self.dtype.itemsize
 
-    def as_bool(self) -> None:
-        """Deliver bool: the format has none, and `MdsPacker` writes uint8."""
-        self.delivered = np.dtype(bool)
-
     def layout(self, data: memoryview) -> tuple[np.dtype[Any], tuple[int, ...], int]:
         """Dtype and shape of a value, and where its numbers begin."""
         at, dtype, shape = 0, self.dtype, self.shape
+        if dtype is not None and shape is not None and len(data) == self.size:
+            return dtype, shape, at
         try:
             if dtype is None:
                 dtype, at = np.dtype(ARRAY_DTYPES[data[0]]).newbyteorder("<"), 1
@@ -126,34 +122,32 @@ class ArrayEncoding(Encoding):
                 shape = tuple(np.frombuffer(data[begin:at], kind, axes or 1).tolist())
         except (KeyError, IndexError, ValueError):
             raise ValueError(f"an array that begins with the bytes {bytes(data[:16]).hex()}") from None
-        if len(data) - at != math.prod(shape) * dtype.itemsize:
+        if not len(data) - at == math.prod(shape) * dtype.itemsize > 0:
             raise ValueError(f"an array {dtype.name} {shape} in {len(data) - at} bytes")
         return dtype, shape, at
 
     def decode(self, data: memoryview) -> Any:
         dtype, shape, at = self.layout(data)
-        return self._copy(np.frombuffer(data, dtype, offset=at).reshape(shape))
-
-    def _copy(self, found: NDArray[Any]) -> Any:
+        found = np.ndarray(shape, dtype, data, at)
         copy = np.array(found, self.delivered or found.dtype.newbyteorder("="))
-        if copy.ndim:
+        if shape:
             return copy
         return copy[()] if self._kind is None else self._kind(copy[()])
 
-    def rows(self, data: memoryview) -> Any:
+    def split(self, data: memoryview) -> tuple[Encoding, NDArray[np.int64]]:
         if not self.is_sequence:
-            return self.decode(data)
-        dtype, shape, at = self.layout(data)
-        return np.frombuffer(data, dtype, offset=at).reshape(shape)
-
-    def row(self, rows: Any, index: int) -> Any:
-        return self._copy(rows[index]) if self.is_sequence else rows
+            return super().split(data)
+        dtype, (rows, *shape), at = self.layout(data)
+        element = ArrayEncoding(dtype, tuple(shape))
+        element.delivered = self.delivered or element.delivered
+        bounds = at + np.arange(rows + 1) * math.prod(shape) * dtype.itemsize
+        return element, np.stack([bounds[:-1], bounds[1:]])
 
     def encode(self, value: Any) -> bytes:
         array = np.asarray(value)
         if self.shape == ():
             return self._encode_number(value, array)
-        name = "uint8" if array.dtype.kind == "b" and self.delivered == array.dtype else array.dtype.name
+        name = array.dtype.name
         names = list(_BYTE_OF_DTYPE) if self.dtype is None else [self.dtype.name]
         if name not in names:
             raise ValueError(f"an array of {array.dtype} where {', '.join(names)} is to be written")
@@ -168,10 +162,11 @@ class ArrayEncoding(Encoding):
 
     def _encode_number(self, value: Any, array: NDArray[Any]) -> bytes:
         assert self.dtype is not None
-        if array.ndim or array.dtype.kind not in "biuf" or (self.dtype.kind != "f" and array.dtype.kind == "f"):
+        is_float = self.dtype.kind == "f"
+        if array.ndim or array.dtype.kind not in ("biuf" if is_float else "biu"):
             raise TypeError(f"{shorten(value)} where a number of {self.dtype.name} is to be written")
         found = array.astype(self.dtype)
-        if self.dtype.kind != "f" and int(found) != int(array):
+        if not is_float and int(found) != int(array):
             raise ValueError(f"{shorten(value)}, which {self.dtype.name} cannot hold")
         return found.tobytes()
 
@@ -235,13 +230,14 @@ class PictureEncoding(Encoding):
 
     def encode(self, value: Any) -> bytes:
         array = np.asarray(value)
-        if self._kind == "pil" and hasattr(value, "mode"):  # Pillow's own
-            return _raw_bytes(value.mode, value.width, value.height, value.tobytes())
         kind = (array.dtype.newbyteorder("<").str, array.shape[2] if array.ndim == 3 else 0)
-        if array.ndim not in (2, 3) or kind not in _MODE_OF_ARRAY or not array.size:
+        of_pillow = self._kind == "pil" and hasattr(value, "mode")
+        if not of_pillow and (array.ndim not in (2, 3) or kind not in _MODE_OF_ARRAY or not array.size):
             raise ValueError(f"a {array.dtype} {array.shape} where a picture (H, W), (H, W, 3 or 4) is to be written")
         if self._kind == "pil":
-            return _raw_bytes(_MODE_OF_ARRAY[kind], array.shape[1], array.shape[0], array.astype(kind[0]).tobytes())
+            mode, rows = (value.mode, value) if of_pillow else (_MODE_OF_ARRAY[kind], array.astype(kind[0]))
+            head = np.array([array.shape[1], array.shape[0], len(mode)], "<u4").tobytes()
+            return head + mode.encode() + bytes(rows.tobytes())
         cv2 = import_opencv("a picture of an MDS dataset")
         if array.ndim == 3:
             array = cv2.cvtColor(array, cv2.COLOR_RGB2BGR if array.shape[2] == 3 else cv2.COLOR_RGBA2BGRA)
@@ -249,10 +245,6 @@ class PictureEncoding(Encoding):
         if not done:
             raise ValueError(f"a {array.dtype} {array.shape} that cannot be written as {self._kind}")
         return bytes(data)
-
-
-def _raw_bytes(mode: str, width: int, height: int, rows: bytes) -> bytes:
-    return np.array([width, height, len(mode)], "<u4").tobytes() + mode.encode() + rows
 
 
 def _raw(data: memoryview) -> Any:
@@ -278,20 +270,18 @@ class _ListEncoding(Encoding):
         self._element = element
         self._head = head
 
-    def rows(self, data: memoryview) -> list[memoryview]:
+    def split(self, data: memoryview) -> tuple[Encoding, NDArray[np.int64]]:
         begin = self._head + 4
         count = int.from_bytes(data[self._head : begin], "little")
         sizes = np.frombuffer(data, "<u4", count, begin).astype(np.int64)
-        stops = (begin + 4 * count + np.cumsum(sizes)).tolist()
-        if (stops[-1] if stops else begin) != len(data):
+        stops = begin + 4 * count + np.cumsum(sizes)
+        if (stops[-1] if count else begin) != len(data):
             raise ValueError(f"a list whose values do not end where its {len(data):,} bytes do")
-        return [data[stop - size : stop] for stop, size in zip(stops, sizes.tolist(), strict=True)]
-
-    def row(self, rows: list[memoryview], index: int) -> Any:
-        return self._element.decode(rows[index])
+        return self._element, np.stack([stops - sizes, stops])
 
     def decode(self, data: memoryview) -> list[Any]:
-        return [self._element.decode(part) for part in self.rows(data)]
+        element, bounds = self.split(data)
+        return [element.decode(data[begin:stop]) for begin, stop in bounds.T.tolist()]
 
     def encode(self, value: Sequence[Any]) -> bytes:
         if not isinstance(value, (list, tuple)):
@@ -305,21 +295,20 @@ def encoding_of(name: str, *, allow_pickle: bool = False, upright: bool = True) 
     """The encoding of a name: that which mosaicml-streaming 0.13 has of it."""
     if name == "pkl" and not allow_pickle:
         raise ValueError("'pkl' is refused: unpickling runs code of the file; give allow_pickle=True if you trust it")
-    kind, _, rest = name.partition(":")
-    picture = name.removeprefix("list[").removesuffix("]").removesuffix("_array").removesuffix("array")
     if name in _PLAIN:
         return _PLAIN[name]
     if name == "int" or name in _BYTE_OF_DTYPE:
         return ArrayEncoding("int64" if name == "int" else name, (), int if name == "int" else None)
-    if kind == "ndarray":
-        dtype, _, sizes = rest.partition(":")
+    if name.partition(":")[0] == "ndarray":
+        dtype, _, sizes = name[8:].partition(":")
         shape = tuple(map(int, sizes.split(","))) if sizes else None
         if (dtype and dtype not in _BYTE_OF_DTYPE) or (shape and min(shape) < 1):
-            raise ValueError(f"no arrays of {rest!r}; there are {', '.join(_BYTE_OF_DTYPE)}")
+            raise ValueError(f"no arrays of {name[8:]!r}; there are {', '.join(_BYTE_OF_DTYPE)}")
         return ArrayEncoding(dtype or None, shape)
     if name in _PICTURES:
         return PictureEncoding(name, upright)
-    if name in ("jpeg_array", "jpegarray") or (picture in _PICTURES and name == f"list[{picture}]"):
-        return _ListEncoding(PictureEncoding(picture, upright), 4 * name.startswith("list"))
-    known = ["int", *_PLAIN, *_BYTE_OF_DTYPE, "ndarray[:dtype[:shape]]", *_PICTURES, "jpeg_array"]
-    raise ValueError(f"no encoding {shorten(name)}; there are {', '.join(known)} and list[...] of pictures")
+    if name in _LISTS:
+        kind, head = _LISTS[name]
+        return _ListEncoding(PictureEncoding(kind, upright), head)
+    known = ["int", *_PLAIN, *_BYTE_OF_DTYPE, "ndarray[:dtype[:shape]]", *_PICTURES, *_LISTS]
+    raise ValueError(f"no encoding {shorten(name)}; there are {', '.join(known)}")

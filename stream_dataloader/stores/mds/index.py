@@ -1,4 +1,4 @@
-"""index.json: which shards an MDS dataset has, and what columns.
+"""index.json: which shards an MDS dataset has, and what columns; and tables, which say what its streams are.
 
 Source: `streaming/base/format/base/reader.py`, `mds/reader.py` and `base/stream.py` of mosaicml-streaming 0.13. ::
 
@@ -13,7 +13,16 @@ Source: `streaming/base/format/base/reader.py`, `mds/reader.py` and `base/stream
 
 What this package writes has one key more, with a checksum of all, and what packed stores need.
 
-Guarantee: an index that was read is consistent, and names no file outside of the dataset.
+A table is a file beside the shards of a packed store, or in the cache. Numbers are int64, little-endian::
+
+    "SDMDST1", line feed
+    streams, keys, notes, check       how many, bytes of keys and of notes, CRC-32 of all that follows
+    start                             of each stream: its first sample, counted over all shards
+    steps                             how many time steps
+    key_stop, note_stop               where its key ends, and its metadata
+    keys, notes                       UTF-8 and JSON, end to end
+
+Guarantee: an index or a table that was read is consistent, and names no file outside of the dataset.
 """
 
 from __future__ import annotations
@@ -21,20 +30,39 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+import struct
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from stream_dataloader.errors import StoreError, shorten
 from stream_dataloader.stores._base.codecs import check_compression
-from stream_dataloader.stores._base.files import damage_named, inside, read_json
+from stream_dataloader.stores._base.files import damage_named, inside, read_json, write_synced
+from stream_dataloader.stores.memmap.packed import Texts, encoded
 from stream_dataloader.streams.cache.file_cache import is_url
 
-__all__ = ["INDEX", "DatasetIndex", "ShardEntry", "ShardFile", "in_folder", "read_index", "write_index"]
+__all__ = [
+    "INDEX",
+    "DatasetIndex",
+    "ShardEntry",
+    "ShardFile",
+    "StreamTable",
+    "in_folder",
+    "read_index",
+    "write_index",
+    "write_table",
+]
 
 INDEX = "index.json"
 
 _NOTE = "stream_dataloader"
 _MOST_SHARD_BYTES = 1 << 32  # places in it are uint32
+
+_MAGIC = b"SDMDST1\n"
+_HEAD = struct.Struct("<8s4q")
 
 
 class ShardFile(NamedTuple):
@@ -84,10 +112,7 @@ def write_index(folder: str, shards: Sequence[Mapping[str, Any]], note: Mapping[
     content: dict[str, Any] = {"version": 2, "shards": list(shards), _NOTE: dict(note)}
     content[_NOTE]["check"] = _digest(content)
     unfinished = os.path.join(folder, f".{INDEX}")
-    with open(unfinished, "w", encoding="utf-8") as file:
-        json.dump(content, file, sort_keys=True)
-        file.flush()
-        os.fsync(file.fileno())
+    write_synced(unfinished, json.dumps(content, sort_keys=True).encode())
     os.replace(unfinished, os.path.join(folder, INDEX))
 
 
@@ -106,16 +131,16 @@ def read_index(path: str, name: str) -> DatasetIndex:
         for number, entry in enumerate(content["shards"]):
             with damage_named(where := f"{name}, shard {number}"):
                 here = [list(entry[f"column_{kind}"]) for kind in ("names", "encodings", "sizes")]
-                if number and here != columns:
+                if here != columns and number:
                     raise ValueError(f"its columns {shorten(here)} are not those of the others")
                 columns = here
-                names, encodings, sizes = here
-                texts = all(isinstance(text, str) for text in (*names, *encodings))
-                if not texts or not len(names) == len(encodings) == len(sizes) == len(set(names)) > 0:
-                    raise ValueError(f"its columns are {shorten(here)}")
-                _check_counts(*(size or 0 for size in sizes))
                 shards.append(_shard(entry, where))
-    return DatasetIndex(columns[0], columns[1], columns[2], shards, note, digest)
+        names, encodings, sizes = columns
+        texts = all(isinstance(text, str) for text in (*names, *encodings))
+        if not texts or not len(names) == len(encodings) == len(sizes) == len(set(names)) >= bool(shards):
+            raise ValueError(f"its columns are {shorten(columns)}")
+        _check_counts(*(size or 0 for size in sizes))
+    return DatasetIndex(names, encodings, sizes, shards, note, digest)
 
 
 def _check_counts(*counts: Any) -> None:
@@ -125,10 +150,9 @@ def _check_counts(*counts: Any) -> None:
 
 
 def _shard(found: Any, where: str) -> ShardEntry:
-    samples, compression, zipped = found["samples"], found["compression"], None
     if (found["version"], found["format"]) != (2, "mds"):
         raise ValueError(f"it is of format {shorten(found['format'])}, version {shorten(found['version'])}")
-    raw = _file(found["raw_data"], where)
+    samples, compression, raw, zipped = found["samples"], found["compression"], _file(found["raw_data"], where), None
     _check_counts(samples, raw.bytes - 8 - 4 * samples)
     if compression is not None:
         check_compression(compression)
@@ -140,3 +164,36 @@ def _file(found: Mapping[str, Any], where: str) -> ShardFile:
     inside("", found["basename"], where)
     _check_counts(found["bytes"])
     return ShardFile(found["basename"], found["bytes"], dict(found["hashes"] or {}))
+
+
+class StreamTable(Texts):
+    """A table, mapped; its streams lie within `most` samples."""
+
+    def __init__(self, path: str, most: int) -> None:
+        with damage_named(path):  # NumPy refuses a file that is too short
+            content = np.asarray(np.memmap(path, np.uint8, "r"))
+            magic, count, keys, notes, self.check = _HEAD.unpack_from(content.data)
+            body = content[_HEAD.size :]
+            rows, texts = body[: 32 * count].view("<i8").reshape(4, count), body[32 * count :]
+            self.starts, self.steps, *stops = rows
+            if magic != _MAGIC or len(texts) != keys + notes or zlib.crc32(body.data) != self.check:
+                raise ValueError("it is no table of streams, or its checksum is another")
+            super().__init__(texts[:keys], stops[0], texts[keys:], stops[1])
+            outside = rows.min(initial=0) < 0 or (np.diff(stops) < 0).any()
+            if outside or (self.starts + self.steps).max(initial=0) > most:
+                raise ValueError(f"a stream lies outside of the dataset's {most} samples")
+
+
+def write_table(
+    path: str,
+    starts: Sequence[int] | NDArray[np.int64],
+    steps: Sequence[int] | NDArray[np.int64],
+    keys: Sequence[str],
+    notes: Iterable[Mapping[str, Any]],
+) -> int:
+    """Write a table. Returns its checksum."""
+    texts, jsons, stops = encoded(keys, notes)
+    body = np.array([starts, steps, *stops], "<i8").tobytes() + texts + jsons
+    check = zlib.crc32(body)
+    write_synced(path, _HEAD.pack(_MAGIC, len(keys), len(texts), len(jsons), check) + body)
+    return check

@@ -3,8 +3,8 @@
 Each process writes shards: a time step is a sample, and a column has its stream's key. ::
 
     shard.3.00000.mds       the first shard of worker 3
-    streams.mdst            see `streams`
-    index.json              last of all
+    streams.mdst            which of them are which stream
+    index.json              last of all; see `index`
 
 Guarantee: between two `sync`s all streams are packed, or none.
 """
@@ -16,14 +16,14 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from stream_dataloader._items.layout import DTYPES_OF_NUMPY, Layout
 from stream_dataloader._items.structure import Node, flatten, leaf_paths
 from stream_dataloader.stores._base.packing import StreamRecord, agreed, first_layout, leaves_of, said_in
 from stream_dataloader.stores.mds.encodings import ARRAY_DTYPES
-from stream_dataloader.stores.mds.index import INDEX, write_index
-from stream_dataloader.stores.mds.streams import write_table
+from stream_dataloader.stores.mds.index import INDEX, write_index, write_table
 from stream_dataloader.stores.mds.writer import ShardWriter
 
 __all__ = ["MdsPacker"]
@@ -63,24 +63,20 @@ class MdsPacker:
         self._folder = folder
         self._metadata = dict(metadata or {})
         json.dumps(self._metadata)
-        self._options: dict[str, Any] = {
-            "compression": compression,
-            "hashes": hashes,
-            "size_limit": size_limit,
-        }
+        self._options: Any = {"compression": compression, "hashes": hashes, "size_limit": size_limit}
         self._encodings = dict(encodings or {})
-        self._key_column = key_column
+        self.key_column = key_column
         ShardWriter(folder, {key_column: "str", **self._encodings}, **self._options)
 
     def part(self, worker: int) -> _Part:
         """See `Packer`."""
         return _Part(self, worker)
 
-    def writer(self, item: Any, name: str) -> tuple[Layout, list[str], ShardWriter]:
-        """The layout of items, the names of the columns, and what writes shards."""
+    def writer(self, item: Any, name: str) -> tuple[Layout, dict[str, Any], ShardWriter]:
+        """The layout of items, their columns, as all processes agreed, and what writes shards."""
         layout = first_layout(item)
-        columns = _column_names(layout.structure, self._key_column)
-        encodings, bools = {self._key_column: "str"}, []
+        columns = _column_names(layout.structure, self.key_column)
+        encodings, bools = {self.key_column: "str"}, []
         for column, path, spec, leaf in zip(columns, layout.paths, layout.specs, flatten(item)[1], strict=True):
             encodings[column] = self._encodings.get(column) or _encoding_for(path, spec.dtype, spec.shape, leaf)
             if spec.dtype == torch.bool and column not in self._encodings:
@@ -90,8 +86,7 @@ class MdsPacker:
         structure, said = agreed(self._folder, layout, columns=columns, encodings=encodings, bools=bools)
         if structure != layout.structure:
             raise ValueError(f"an item has the leaves {layout.paths}, and the store's first has {said['columns']}")
-        writer = ShardWriter(self._folder, said["encodings"], name=name, bools=said["bools"], **self._options)
-        return layout, [self._key_column, *columns], writer
+        return layout, said, ShardWriter(self._folder, said["encodings"], name=name, **self._options)
 
     def finish(self, records: Sequence[StreamRecord], synced: Sequence[Any]) -> list[str]:
         """See `Packer`."""
@@ -100,10 +95,6 @@ class MdsPacker:
             first_of[group["group"]] = total
             entries += group["shards"]
             total += sum(entry["samples"] for entry in group["shards"])
-        note: dict[str, Any] = {"key": self._key_column, "metadata": self._metadata}
-        if said := said_in(self._folder):
-            note["items"] = {name: said[name] for name in ("structure", "columns")}
-            note["bools"] = said["bools"]
         check = write_table(
             os.path.join(self._folder, _TABLE),
             [first_of[one.place["group"]] + one.place["first"] if one.steps else 0 for one in records],
@@ -111,10 +102,13 @@ class MdsPacker:
             [one.key for one in records],
             [one.metadata for one in records],
         )
-        note["table"] = {"basename": _TABLE, "check": check}
+        table = {"basename": _TABLE, "check": check}
+        note: dict[str, Any] = {"key": self.key_column, "metadata": self._metadata, "table": table}
+        if said := said_in(self._folder):
+            note["items"] = {name: said[name] for name in ("structure", "columns")}
+            note["bools"] = said["bools"]
         write_index(self._folder, entries, note)
-        files = [entry["zip_data"] or entry["raw_data"] for entry in entries]
-        return [INDEX, _TABLE, *(file["basename"] for file in files)]
+        return [INDEX, _TABLE, *((entry["zip_data"] or entry["raw_data"])["basename"] for entry in entries)]
 
 
 class _Part:
@@ -123,11 +117,9 @@ class _Part:
     sync_seconds = 30.0
 
     def __init__(self, packer: MdsPacker, worker: int) -> None:
-        self._packer = packer
-        self._worker = worker
+        self._packer, self._worker = packer, worker
         self._writer: ShardWriter | None = None
-        self._syncs = self._count = 0  # and samples since the last one
-        self._entered = 0  # shards that were synced
+        self._entered = self._count = 0  # shards that were synced, and samples since
 
     def write(self, number: int, key: str, items: Iterable[Any]) -> tuple[int, Any]:
         """See `PartPacker`."""
@@ -138,13 +130,16 @@ class _Part:
         try:
             for item in items:
                 if self._writer is None:
-                    self._layout, self._columns, self._writer = self._packer.writer(item, f"shard.{self._worker}")
-                leaves = leaves_of(self._layout, item, steps)
+                    self._layout, said, self._writer = self._packer.writer(item, f"shard.{self._worker}")
+                    self._columns, self._bools = said["columns"], said["bools"]
+                sample: dict[str, Any] = {self._packer.key_column: text}
+                sample |= zip(self._columns, leaves_of(self._layout, item, steps), strict=True)
+                for column in self._bools:
+                    sample[column] = np.asarray(sample[column]).astype(np.uint8)
                 try:
-                    sample = self._writer.encode(dict(zip(self._columns, (text, *leaves), strict=True)))
+                    self._writer.add(self._writer.encode(sample))
                 except (TypeError, ValueError) as error:
                     raise type(error)(f"step {steps}: {error}") from error
-                self._writer.add(sample)
                 steps += 1
         except BaseException:
             if self._writer is not None:
@@ -156,7 +151,8 @@ class _Part:
 
     @property
     def _group(self) -> str:
-        return f"{self._worker}.{self._syncs}"
+        """What is synced together next; it has a shard, or no sample."""
+        return f"{self._worker}.{self._entered}"
 
     def sync(self) -> Any:
         """See `PartPacker`."""
@@ -165,7 +161,7 @@ class _Part:
         self._writer.flush()
         synced = {"group": self._group, "shards": self._writer.entries[self._entered :]}
         self._entered += len(synced["shards"])
-        self._syncs, self._count = self._syncs + 1, 0
+        self._count = 0
         return synced
 
     close = sync

@@ -11,24 +11,27 @@ Source: `streaming/base/format/mds/reader.py` and `writer.py` of mosaicml-stream
 All numbers are little-endian. A local shard that is not compressed is mapped where it is, any other lies in the cache.
 
 Guarantee: a shard that does not hold what the index says is an error, and is not kept. A file that is written to while
-it is read is an error.
+it is read is an error. A damaged sample is one for the streams that it is in.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import itertools
 import mmap
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, suppress
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stream_dataloader.errors import StoreError
-from stream_dataloader.stores._base.codecs import unpack, wrong_hash
+from stream_dataloader.stores._base.codecs import check_hashes, unpack
 from stream_dataloader.stores._base.files import damage_named, stamp_of
 from stream_dataloader.stores._base.handles import Handles, Lease
 from stream_dataloader.stores._base.store import replaced
@@ -37,16 +40,13 @@ from stream_dataloader.stores.mds.index import INDEX, DatasetIndex, ShardEntry, 
 from stream_dataloader.streams._media.section import KnownFile, closed_on_error
 from stream_dataloader.streams.cache.file_cache import FileCache, LocalFile, is_url
 
-__all__ = ["MOST_SAMPLES", "Ahead", "Column", "Sample", "Samples", "Shard", "Shards"]
+__all__ = ["Column", "Rows", "Shard", "Shards"]
 
 #: So many shards stay open that no stream reads; none of the cache, which deletes them to make room.
 _KEPT = 8
 
 #: So many samples of a shard are looked at together.
-MOST_SAMPLES = 1 << 14
-
-#: Numbers `(samples, ...)` over the map; None where a column has none, or samples are not alike.
-View = NDArray[Any] | None
+_MOST_SAMPLES = 1 << 14
 
 
 class Column(NamedTuple):
@@ -55,13 +55,6 @@ class Column(NamedTuple):
     name: str
     place: int
     encoding: Encoding
-
-    def read(self, where: str, read: Callable[..., Any], *given: Any) -> Any:
-        """What a method of the encoding returns."""
-        try:
-            return read(*given)
-        except ValueError as error:
-            raise StoreError(f"{where}: the column {self.name!r} has {error}") from error
 
 
 class Shard:
@@ -85,7 +78,8 @@ class Shard:
             raise ValueError(f"it holds {found:,} samples, and the index says {entry.samples:,}")
         self._offsets = np.frombuffer(self.content, "<u4", entry.samples + 1, 4)
         self._variable = [place for place, size in enumerate(sizes) if not size]
-        self._sizes = [4 * len(self._variable), *(size or 0 for size in sizes)]
+        self._heads = np.arange(4 * len(self._variable))
+        self._places = np.cumsum([len(self._heads), *(size or 0 for size in sizes)])
 
     def close(self) -> None:
         """Let go of the file; what was read stays."""
@@ -95,93 +89,119 @@ class Shard:
         """Where the columns of samples `[start, stop)` begin, and where the last one ends."""
         with damage_named(self.name):  # NumPy refuses places outside of the file
             offsets = self._offsets[start : stop + 1].astype(np.int64)
-            heads = np.frombuffer(self.content, np.uint8)[offsets[:-1, None] + np.arange(self._sizes[0])]
-            lengths = np.tile(self._sizes, (stop - start, 1))
-            lengths[:, [place + 1 for place in self._variable]] = heads.view("<u4")
-            bounds: NDArray[np.int64] = offsets[:-1, None] + np.cumsum(lengths, axis=1)
-            wrong = (bounds[:, -1] != offsets[1:]) | (offsets[1:] > len(self.content))
+            begins, stops = offsets[:-1, None], offsets[1:]
+            bounds: NDArray[np.int64] = begins + self._places
+            sizes = np.frombuffer(self.content, np.uint8)[begins + self._heads].view("<u4")
+            for number, place in enumerate(self._variable):
+                bounds[:, place + 1 :] += sizes[:, number, None]
+            wrong = (bounds[:, -1] != stops) | (stops > len(self.content))
             if wrong.any():
                 raise ValueError(f"sample {start + wrong.argmax()} does not end where its columns do")
             return bounds
 
 
-class Samples:
-    """Samples `[start, stop)` of a shard, each of which is a time step."""
+@dataclass
+class Rows:
+    """Time steps, and where the values of columns lie in a shard, `(rows, places)`.
 
-    def __init__(self, shard: Shard, start: int, stop: int) -> None:
-        self.known, self._content, self._name = shard.known, shard.content, shard.name
-        self._start = start
-        with self.known:
-            self._bounds = shard.bounds(start, stop)
+    They are the samples of some numbers, or steps of the one sample whose number is repeated.
+    """
 
-    def parts(self, column: Column) -> list[memoryview]:
-        """The bytes of a column's value in each sample."""
-        return [self._content[begin:stop] for begin, stop in self._bounds[:, column.place : column.place + 2].tolist()]
+    shard: Shard
+    columns: Sequence[Column]
+    numbers: Sequence[int]
+    begins: NDArray[np.int64]
+    stops: NDArray[np.int64]
 
-    def of(self, row: int, columns: Sequence[Column]) -> Iterator[tuple[Column, memoryview, str]]:
-        """Columns, the bytes of their values in a sample, and what errors call it."""
-        bounds, where = self._bounds[row].tolist(), f"{self._name}, sample {self._start + row}"
-        for column in columns:
-            yield column, self._content[bounds[column.place] : bounds[column.place + 1]], where
+    @classmethod
+    def of(cls, shard: Shard, columns: Sequence[Column], start: int, stop: int) -> Rows:
+        """The samples `[start, stop)`, or as many as are looked at together."""
+        stop = min(stop, start + _MOST_SAMPLES)
+        shard.known.check()
+        bounds = shard.bounds(start, stop)
+        return cls(shard, columns, range(start, stop), bounds[:, :-1], bounds[:, 1:])
 
-    def values(self, row: int, columns: Sequence[Column]) -> list[Any]:
-        """Columns' values in a sample, as copies."""
-        return [column.read(where, column.encoding.decode, part) for column, part, where in self.of(row, columns)]
-
-    def views(self, columns: Sequence[Column]) -> list[View]:
-        """The columns in all samples, if these are alike."""
-        count, steps = len(self._bounds), np.diff(self._bounds, axis=0)
-        if steps.size and (steps != steps[0, 0]).any():
-            return [None] * len(columns)
-        stride = int(steps[0, 0]) if steps.size else 0
-        views: list[View] = []
-        for column, part, where in self.of(0, columns):
-            view = None
-            if isinstance(column.encoding, ArrayEncoding):
-                dtype, shape, at = column.read(where, column.encoding.layout, part)
-                begin = int(self._bounds[0, column.place])
-                rows = np.ndarray((count, len(part)), np.uint8, self._content, begin, (stride, 1))
-                if not (rows[:, :at] != rows[0, :at]).any():
-                    inner = np.empty(shape, dtype).strides
-                    view = np.ndarray((count, *shape), dtype, self._content, begin + at, (stride, *inner))
-            views.append(view)
-        return views
-
-
-class Sample:
-    """One sample, whose arrays' rows and lists' elements are time steps; see `Samples`."""
-
-    def __init__(self, samples: Samples, columns: Sequence[Column]) -> None:
-        self.known = samples.known
-        with self.known:
-            self._rows = {
-                column: column.read(where, column.encoding.rows, part) for column, part, where in samples.of(0, columns)
-            }
-        lengths = {column.name: len(rows) for column, rows in self._rows.items() if column.encoding.is_sequence}
+    def of_sample(self) -> Rows:
+        """What the first of these samples holds: elements of lists, rows of arrays, and in each step all else."""
+        with self.shard.known:
+            split = [self.read(0, column, column.encoding.split) for column in self.columns]
+        found = zip(self.columns, split, strict=True)
+        lengths = {column.name: bounds.shape[1] for column, (_, bounds) in found if column.encoding.is_sequence}
         if len(set(lengths.values())) != 1:
             raise StoreError(f"arrays and lists of a sample have one length to be a stream, and not {lengths}")
-        self.steps = next(iter(lengths.values()))
+        steps, columns = next(iter(lengths.values())), []
+        places = np.empty((2, steps, len(split)), np.int64)
+        for place, (column, (element, bounds)) in enumerate(zip(self.columns, split, strict=True)):
+            columns.append(Column(column.name, place, element))
+            places[:, :, place] = self.begins[0, column.place] + bounds
+        return Rows(self.shard, columns, [self.numbers[0]] * steps, *places)
 
-    def values(self, row: int, columns: Sequence[Column]) -> list[Any]:
-        """See `Samples`."""
-        where = f"step {row}"
-        return [column.read(where, column.encoding.row, self._rows[column], row) for column in columns]
+    def __len__(self) -> int:
+        return len(self.numbers)
 
-    def views(self, columns: Sequence[Column]) -> list[View]:
-        """See `Samples`."""
-        is_rows = [isinstance(column.encoding, ArrayEncoding) and column.encoding.is_sequence for column in columns]
-        return [self._rows[one] if yes else None for one, yes in zip(columns, is_rows, strict=True)]
+    def part(self, row: int, column: Column) -> memoryview:
+        """The bytes of a value."""
+        return self.shard.content[self.begins[row, column.place] : self.stops[row, column.place]]
+
+    def read(self, row: int, column: Column, method: Callable[[memoryview], Any]) -> Any:
+        """What a method of the encoding makes of a value."""
+        try:
+            return method(self.part(row, column))
+        except ValueError as error:
+            where = f"{self.shard.name}, sample {self.numbers[row]}"
+            raise StoreError(f"{where}: the column {column.name!r} has {error}") from error
+
+    def values(self, row: int) -> list[Any]:
+        """All columns' values in a row, as copies."""
+        return [self.read(row, column, column.encoding.decode) for column in self.columns]
+
+    @functools.cached_property
+    def _views(self) -> list[NDArray[Any] | None]:
+        """Columns of numbers, `(rows, ...)` over the map; None for one that has none, or where they are not alike."""
+        return [self._view(column, column.encoding) for column in self.columns]
+
+    def _view(self, column: Column, encoding: Encoding) -> NDArray[Any] | None:
+        if not isinstance(encoding, ArrayEncoding):
+            return None
+        dtype, shape, at = self.read(0, column, encoding.layout)
+        begins, stops = self.begins[:, column.place], self.stops[:, column.place]
+        begin, count, content = int(begins[0]), len(begins), self.shard.content
+        stride = int(begins[-1] - begins[0]) // max(count - 1, 1)
+        alike = encoding.size or (stops - begins == stops[0] - begins[0]).all()
+        if not alike or (begins[1:] - begins[:-1] != stride).any():
+            return None
+        heads = np.ndarray((count, at), np.uint8, content, begin, (stride, 1))
+        if at and (heads != heads[0]).any():
+            return None
+        inner = np.empty(shape, dtype).strides
+        view: NDArray[Any] = np.ndarray((count, *shape), dtype, content, begin + at, (stride, *inner))
+        return view
+
+    def write(self, first: int, leaves: Sequence[Any]) -> None:
+        """Write rows, from `first` on, to an array `(n, ...)` for each column."""
+        for column, view, leaf in zip(self.columns, self._views, leaves, strict=True):
+            if view is not None:
+                _put(column, view[first : first + len(leaf)], leaf)
+                continue
+            for row in range(len(leaf)):
+                value = np.asarray(self.read(first + row, column, column.encoding.decode))
+                _put(column, value[None], leaf[row : row + 1])
+
+
+def _put(column: Column, rows: NDArray[Any], leaf: Any) -> None:
+    """Write a column's values; NumPy would convert what is not alike, or repeat it."""
+    dtype = getattr(column.encoding, "delivered", None) or rows.dtype.newbyteorder("=")
+    if dtype != leaf.dtype or rows.shape != leaf.shape:
+        before = f"{leaf.dtype} {leaf.shape[1:]}"
+        raise StoreError(f"the column {column.name!r} is {dtype} {rows.shape[1:]}, and before it {before}")
+    leaf[...] = rows
 
 
 class Shards:
     """The shards of a dataset, opened by number; `version` and `stamp` tell it from others at the same place."""
 
     def __init__(self, folder: str, index: DatasetIndex, version: str, cache: FileCache, stamp: str) -> None:
-        self._folder = folder
-        self._index = index
-        self._version = version
-        self._cache = cache
-        self._stamp = stamp
+        self._folder, self._index, self._version, self._cache, self._stamp = folder, index, version, cache, stamp
         self._remote = is_url(folder)
         here = all(map(self.is_here, range(len(index.shards))))
         self._opened: Handles[int, Shard] = Handles(self._open, _KEPT if here else 0)
@@ -191,15 +211,24 @@ class Shards:
         with self.file(number):  # fetched before it is opened: one is opened at a time
             return self._opened.lease(number)
 
-    def parts(self, column: Column) -> Iterator[tuple[int, memoryview]]:
-        """Each sample's number, and the bytes of its value in a column, until the next."""
-        first = 0
+    def ahead(self, number: int) -> list[LocalFile]:
+        """Fetch a shard in a thread; it is held for as long as the list is."""
+        held: list[LocalFile] = []
+
+        def fetch() -> None:
+            with suppress(Exception):  # the reader meets it again, and says where
+                held.append(self.file(number))
+
+        threading.Thread(target=fetch, name="stream_dataloader shard", daemon=True).start()
+        return held
+
+    def scan(self, column: Column) -> Iterator[tuple[Rows, int]]:
+        """All samples, each to be read before the next."""
         for number, entry in enumerate(self._index.shards):
             with closing(self.open(number)) as lease, lease.handle.known:
-                for start in range(0, entry.samples, MOST_SAMPLES):
-                    samples = Samples(lease.handle, start, min(start + MOST_SAMPLES, entry.samples))
-                    yield from enumerate(samples.parts(column), first + start)
-            first += entry.samples
+                for start in range(0, entry.samples, _MOST_SAMPLES):
+                    rows = Rows.of(lease.handle, [column], start, entry.samples)
+                    yield from zip(itertools.repeat(rows), range(len(rows)), strict=False)
 
     def is_here(self, number: int) -> bool:
         """Whether a shard need not be fetched or unpacked."""
@@ -252,7 +281,7 @@ class Shards:
         if entry.compression is None:
             return
         raw = unpack(entry.compression, data, entry.raw.bytes, packed)
-        _check_hashes(entry.raw, raw, name)
+        check_hashes(entry.raw.hashes, raw, name)
         try:
             with open(path, "wb") as file:
                 file.write(raw)
@@ -264,16 +293,11 @@ class Shards:
         """Compare a shard with all that the index says of it."""
         entry = self._index.shards[number]
         with closing(self.open(number)) as lease, lease.handle.known:
-            _check_hashes(entry.raw, lease.handle.content, self._name(entry.raw))
+            check_hashes(entry.raw.hashes, lease.handle.content, self._name(entry.raw))
         if entry.zip is not None and not self._remote:
             zipped = self._name(entry.zip)
             if os.path.exists(zipped) or not self.is_here(number):
                 _checked(entry.zip, zipped, zipped)
-
-
-def _check_hashes(file: ShardFile, data: Any, name: str) -> None:
-    if wrong := wrong_hash(file.hashes, data):
-        raise StoreError(f"{name} is damaged: {wrong}; fetch or write it anew")
 
 
 def _checked(file: ShardFile, path: str, name: str) -> bytes:
@@ -282,21 +306,5 @@ def _checked(file: ShardFile, path: str, name: str) -> bytes:
         if (size := os.fstat(opened.fileno()).st_size) != file.bytes:
             raise ValueError(f"{size:,} bytes of {file.bytes:,}")
         data = opened.read()
-    _check_hashes(file, data, name)
+    check_hashes(file.hashes, data, name)
     return data
-
-
-class Ahead(threading.Thread):
-    """Fetches a shard ahead of use, and holds it until then."""
-
-    def __init__(self, shards: Shards, number: int) -> None:
-        super().__init__(name="stream_dataloader shard", daemon=True)
-        self._shards = shards
-        self._number = number
-        self._held: LocalFile | None = None
-        self.start()
-
-    def run(self) -> None:
-        """Fetch it."""
-        with suppress(Exception):  # the reader meets it again, and says where
-            self._held = self._shards.file(self._number)

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import functools
 import os
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
-
-import numpy as np
 
 from stream_dataloader._items.structure import flatten, unflatten
 from stream_dataloader.errors import StoreError
@@ -24,7 +23,7 @@ from stream_dataloader.stores._base.stream import put_row
 from stream_dataloader.stores._base.structure import classes_of
 from stream_dataloader.stores.mds.encodings import ArrayEncoding, PictureEncoding
 from stream_dataloader.stores.mds.index import INDEX, DatasetIndex, in_folder, read_index
-from stream_dataloader.stores.mds.shards import MOST_SAMPLES, Ahead, Column, Sample, Samples, Shard, View
+from stream_dataloader.stores.mds.shards import Rows, Shard
 from stream_dataloader.stores.mds.streams import MdsIndex
 from stream_dataloader.streams._media.section import whole_number
 from stream_dataloader.streams.cache.file_cache import FileCache, is_url
@@ -112,7 +111,6 @@ class MdsStore(Store):
         return MdsIndex(self._folder, found, stamp, self._options, self._classes, self._cache)
 
     def close(self) -> None:
-        """See `Store`."""
         if self._index is not None:
             self._index.shards.close()
         super().close()
@@ -137,15 +135,12 @@ class MdsStore(Store):
             "stream": self.index.kind,
             "columns": dict(zip(found.names, found.encodings, strict=True)),
             "shards": len(found.shards),
-            "samples": int(self.index.firsts[-1]),
+            "samples": self.index.firsts[-1],
             "compression": found.shards[0].compression if found.shards else None,
         }
 
     def _disk_bytes(self) -> int | None:
-        if is_url(self._folder):
-            return None
-        with os.scandir(self._folder) as files:
-            return sum(file.stat().st_size for file in files if file.is_file())
+        return None if is_url(self._folder) else sum(file.stat().st_size for file in os.scandir(self._folder))
 
     def verify(self, progress: Callable[[int, int], Any] | None = None) -> list[str]:
         """Compare shards with their hashes, and read the streams; see `Store`."""
@@ -163,14 +158,11 @@ class MdsSteps:
     """A stream whose time steps are samples, or what one sample holds; see `Steps`."""
 
     def __init__(self, index: MdsIndex, number: int, ahead: int, name: Callable[[], str]) -> None:
-        self._index = index
-        self._most_ahead = ahead
-        self._name = name
+        self._index, self._most_ahead, self._name = index, ahead, name
         self._direct = all(isinstance(one.encoding, (ArrayEncoding, PictureEncoding)) for one in index.columns)
         self._lease: Lease[int, Shard] | None = None
-        self._ahead: dict[int, Ahead] = {}
-        self._rows: Samples | Sample | None = None
-        self._views: list[View] | None = None
+        self._ahead: dict[int, Any] = {}
+        self._rows: Rows | None = None
         self._begin = self._end = 0  # the steps of the stream that are in them
         self._start, self._steps = int(index.starts[number]), 1
         if index.kind != "sample" and index.lengths is not None:
@@ -179,9 +171,8 @@ class MdsSteps:
             if self._steps:
                 rows, _ = self._at(0)
             if index.kind == "sample":
-                assert isinstance(rows, Samples)
-                self._rows = Sample(rows, index.columns)
-                self._end = self._steps = self._rows.steps
+                self._rows = rows.of_sample()
+                self._end = self._steps = len(self._rows)
         except StoreError as error:
             self.close()
             raise self._error(error) from error
@@ -192,30 +183,29 @@ class MdsSteps:
     def _error(self, error: Exception) -> StoreError:
         return StoreError(f"{self._name()}: {error}")
 
-    def _at(self, step: int) -> tuple[Samples | Sample, int]:
-        """What a step is in, and its number there."""
+    def _at(self, step: int) -> tuple[Rows, int]:
+        """The rows that a step is in, and its number there."""
         if self._rows is None or not self._begin <= step < self._end:
-            firsts, shards, end = self._index.firsts, self._index.shards, self._start + self._steps
-            at = self._start + step
-            number, last = (np.searchsorted(firsts, [at, end - 1], "right") - 1).tolist()
+            firsts, shards = self._index.firsts, self._index.shards
+            at, end = self._start + step, self._start + self._steps
+            number, last = bisect_right(firsts, at) - 1, bisect_right(firsts, end - 1) - 1
             if self._lease is not None:
                 self._lease.close()
             self._lease = shards.open(number)
-            wanted = range(number + 1, min(number + self._most_ahead, last) + 1)
-            self._ahead = {one: self._ahead.get(one) or Ahead(shards, one) for one in wanted if not shards.is_here(one)}
-            first, stop = firsts[number : number + 2].tolist()
-            begin = max(first, self._start)
-            begin = at - (at - begin) % MOST_SAMPLES
-            stop = min(stop, end, begin + MOST_SAMPLES)
-            self._rows, self._views = Samples(self._lease.handle, begin - first, stop - first), None
-            self._begin, self._end = begin - self._start, stop - self._start
+            ahead, wanted = self._ahead, range(number + 1, min(number + self._most_ahead, last) + 1)
+            self._ahead = {
+                one: ahead[one] if one in ahead else shards.ahead(one) for one in wanted if not shards.is_here(one)
+            }
+            first, stop = firsts[number], min(end, firsts[number + 1])
+            self._rows = Rows.of(self._lease.handle, self._index.columns, at - first, stop - first)
+            self._begin, self._end = step, step + len(self._rows)
         return self._rows, step - self._begin
 
     def item(self, index: int) -> Any:
         try:
             rows, row = self._at(index)
-            with rows.known:
-                return unflatten(self._index.structure, iter(rows.values(row, self._index.columns)))
+            with rows.shard.known:
+                return unflatten(self._index.structure, iter(rows.values(row)))
         except StoreError as error:
             raise self._error(error) from error
 
@@ -224,40 +214,17 @@ class MdsSteps:
         step, stop = start, start + len(leaves[0])
         while step < stop and self._direct:
             try:
-                rows, _ = self._at(step)
+                rows, row = self._at(step)
                 more = min(stop, self._end) - step
-                with rows.known:
-                    self._write(rows, step, [leaf[step - start : step - start + more] for leaf in leaves])
+                with rows.shard.known:
+                    rows.write(row, [leaf[step - start : step - start + more] for leaf in leaves])
             except StoreError as error:
                 raise self._error(error) from error
             step += more
         for row in range(step, stop):
             put_row(self.item(row), out, row - start, f"{self._name()}, step {row}")
 
-    def _write(self, rows: Samples | Sample, step: int, leaves: list[Any]) -> None:
-        """Write the steps from one on, which are all in `rows`."""
-        columns, first = self._index.columns, step - self._begin
-        if self._views is None:
-            self._views = rows.views(columns)
-        for column, view, leaf in zip(columns, self._views, leaves, strict=True):
-            if view is not None:
-                _put(view[first : first + len(leaf)], column, leaf)
-                continue
-            for row in range(len(leaf)):
-                (value,) = rows.values(first + row, [column])
-                put_row(value, leaf, row, f"step {step + row}, the column {column.name!r},")
-
     def close(self) -> None:
         if self._lease is not None:
             self._lease.close()
-        self._lease, self._rows, self._views, self._ahead = None, None, None, {}
-
-
-def _put(view: Any, column: Column, leaf: Any) -> None:
-    """Write numbers over the map; NumPy would convert what is not alike, or repeat it."""
-    assert isinstance(column.encoding, ArrayEncoding)
-    dtype = column.encoding.delivered or view.dtype.newbyteorder("=")
-    if dtype != leaf.dtype or view.shape[1:] != leaf.shape[1:]:
-        before = f"{leaf.dtype} {leaf.shape[1:]}"
-        raise StoreError(f"the column {column.name!r} is {dtype} {view.shape[1:]}, and before it {before}")
-    leaf[...] = view
+        self._lease, self._rows, self._ahead = None, None, {}

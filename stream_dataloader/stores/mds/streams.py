@@ -1,27 +1,14 @@
 """What the items of an MDS dataset are, and which of its samples are which stream.
 
-Where that is not plain, a table says it: a file beside the shards of a packed store, or in the cache. ::
-
-    "SDMDST1", line feed              8 bytes
-    streams, keys, notes, check       int64: how many streams, bytes of keys and of notes, CRC-32 of all that follows
-    start                             int64, of each stream: its first sample, counted over all shards
-    steps                             int64: how many time steps
-    key_stop                          int64: where its key ends
-    note_stop                         int64: where its metadata ends
-    keys, notes                       UTF-8 and JSON, end to end
-
-All numbers are little-endian.
-
 Guarantee: a pass over a column is made once by all processes, and kept.
 """
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
-import struct
-import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -33,57 +20,15 @@ from stream_dataloader.stores._base.files import damage_named, inside, stamp_of
 from stream_dataloader.stores._base.leaves import chosen
 from stream_dataloader.stores._base.structure import from_json
 from stream_dataloader.stores.mds.encodings import ArrayEncoding, encoding_of
-from stream_dataloader.stores.mds.index import INDEX, DatasetIndex, in_folder
+from stream_dataloader.stores.mds.index import INDEX, DatasetIndex, StreamTable, in_folder, write_table
 from stream_dataloader.stores.mds.shards import Column, Shards
-from stream_dataloader.stores.memmap.packed import Texts, encoded
 from stream_dataloader.streams.cache.file_cache import FileCache, is_url
 
-__all__ = ["MdsIndex", "write_table"]
-
-_MAGIC = b"SDMDST1\n"
-_HEAD = struct.Struct("<8s4q")
+__all__ = ["MdsIndex"]
 
 _MOST_ROWS = 1 << 56
 _COLUMN = "column:"
 _KEYS = ("str", "bytes", "str_int", "str_decimal", "json")
-
-
-class _Table(Texts):
-    """A table, mapped; its streams lie within `most` samples."""
-
-    def __init__(self, path: str, most: int) -> None:
-        with damage_named(path):  # NumPy refuses a file that is too short
-            content = np.memmap(path, np.uint8, "r")
-            magic, count, keys, notes, self.check = _HEAD.unpack_from(content.data)
-            body = content[_HEAD.size :]
-            rows = body[: 32 * count].view("<i8").reshape(4, count)
-            self.starts, self.steps, *stops = rows
-            texts = body[32 * count :]
-            if magic != _MAGIC or len(texts) != keys + notes or zlib.crc32(body.data) != self.check:
-                raise ValueError("it is no table of streams, or its checksum is another")
-            super().__init__(texts[:keys], stops[0], texts[keys:], stops[1])
-            outside = rows.min(initial=0) < 0 or (np.diff(stops) < 0).any()
-            if outside or (self.starts + self.steps).max(initial=0) > most:
-                raise ValueError(f"a stream lies outside of the dataset's {most} samples")
-
-
-def write_table(
-    path: str,
-    starts: Sequence[int] | NDArray[np.int64],
-    steps: Sequence[int] | NDArray[np.int64],
-    keys: Sequence[str],
-    notes: Iterable[Mapping[str, Any]],
-) -> int:
-    """Write a table. Returns its checksum."""
-    texts, jsons, stops = encoded(keys, notes)
-    rows = np.array([starts, steps, *stops], "<i8")
-    body = rows.tobytes() + texts + jsons
-    check = zlib.crc32(body)
-    with open(path, "wb") as file:
-        file.write(_HEAD.pack(_MAGIC, rows.shape[1], len(texts), len(jsons), check) + body)
-        file.flush()
-        os.fsync(file.fileno())
-    return check
 
 
 class MdsIndex:
@@ -113,13 +58,13 @@ class MdsIndex:
         if self.kind not in ("packed", "shard", "sample"):
             self.kind = _COLUMN + self._key
         self.structure, self.columns = self._items(options["columns"], classes)
-        self.firsts: NDArray[np.int64] = np.cumsum([0, *(shard.samples for shard in found.shards)])
+        self.firsts = list(itertools.accumulate((shard.samples for shard in found.shards), initial=0))
         replaceable = is_url(folder) and not all(shard.raw.hashes for shard in found.shards)
         self._version = hashlib.sha256(f"{found.digest} {stamp if replaceable else ''}".encode()).hexdigest()[:16]
         self.shards = Shards(folder, found, self._version, cache, stamp)
         self.key: Callable[[int], str] = str
         self.note: Callable[[int], Mapping[str, Any]] = lambda _: {}
-        self.starts: NDArray[np.int64] = self.firsts[:-1]
+        self.starts: NDArray[np.int64] = np.array(self.firsts[:-1], np.int64)
         self.lengths: NDArray[np.int64] | None = np.diff(self.firsts)
         if self.kind == "shard":
             self.key = lambda number: found.shards[number].raw.basename
@@ -146,7 +91,7 @@ class MdsIndex:
         if (encoding.size or None) != (size or None):
             raise StoreError(f"{self._name}, column {name!r}: {size} bytes a value, and {kind!r} has {encoding.size}")
         if name in self.found.note.get("bools", ()) and isinstance(encoding, ArrayEncoding):
-            encoding.as_bool()
+            encoding.delivered = np.dtype(bool)  # the format has none, and `MdsPacker` writes uint8
         return Column(name, place, encoding)
 
     def _items(self, wanted: list[str] | None, classes: dict[str, type]) -> tuple[Node, list[Column]]:
@@ -165,36 +110,37 @@ class MdsIndex:
 
     def _rows_of_samples(self) -> NDArray[np.int64] | None:
         """How many time steps each sample has; None if all would have to be fetched."""
-        rows = next((column for column in self.columns if column.encoding.is_sequence), None)
-        if rows is None:
+        column = next((column for column in self.columns if column.encoding.is_sequence), None)
+        if column is None:
             names = [column.name for column in self.columns]
             raise StoreError(f"{self._name}: no column of {names} is an array or a list, for time steps")
-        if shape := getattr(rows.encoding, "shape", None):
+        if shape := getattr(column.encoding, "shape", None):
             return np.full(len(self.starts), shape[0], np.int64)
         if is_url(self._folder):
             return None
 
         def write_lengths(path: str) -> None:
-            parts = self.shards.parts(rows)
-            steps = [len(rows.read(f"sample {sample}", rows.encoding.rows, part)) for sample, part in parts]
-            write_table(path, [0] * len(steps), steps, [""] * len(steps), [{}] * len(steps))
+            scan = self.shards.scan(column)
+            steps = [rows.read(row, column, column.encoding.split)[1].shape[1] for rows, row in scan]
+            count = len(steps)
+            write_table(path, [0] * count, steps, [""] * count, [{}] * count)
 
         return self._made_table(write_lengths, _MOST_ROWS).steps
 
-    def _packed_table(self) -> _Table:
+    def _packed_table(self) -> StreamTable:
         said = self.found.note.get("table")
         if said is None:
             raise StoreError(f"{self._name} has no table of streams; say what a stream is, by stream=")
         inside(self._folder, said["basename"], self._name)
         with self._cache.open(in_folder(self._folder, said["basename"])) as local:
-            table = _Table(local.path, int(self.firsts[-1]))
+            table = StreamTable(local.path, self.firsts[-1])
         if table.check != said["check"]:
             raise StoreError(f"{local.path} is damaged: its checksum is another; pack it anew")
         return table
 
-    def _table_of_runs(self) -> _Table:
+    def _table_of_runs(self) -> StreamTable:
         """Of the runs of samples whose values in a column are the same."""
-        column, total = self._column(self._key), int(self.firsts[-1])
+        column, total = self._column(self._key), self.firsts[-1]
         kind = self.found.encodings[column.place]
         if kind not in _KEYS and not (kind.lstrip("u").startswith("int") and column.encoding.size):
             raise StoreError(f"{self._name}: {column.name!r} is {kind!r}, and text or integers name streams")
@@ -202,10 +148,10 @@ class MdsIndex:
         def write_runs(path: str) -> None:
             starts: dict[str, int] = {}
             before: bytes | None = None
-            for sample, part in self.shards.parts(column):
-                if before == (before := bytes(part)):
+            for sample, (rows, row) in enumerate(self.shards.scan(column)):
+                if before == (before := bytes(rows.part(row, column))):
                     continue
-                value = column.read(f"sample {sample}", column.encoding.decode, part)
+                value = rows.read(row, column, column.encoding.decode)
                 key = value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else str(value)
                 starts[f"{key}@{sample}" if key in starts else key] = sample  # again: another stream
             steps = np.diff([*starts.values(), total][-1 - len(starts) :])
@@ -213,7 +159,7 @@ class MdsIndex:
 
         return self._made_table(write_runs, total)
 
-    def _made_table(self, make: Callable[[str], None], most: int) -> _Table:
+    def _made_table(self, make: Callable[[str], None], most: int) -> StreamTable:
         """A table that is made once, and kept in the cache."""
         folder, files = self._folder, []
         if not is_url(folder):
@@ -221,6 +167,6 @@ class MdsIndex:
             files = [file for shard in self.found.shards for file in (shard.raw, shard.zip) if file]
         stamp = stamp_of(in_folder(folder, file.basename) for file in files)
         version = hashlib.sha256(f"{self._version} {stamp}".encode()).hexdigest()[:16]
-        size = 64 + 64 * int(self.firsts[-1])
+        size = 64 + 64 * self.firsts[-1]
         with damage_named(self._folder), self._cache.made(f"{folder}#{self.kind}.streams", version, size, make) as at:
-            return _Table(at.path, most)
+            return StreamTable(at.path, most)

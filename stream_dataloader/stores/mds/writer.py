@@ -19,7 +19,8 @@ import numpy as np
 
 from stream_dataloader.errors import shorten
 from stream_dataloader.stores._base.codecs import check_compression, hash_of, pack
-from stream_dataloader.stores.mds.encodings import ArrayEncoding, encoding_of
+from stream_dataloader.stores._base.files import write_synced
+from stream_dataloader.stores.mds.encodings import encoding_of
 from stream_dataloader.stores.mds.index import write_index
 
 __all__ = ["MdsWriter", "ShardWriter"]
@@ -31,8 +32,7 @@ _MOST_SHARD_BYTES = (1 << 32) - 1  # places in it are uint32
 class ShardWriter:
     """Turns samples into bytes, collects them, and writes a shard when there are enough; see `MdsWriter`.
 
-    Files are called `name` and a number. `bools` are columns of uint8 that are given bool. `entries` are for the
-    index.
+    Files are called `name` and a number. `entries` are for the index.
     """
 
     def __init__(
@@ -43,7 +43,6 @@ class ShardWriter:
         hashes: Sequence[str] | None = None,
         size_limit: int | str | None = 1 << 26,
         name: str = "shard",
-        bools: Sequence[str] = (),
     ) -> None:
         if not columns:
             raise ValueError("columns is empty; name at least one, and its encoding")
@@ -55,27 +54,23 @@ class ShardWriter:
         self._encodings = []
         for column in sorted(columns):
             try:
-                encoding = encoding_of(columns[column], allow_pickle=True)
+                self._encodings.append((column, columns[column], encoding_of(columns[column], allow_pickle=True)))
             except ValueError as error:
                 raise ValueError(f"column {column!r}: {error}") from None
-            if column in bools and isinstance(encoding, ArrayEncoding):
-                encoding.as_bool()
-            self._encodings.append((column, columns[column], encoding))
-        self._limit = None if size_limit is None else _size_of(size_limit)
         self._config: dict[str, Any] = {
             "version": 2,
             "format": "mds",
             "compression": compression,
             "hashes": sorted(set(hashes or ())),
-            "size_limit": self._limit,
+            "size_limit": None if size_limit is None else _size_of(size_limit),
             "column_names": [column for column, _, _ in self._encodings],
             "column_encodings": [kind for _, kind, _ in self._encodings],
             "column_sizes": [encoding.size for _, _, encoding in self._encodings],
         }
         self._config_bytes = json.dumps(self._config, sort_keys=True).encode()
         self._samples: list[bytes] = []
-        self._begun = self._whole = 0  # samples and shards before this stream
         self._size = 0
+        self._before = self._whole = 0  # samples and shards of earlier streams
         self.entries: list[dict[str, Any]] = []
 
     def encode(self, sample: Mapping[str, Any]) -> bytes:
@@ -99,21 +94,18 @@ class ShardWriter:
 
     def begin(self) -> None:
         """A stream begins, which `take_back` may undo."""
-        self._begun, self._whole = len(self._samples), len(self.entries)
+        self._before, self._whole = len(self._samples), len(self.entries)
 
     def take_back(self) -> None:
         """Forget the samples of the stream that was begun."""
-        for entry in self.entries[self._whole :]:
-            os.unlink(os.path.join(self._folder, (entry["zip_data"] or entry["raw_data"])["basename"]))
-        del self.entries[self._whole :], self._samples[self._begun :]
+        del self.entries[self._whole :], self._samples[self._before :]
         self._size = sum(map(len, self._samples))
 
     def add(self, sample: bytes) -> None:
-        """Collect a sample; earlier ones are written first, if a shard has no room."""
-        if not self._has_room(sample) and self._begun:
-            self.flush(self._begun)
-            self.begin()
-            self._begun = 0
+        """Collect a sample; where a shard has no room for it, earlier ones are written first."""
+        if self._before and not self._has_room(sample):  # those of earlier streams by themselves
+            self.flush(self._before)
+            self._before, self._whole = 0, len(self.entries)
         if not self._has_room(sample):
             self.flush()
         self._samples.append(sample)
@@ -121,7 +113,7 @@ class ShardWriter:
 
     def _has_room(self, sample: bytes) -> bool:
         size = self._size + 8 + len(self._config_bytes) + 4 * (len(self._samples) + 1) + len(sample)
-        return size <= (self._limit or _MOST_SHARD_BYTES)
+        return size <= (self._config["size_limit"] or _MOST_SHARD_BYTES)
 
     def flush(self, count: int | None = None) -> None:
         """Write what was collected, or so many samples of it, as a shard."""
@@ -139,10 +131,7 @@ class ShardWriter:
         if (compression := self._config["compression"]) is not None:
             data = pack(compression, data)
             zipped = self._described(f"{name}.{check_compression(compression)[0]}", data)
-        with open(os.path.join(self._folder, (zipped or raw)["basename"]), "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
+        write_synced(os.path.join(self._folder, (zipped or raw)["basename"]), data)
         self.entries.append({"samples": len(samples), "raw_data": raw, "zip_data": zipped} | self._config)
         del self._samples[: len(samples)]
         self._size = sum(map(len, self._samples))

@@ -31,7 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stream_dataloader.errors import StoreError
-from stream_dataloader.stores._base.files import damage_named, read_json
+from stream_dataloader.stores._base.files import damage_named, read_json, write_synced
 from stream_dataloader.stores._base.leaves import chosen, leaf_names, structure_of
 from stream_dataloader.stores._base.packing import StreamRecord, said_in
 from stream_dataloader.stores._base.store import Store
@@ -75,10 +75,7 @@ def finish_store(
     }
     tables[HEADER] = json.dumps(content | {"check": _digest(content)}, indent=1).encode()
     for name, data in tables.items():
-        with open(os.path.join(folder, name), "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
+        write_synced(os.path.join(folder, name), data)
     return [*tables, *files]
 
 
