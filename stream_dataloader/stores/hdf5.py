@@ -1,7 +1,6 @@
 """Episodes in HDF5 files: a group is a stream, and its datasets are the leaves of the items.
 
-Guarantee: opening looks at the first stream, and of each other one at the length of one leaf. A dataset that claims
-much more than is on the disk is refused unread.
+Guarantee: a dataset that claims much more than is on the disk is refused unread.
 """
 
 from __future__ import annotations
@@ -10,10 +9,10 @@ import hashlib
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from stream_dataloader.errors import StoreError, shorten
 from stream_dataloader.stores._base.files import damage_named
@@ -28,7 +27,7 @@ from stream_dataloader.stores._base.rows import (
     loaded_if_small,
     selected,
 )
-from stream_dataloader.stores._base.store import Store
+from stream_dataloader.stores._base.store import Index, Store
 from stream_dataloader.streams._media.section import KnownFile, check_file, closed_on_error, natural_order
 from stream_dataloader.streams.array.hdf5 import Hdf5Table, datasets_in, open_file
 from stream_dataloader.streams.array.tables import chunks_of
@@ -119,7 +118,8 @@ class Hdf5Store(Store):
             if steps != index.lengths[number] or np.ndim(promised) or promised != steps:
                 told = f"by the index {index.lengths[number]}, by num_samples {promised}"
                 raise StoreError(f"{name} is half written: it has {steps} steps, {told}")
-            return RowSteps(selection, [loaded_if_small(table) for table in tables], lease.close, known)
+            tables = [loaded_if_small(table) for table in tables]
+            return RowSteps(selection.structure, tables, steps, close=lease.close, known=known)
 
     def key(self, number: int) -> str:
         return str(self.index.streams[self._check_number(number)].key)
@@ -164,16 +164,12 @@ class _Stream(NamedTuple):
     key: str
 
 
-class _Index(NamedTuple):
+@dataclass
+class _Index(Index):
     """See `Store._read_index`."""
 
-    fingerprint: str
-    lengths: NDArray[np.int64]
     streams: list[_Stream]
     selection: Selection
-
-    def __len__(self) -> int:
-        return len(self.streams)
 
 
 def _opened(known: KnownFile) -> Any:

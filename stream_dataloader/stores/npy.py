@@ -7,7 +7,7 @@
     folder/clip1/state.npy       a folder is a stream, an item is {"action": ..., "state": ...}
     folder/clip1/action.npy
 
-Guarantee: opening reads headers, and no array. A file that was replaced since is an error.
+Guarantee: opening reads headers, and no array.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ import hashlib
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from typing import ClassVar, NamedTuple
+from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +26,7 @@ from stream_dataloader.errors import StoreError, shorten
 from stream_dataloader.stores._base.files import damage_named
 from stream_dataloader.stores._base.options import given_columns, renamed
 from stream_dataloader.stores._base.rows import RowSteps, Selection, check_lengths
-from stream_dataloader.stores._base.store import Store
+from stream_dataloader.stores._base.store import Index, Store
 from stream_dataloader.streams._media.section import natural_order
 from stream_dataloader.streams.array.tables import NpyTable, checked_header
 
@@ -107,26 +108,22 @@ class NpyStore(Store):
                 opened.callback(table.close)
             if _examine(files) != (index.lengths[number], index.stamps[number]):
                 raise StoreError(f"{self.name_of(number)} was written to since; open the store again")
-            opened.pop_all()
-            return RowSteps(index.selection, [tables[name] for name in index.selection.names])
+            ordered = [tables[name] for name in index.selection.names]
+            return RowSteps(index.selection.structure, ordered, len(ordered[0]), close=opened.pop_all().close)
 
     def key(self, number: int) -> str:
         return str(self.index.keys[self._check_number(number)])
 
 
-class _Index(NamedTuple):
+@dataclass
+class _Index(Index):
     """See `Store._read_index`; names are those of files and folders, without suffix."""
 
-    fingerprint: str
-    lengths: NDArray[np.int64]
     stamps: NDArray[np.uint64]  # a hash of each stream's headers, sizes and times
     folder: str
     keys: list[str]
     names: list[str] | None  # of the files in each folder; None if a stream is one file
     selection: Selection
-
-    def __len__(self) -> int:
-        return len(self.keys)
 
 
 def _named(folder: str) -> tuple[list[str], list[str]]:

@@ -3,7 +3,7 @@
 The meta.json of a folder says what each key is. A tensor is `key.memmap` beside it, in C order; a nested TensorDict, a
 text a step and a value for all steps are folders, with a meta.json of their own.
 
-Guarantee: nothing is unpickled, and no file outside of the folder is named. What cannot be read is refused by name.
+Guarantee: nothing is unpickled. What cannot be read is refused by name.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -22,8 +23,9 @@ from stream_dataloader.errors import StoreError, shorten
 from stream_dataloader.stores._base.files import damage_named, read_json
 from stream_dataloader.stores._base.leaves import LeafSpec, dtype_named
 from stream_dataloader.stores._base.options import renamed
-from stream_dataloader.stores._base.store import Store
-from stream_dataloader.stores.memmap.mapped import Column, LeafFile, MappedSteps
+from stream_dataloader.stores._base.rows import RowSteps
+from stream_dataloader.stores._base.store import Index, Store
+from stream_dataloader.stores.memmap.mapped import LeafFile
 
 __all__ = ["TensorDictStore"]
 
@@ -89,11 +91,11 @@ class TensorDictStore(Store):
     def _index_of(self, saved: _Saved) -> _Index:
         columns = self._columns(saved)
         first = next(iter(columns.values()))
-        steps = saved.batch[0] if saved.batch else len(first.rows)
+        steps = saved.batch[0] if saved.batch else len(first)
         nested: dict[str, Any] = {}
         for name, column in columns.items():
-            if len(column.rows) != steps:
-                raise saved.error(name, f"has {len(column.rows)} rows, and time has {steps} steps")
+            if len(column) != steps:
+                raise saved.error(name, f"has {len(column)} rows, and time has {steps} steps")
             inner = nested
             for key in name[:-1]:
                 inner = inner.setdefault(key, {})
@@ -109,11 +111,11 @@ class TensorDictStore(Store):
         for path in saved.metas:
             with open(path, "rb") as file:
                 content.update(file.read())
-        return _Index(structure, flat, bounds, np.diff(bounds), saved, content.hexdigest())
+        return _Index(content.hexdigest(), np.diff(bounds), structure, flat, bounds, saved)
 
-    def _columns(self, saved: _Saved) -> dict[_Name, Column]:
+    def _columns(self, saved: _Saved) -> dict[_Name, LeafFile | _Texts]:
         """What items are made of."""
-        found: dict[_Name, Column] = {}
+        found: dict[_Name, LeafFile | _Texts] = {}
         columns = self._options["columns"]
         for wanted in columns or [()]:
             below = [name for name in saved.leaves if name[: len(wanted)] == wanted]
@@ -138,7 +140,7 @@ class TensorDictStore(Store):
             found = np.load(os.path.join(self.path, name[0]), mmap_mode="r")
         else:
             column = saved.column(name)
-            found = np.array(column.rows, None if isinstance(column, LeafFile) else object)
+            found = np.array(column.rows) if isinstance(column, LeafFile) else np.array(column, object)
         kinds = "biu" if option == "lengths" else "biuO"
         if found.dtype.kind not in kinds or found.size != len(found):
             raise saved.error(name, f"is {found.dtype} {found.shape}, and no number or flag a row")
@@ -154,10 +156,10 @@ class TensorDictStore(Store):
         ends = found[1:] != found[:-1] if option == "stream" else found[:-1]
         return np.array([0, *(np.flatnonzero(ends) + 1), steps] if steps else [0], np.int64)
 
-    def _open_steps(self, number: int) -> MappedSteps:
+    def _open_steps(self, number: int) -> RowSteps:
         index: _Index = self.index
         start, stop = map(int, index.bounds[number : number + 2])
-        return MappedSteps(index.structure, index.columns, start, stop - start)
+        return RowSteps(index.structure, index.columns, stop - start, first=start)
 
     def _metadata(self) -> Mapping[str, Any]:
         return {".".join(name): value for name, value in self.index.saved.values.items()}
@@ -166,18 +168,14 @@ class TensorDictStore(Store):
         return str(self.index.saved.version)
 
 
-class _Index(NamedTuple):
+@dataclass
+class _Index(Index):
     """See `Store._read_index`."""
 
     structure: Node
-    columns: Sequence[Column]
+    columns: Sequence[LeafFile | _Texts]
     bounds: NDArray[np.int64]  # where streams begin and end
-    lengths: NDArray[np.int64]
     saved: _Saved
-    fingerprint: str
-
-    def __len__(self) -> int:
-        return len(self.lengths)
 
 
 class _Saved:
@@ -187,7 +185,7 @@ class _Saved:
         self.path = path
         self.batch: list[int] = []  # the batch size of the outermost TensorDict
         self.version = 0
-        self.leaves: dict[_Name, _File | Column | str] = {}  # texts, one a step; why one cannot be read
+        self.leaves: dict[_Name, _File | _Texts | str] = {}  # texts, one a step; why one cannot be read
         self.values: dict[_Name, Any] = {}  # what holds for all steps
         self.metas: list[str] = []  # which tell one save from another
 
@@ -198,12 +196,12 @@ class _Saved:
         shown = shorten([_shown(one) for one in self.leaves if one != name], 200)
         return StoreError(f"{self.path}: {_shown(name)!r} {why}; columns= chooses of {shown}")
 
-    def column(self, name: _Name) -> Column:
+    def column(self, name: _Name) -> LeafFile | _Texts:
         """One of the leaves; an error if it cannot be read."""
         found = self.leaves.get(name, "is not there, or holds for all steps")
         if isinstance(found, str):
             raise self.error(name, found)
-        if isinstance(found, Column):
+        if isinstance(found, _Texts):
             return found
         path, dtype, shape = found
         if not shape:
@@ -239,7 +237,7 @@ class _Saved:
         elif is_pickled:
             self.leaves[name] = _PICKLED
         elif meta.get("stack_dim") == 0 and isinstance(data, list) and {*map(type, data)} <= {str}:
-            self.leaves[name] = Column(data)
+            self.leaves[name] = _Texts(data)
         elif meta.get("_is_non_tensor") is True and "stack_dim" not in meta:
             self.values[name] = data
         else:  # also a lazy stack, of different shapes
@@ -256,6 +254,13 @@ class _Saved:
             with damage_named(f"{folder}/{_META}, {key!r}"):
                 dtype = dtype_named(str(entry["dtype"]).removeprefix("torch."))
                 self.leaves[name] = _File(_place(folder, key, ".memmap"), dtype, tuple(entry["shape"]))
+
+
+class _Texts(list[str]):
+    """Texts, one a step; as a `tables.Table` has them."""
+
+    def row(self, index: int) -> str:
+        return self[index]
 
 
 class _File(NamedTuple):

@@ -1,6 +1,6 @@
 """Zarr replay buffers: arrays of all streams' steps, end to end, and where each stream ends.
 
-Guarantee: opening unpacks no array but that of the ends. All streams of a process share the chunks that they keep.
+Guarantee: opening unpacks no array but that of the ends.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import os
 import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from typing import Any, ClassVar, NamedTuple
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +22,7 @@ from stream_dataloader.stores._base.files import damage_named
 from stream_dataloader.stores._base.handles import Handles
 from stream_dataloader.stores._base.options import given_columns, renamed
 from stream_dataloader.stores._base.rows import RowSteps, Selection, check_row, selected
-from stream_dataloader.stores._base.store import Store
+from stream_dataloader.stores._base.store import Index, Store
 from stream_dataloader.streams._media.section import KnownFile, closed_on_error
 from stream_dataloader.streams.array.tables import check_rows
 
@@ -116,8 +117,8 @@ class ZarrStore(Store):
         lease = self._opened.lease(self.path)
         with closed_on_error(lease):
             start, steps = int(index.starts[number]), int(index.lengths[number])
-            tables = [_Rows(lease.handle.array(place), start, steps) for place in index.places]
-            return RowSteps(index.selection, tables, lease.close)
+            tables = [_Rows(lease.handle.array(place)) for place in index.places]
+            return RowSteps(index.selection.structure, tables, steps, first=start, close=lease.close)
 
     def _version(self) -> str:
         return str(self.index.version)
@@ -128,28 +129,15 @@ class ZarrStore(Store):
             found: dict[str, Any] = lease.handle.group.attrs.asdict()
             return found
 
-    def check_stream(self, number: int) -> None:
-        """Read one stream, and compare checksums (crc32c, in format 3).
 
-        Raises:
-            StoreError: It is damaged.
-        """
-        with closing(self._open_steps(number)) as steps:
-            steps.check()
-
-
-class _Index(NamedTuple):
+@dataclass
+class _Index(Index):
     """See `Store._read_index`."""
 
-    fingerprint: str
-    lengths: NDArray[np.int64]
     starts: NDArray[np.int64]
     places: dict[str, KnownFile]  # of the leaves' arrays; a folder changes with a chunk that comes or goes
     selection: Selection
     version: str
-
-    def __len__(self) -> int:
-        return len(self.lengths)
 
 
 class _Opened:
@@ -228,34 +216,28 @@ class _Array:
 
 
 class _Rows:
-    """The rows of a stream, and the chunk that it was in last."""
+    """The rows of an array, and the chunk that a stream was in last; a `tables.Table`."""
 
-    def __init__(self, array: _Array, start: int, length: int) -> None:
+    def __init__(self, array: _Array) -> None:
         self._array = array
-        self._start = start
-        self._length = length
         self._kept: tuple[int, Any] = -1, None
         self.row_shape, self.dtype = array.row_shape, array.dtype
 
-    def __len__(self) -> int:
-        return self._length
-
     def row(self, index: int) -> Any:
-        number, inside = divmod(self._start + index, self._array.chunk_rows)
+        number, inside = divmod(index, self._array.chunk_rows)
         return np.array(self._chunk(number)[inside], self.dtype)[()]
 
     def read(self, start: int, out: Any) -> None:
-        """Write rows to `out`, whole chunks straight; the last chunk is kept for the next time."""
-        first = position = self._start + start
-        stop, rows = first + len(out), self._array.chunk_rows
+        """Write rows to `out`, whole chunks straight."""
+        position, stop, rows = start, start + len(out), self._array.chunk_rows
         while position < stop:
             number, inside = divmod(position, rows)
             until = stop // rows * rows
             if not inside and until > position and number != self._kept[0]:
-                out[position - first : until - first] = self._array.unpack(position, until)
+                out[position - start : until - start] = self._array.unpack(position, until)
             else:
                 until = min(stop, (number + 1) * rows)
-                out[position - first : until - first] = self._chunk(number)[inside : inside + until - position]
+                out[position - start : until - start] = self._chunk(number)[inside : inside + until - position]
             position = until
 
     def _chunk(self, number: int) -> Any:
@@ -263,6 +245,3 @@ class _Rows:
             self._kept = -1, None  # given back before the next one takes room
             self._kept = number, self._array.chunk(number)
         return self._kept[1]
-
-    def close(self) -> None:
-        self._kept = -1, None

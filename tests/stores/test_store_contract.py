@@ -9,8 +9,8 @@ from packed import images, pack_here
 
 from stream_dataloader.errors import StoreError
 from stream_dataloader.stores import memmap
+from stream_dataloader.stores._base.rows import RowSteps
 from stream_dataloader.stores.memmap import MemmapStore
-from stream_dataloader.stores.memmap.mapped import MappedSteps
 from stream_dataloader.stores.memmap.writer import MemmapPacker
 from stream_dataloader.testing import StoreContract
 
@@ -29,13 +29,13 @@ def of_steps(**methods):
 
     def open_steps(self, number):
         steps = MemmapStore._open_steps(self, number)
-        steps.__class__ = type("Other", (MappedSteps,), methods)
+        steps.__class__ = type("Other", (RowSteps,), methods)
         return steps
 
     return {"_open_steps": open_steps}
 
 
-right = MappedSteps.item
+right = RowSteps.item
 ROOM = np.empty((3, 4, 5), np.uint8)
 
 
@@ -80,7 +80,7 @@ FAULTS = [
     (of_steps(item=one_room), "items_are_copies"),
     (of_steps(item=lambda steps, i: right(steps, i) | {"image": steps._parts[0][1][i]}), "items_are_copies"),
     (
-        of_steps(read=lambda steps, start, out: MappedSteps.read(steps, max(0, start - 1), out)),
+        of_steps(read=lambda steps, start, out: RowSteps.read(steps, max(0, start - 1), out)),
         "writes_what_it_yields",
     ),
     ({"lengths": property(lambda self: MemmapStore.lengths.fget(self) + 1)}, "knows_its_lengths"),

@@ -16,7 +16,7 @@ import os
 import re
 import tempfile
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from stream_dataloader.errors import StoreError
@@ -27,6 +27,7 @@ from stream_dataloader.streams.cache.remote import final_error, text_of
 __all__ = [
     "damage_named",
     "digest_of",
+    "disk_bytes",
     "expanded",
     "inside",
     "matching",
@@ -73,6 +74,16 @@ def damage_named(name: str) -> Iterator[None]:
         if name not in text:
             text = f"{name} cannot be read: {text or repr(error)}; it is cut off or damaged"
         raise StoreError(text) from error
+
+
+def disk_bytes(path: str) -> int:
+    """What a file takes, or the files below a folder; some may go meanwhile."""
+    total = 0
+    for place, _, names in os.walk(path) if os.path.isdir(path) else [("", (), [path])]:
+        for name in names:
+            with suppress(FileNotFoundError):
+                total += os.stat(os.path.join(place, name)).st_size
+    return total
 
 
 def stamp_of(paths: Iterable[str]) -> str:

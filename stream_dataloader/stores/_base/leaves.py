@@ -1,9 +1,15 @@
-"""What the leaves of a packed store's items are, as files say it."""
+"""What the items of a packed store are, as files say it.
+
+Structures are nested dicts, tuples, named tuples and dataclasses.
+
+Guarantee: what is read back equals what was written; no module is imported because a file says so.
+"""
 
 from __future__ import annotations
 
 import functools
 import math
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,21 +19,27 @@ import torch
 from numpy.typing import NDArray
 
 from stream_dataloader._items.layout import DTYPES_OF_NUMPY, Spec, as_tensor, storage_dtype
-from stream_dataloader._items.structure import Node, flatten, leaf_paths, unflatten
-from stream_dataloader.errors import StoreError
-from stream_dataloader.stores._base.structure import from_json
+from stream_dataloader._items.structure import LEAF, Node, dataclass_fields, flatten, leaf_paths, unflatten
+from stream_dataloader.errors import StoreError, shorten
+from stream_dataloader.stores._base.files import damage_named
 
 __all__ = [
     "Block",
     "LeafSpec",
     "chosen",
+    "classes_of",
     "dtype_named",
+    "entries_of",
+    "from_json",
     "leaf_names",
     "leaf_spec",
     "leaves_json",
     "owned",
     "structure_of",
+    "to_json",
 ]
+
+_KEYS = (str, int, bool, float, type(None))
 
 #: Some time steps: an array `(steps, ...)` for each leaf.
 Block = list[NDArray[Any]]
@@ -55,15 +67,17 @@ class LeafSpec:
 
 
 def leaves_json(leaves: Iterable[LeafSpec | Spec]) -> list[dict[str, Any]]:
+    """The leaves, as `leaf_spec` reads them."""
     return [{"dtype": str(leaf.dtype).removeprefix("torch."), "shape": list(leaf.shape)} for leaf in leaves]
 
 
 def leaf_spec(found: Mapping[str, Any]) -> LeafSpec:
+    """A leaf that `leaves_json` wrote; a ValueError if it has no dtype."""
     return LeafSpec(dtype_named(found["dtype"]), tuple(map(int, found["shape"])))
 
 
 def dtype_named(name: str) -> torch.dtype:
-    """The dtype of a name such as `uint8`; a ValueError if no file can hold its numbers."""
+    """The dtype of a name such as `uint8`."""
     found = getattr(torch, name, None)
     if not isinstance(found, torch.dtype) or not (found in DTYPES_OF_NUMPY or found.itemsize in (1, 2, 4, 8)):
         raise ValueError(f"no dtype is called {name!r}")
@@ -73,7 +87,7 @@ def dtype_named(name: str) -> torch.dtype:
 def structure_of(
     content: Mapping[str, Any], path: str, classes: dict[str, type]
 ) -> tuple[Node | None, tuple[LeafSpec, ...]]:
-    """What a header says of items: their structure, None if there is no item, and their leaves."""
+    """What a header says of items; no structure if there is no item."""
     leaves = tuple(map(leaf_spec, content["leaves"]))
     structure = content["structure"]
     node = None if structure is None else from_json(structure[0], path, classes)
@@ -88,26 +102,94 @@ def leaf_names(structure: Node | None) -> list[str]:
 
 
 def chosen(wanted: Sequence[str] | None, structure: Node | None, path: str) -> tuple[Node | None, Sequence[int]]:
-    """The structure of items that have the entries `wanted`, such as `"obs/image"`, and which leaves these are."""
+    """The structure of items that have the entries `wanted`, and which leaves these are."""
     leaves = range(len(leaf_names(structure)))
     if wanted is None:
         return structure, leaves
-    whole = None if structure is None else unflatten(structure, iter(leaves))
+    return flatten(entries_of(None if structure is None else unflatten(structure, iter(leaves)), wanted, path))
+
+
+def entries_of(item: Any, wanted: Sequence[str], path: str, there: Sequence[str] | None = None) -> dict[str, Any]:
+    """The entries of nested dicts that are `wanted`, such as `"obs/image"`."""
     found: dict[str, Any] = {}
     for name in wanted:
-        *above, last = [name] if isinstance(whole, dict) and name in whole else name.split("/")
-        entry, level = whole, found
+        *above, last = [name] if isinstance(item, dict) and name in item else name.strip("/").split("/")
+        entry, level = item, found
         for key in above:
             entry = entry.get(key) if isinstance(entry, dict) else None
             level = level.setdefault(key, {})
         if not isinstance(entry, dict) or last not in entry:
-            has = f"it has {list(whole)}" if isinstance(whole, dict) else "its items are no dicts"
+            has = f"it has {shorten(list(there or item), 300)}" if isinstance(item, dict) else "its items are no dicts"
             raise StoreError(f"{path} has no leaf {name!r}; {has}")
         level[last] = entry[last]
-    return flatten(found)
+    return found
 
 
 def owned(row: Any, dtype: torch.dtype) -> Any:
     """A copy of a step's leaf, as a tensor where NumPy lacks the dtype."""
     copy = np.array(row, row.dtype.newbyteorder("="))
     return copy[()] if dtype in DTYPES_OF_NUMPY else as_tensor(copy, dtype)
+
+
+def to_json(node: Node) -> Any:
+    """The structure: null is a leaf. A TypeError names a key that JSON cannot hold."""
+    if node.type is None:
+        return None
+    children = [to_json(child) for child in node.children]
+    if node.type is tuple:
+        return {"tuple": children}
+    wrong = next((key for key in node.keys if type(key) not in _KEYS), None)
+    if wrong is not None:
+        raise TypeError(f"an item's dict has the key {wrong!r}; a store keeps strings and numbers")
+    named = {"keys": list(node.keys), "children": children}
+    if node.type is dict:
+        return {"dict": named | {"order": node.order}}
+    return {"class": named | {"module": node.type.__module__, "name": node.type.__qualname__}}
+
+
+def classes_of(node: Node) -> dict[str, type]:
+    """Named tuples and dataclasses in a structure, by name."""
+    if node.type is None:
+        return {}
+    found = {} if node.type in (dict, tuple) else {f"{node.type.__module__}.{node.type.__qualname__}": node.type}
+    for child in node.children:
+        found |= classes_of(child)
+    return found
+
+
+def from_json(found: Any, name: str, classes: dict[str, type]) -> Node:
+    """The structure that `to_json` wrote; `classes` are known by name."""
+    with damage_named(name):
+        return _node(found, name, classes)
+
+
+def _node(found: Any, name: str, classes: dict[str, type]) -> Node:
+    if found is None:
+        return LEAF
+    ((kind, inside),) = found.items()
+    children = tuple(_node(child, name, classes) for child in (inside if kind == "tuple" else inside["children"]))
+    keys = tuple(range(len(children)) if kind == "tuple" else inside["keys"])
+    if kind not in ("tuple", "dict", "class") or len(keys) != len(children):
+        raise KeyError(kind)
+    if kind == "tuple":
+        return Node("builtins.tuple", keys, children, tuple)
+    if kind == "dict":
+        order = inside["order"]
+        if order is not None and sorted(order) != list(range(len(keys))):
+            raise KeyError("order")
+        return Node("builtins.dict", keys, children, dict, None if order is None else tuple(order))
+    full = f"{inside['module']}.{inside['name']}"
+    found_class = classes.get(full) or _imported(inside["module"], inside["name"])
+    if found_class is None:
+        raise StoreError(f"{name}: items are made of {full}, which is not imported; import it before opening the store")
+    fields: Any = getattr(found_class, "_fields", None) or dataclass_fields(found_class) or ()
+    if fields != keys:
+        raise StoreError(f"{name}: items are made of {full} with {list(keys)}, and it has {list(fields)}")
+    return Node(full, keys, children, found_class)
+
+
+def _imported(module: str, name: str) -> type | None:
+    found: Any = sys.modules.get(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return found if isinstance(found, type) else None

@@ -1,7 +1,6 @@
-"""What a format does so that streams can be packed into it, by several processes at once.
+"""How streams are packed into a format, by several processes.
 
-Guarantee: all processes that pack into one folder write items of one structure, that of the first item
-which any of them had.
+Guarantee: all processes write items of one structure.
 """
 
 from __future__ import annotations
@@ -14,8 +13,15 @@ from stream_dataloader._items.layout import DTYPES_OF_NUMPY, Layout, Leaves, Spe
 from stream_dataloader._items.structure import Misfit, Node
 from stream_dataloader.errors import shorten
 from stream_dataloader.stores._base.files import read_json, write_once
-from stream_dataloader.stores._base.leaves import Block, LeafSpec, leaf_spec, leaves_json
-from stream_dataloader.stores._base.structure import classes_of, from_json, to_json
+from stream_dataloader.stores._base.leaves import (
+    Block,
+    LeafSpec,
+    classes_of,
+    from_json,
+    leaf_spec,
+    leaves_json,
+    to_json,
+)
 
 __all__ = ["Packer", "PartPacker", "Rows", "StreamRecord", "agreed", "leaves_of", "said_in"]
 
@@ -48,11 +54,8 @@ class PartPacker(Protocol):
     def write(self, number: int, key: str, items: Iterable[Any]) -> tuple[int, Any]:
         """Write a stream; returns how many steps there were, and where they lie, as JSON can hold it.
 
-        Args:
-            number: Its number. After an interrupt it may be written again; the place in its record counts.
-            key: Its name.
-            items: Its time steps. If they raise, nothing of them must be in the store. Behind the first,
-                `items.reads_into` tells whether `items.read_into(out, n)` writes up to n to arrays `(n, ...)`.
+        If `items` raise, nothing of them must be in the store. Behind the first, `items.reads_into` tells whether
+        `items.read_into(out, n)` writes up to n to arrays `(n, ...)`.
 
         Raises:
             ValueError, TypeError: The steps do not fit each other, or the format.
@@ -60,10 +63,7 @@ class PartPacker(Protocol):
         ...
 
     def sync(self) -> Any:
-        """Have the disk hold what was written, before it is entered in a journal.
-
-        What it returns, as JSON can hold it, is entered too, and given to `Packer.finish`.
-        """
+        """Have the disk hold what was written; what it returns, for JSON, is given to `Packer.finish`."""
         ...
 
     def close(self) -> Any:
@@ -72,22 +72,20 @@ class PartPacker(Protocol):
 
 
 class Packer(Protocol):
-    """How a format is packed; sent to workers.
+    """How a format is packed: made of the folder, and of options by keyword, and sent to workers.
 
-    It is made of the folder, which may hold what an interrupted run has written, and of options by keyword.
+    The folder may hold what an interrupted run has written, and a stream twice.
     """
 
     def part(self, worker: int) -> PartPacker:
-        """A part of the store, in a worker; no other, nor one of an earlier run, has its number."""
+        """A part of the store; no other has its number."""
         ...
 
     def finish(self, records: Sequence[StreamRecord], synced: Sequence[Any]) -> Collection[str]:
         """Make the folder a whole store of these streams, in this order, when all parts are closed.
 
-        It is called again if that was interrupted. `synced` is what parts returned of `sync` and `close`.
-
-        Returns:
-            The names of the store's files; others are deleted.
+        It is called again if that was interrupted; other files than it returns may be gone.
+        `synced` is what parts returned of `sync` and `close`.
         """
         ...
 
@@ -137,10 +135,7 @@ class Rows:
         self.leaves: Sequence[LeafSpec] = ()
 
     def blocks(self, items: Iterable[Any], room: Callable[[], Block]) -> Iterator[tuple[Block, int]]:
-        """A stream's steps in blocks, of which all but the last are full, and how many steps each has.
-
-        `room` returns a block to write to, the same one until it was yielded.
-        """
+        """Blocks of steps, and how many each has; `room` returns one to write to."""
         count = 0
         reader: Any = items
         for step, item in enumerate(items):
@@ -167,10 +162,8 @@ class Rows:
         layout = first_layout(item)
         objects = [path for path, spec in zip(layout.paths, layout.specs, strict=True) if spec.dtype is None]
         if objects:
-            raise TypeError(
-                f"{', '.join(objects)}: {self._kind} holds numbers, and this is an object such as a string; "
-                "leave it out, with transform="
-            )
+            what = f"{self._kind} holds numbers, and this is an object such as a string"
+            raise TypeError(f"{', '.join(objects)}: {what}; leave it out, with transform=")
         structure, said = agreed(self._folder, layout, leaves=leaves_json(layout.specs))
         leaves = tuple(map(leaf_spec, said["leaves"]))
         self.layout = Layout(structure, tuple(Spec(leaf.dtype, leaf.shape) for leaf in leaves), windowed=False)

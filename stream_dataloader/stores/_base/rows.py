@@ -13,9 +13,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from stream_dataloader._items.structure import flatten
+from stream_dataloader._items.structure import Node, flatten, unflatten
 from stream_dataloader.errors import StoreError, shorten
-from stream_dataloader.streams.array.tables import MemoryTable, Table
+from stream_dataloader.stores._base.leaves import entries_of
+from stream_dataloader.streams.array.tables import MemoryTable
 
 __all__ = ["RowSteps", "Selection", "loaded_if_small", "read_rows", "row_of", "selected"]
 
@@ -39,16 +40,20 @@ class Selection(NamedTuple):
     item: Any
     names: list[str]
 
+    @property
+    def structure(self) -> Node:
+        """That of an item."""
+        return flatten(self.item)[0]
+
     @classmethod
     def of(cls, names: Sequence[str]) -> Selection:
+        """All that have names, nested as those say."""
         item: dict[str, Any] = {}
         for name in names:
             *levels, last = name.split("/")
             level = item
             for key in levels:
                 level = level.setdefault(key, {})
-                if not isinstance(level, dict):
-                    raise StoreError(f"{key!r} is a leaf, so {name!r} cannot be below it")
             level[last] = name
         return cls(item, flatten(item)[1])
 
@@ -57,30 +62,28 @@ def selected(columns: str | Sequence[str] | None, there: Sequence[str], name: st
     """The leaves that a user wants: one by itself, several, or None for all."""
     if not there:
         raise StoreError(f"{name} holds no arrays")
-    if isinstance(columns, str) and columns.strip("/") in there:
-        return Selection(columns.strip("/"), [columns.strip("/")])
-    found: dict[str, None] = {}
+    if isinstance(columns, str) and (alone := columns.strip("/")) in there:
+        return Selection(alone, [alone])
+    whole = Selection.of(there)
+    if columns is None:
+        return whole
     wanted = [columns] if isinstance(columns, str) else columns
-    for want in there if wanted is None else wanted:
-        level = want.strip("/")
-        below = [one for one in there if one == level or one.startswith(level + "/")]
-        if not below:
-            raise StoreError(f"{name} has no leaf {want!r}; it has {shorten(list(there), 300)}")
-        found.update(dict.fromkeys(below))
-    return Selection.of(list(found))
+    item = entries_of(whole.item, wanted, name, there)
+    return Selection(item, flatten(item)[1])
 
 
 def check_row(name: str, row_shape: Sequence[int], dtype: np.dtype[Any]) -> None:
+    """Refuse rows of more bytes than a time step may have."""
     size = math.prod(row_shape) * dtype.itemsize
     if size > LARGEST_ROW_BYTES:
         raise StoreError(
-            f"{name} is {dtype} {tuple(row_shape)} a step, {size:,} bytes, more than the {LARGEST_ROW_BYTES:,} "
-            "that one may have: the "
-            "store is damaged, or its first axis is not time; leave it out, by columns="
+            f"{name} is {dtype} {tuple(row_shape)} a step, {size:,} bytes of {LARGEST_ROW_BYTES:,} that one may have: "
+            "the store is damaged, or its first axis is not time; leave it out, by columns="
         )
 
 
 def check_lengths(name: str, lengths: Mapping[str, int]) -> int:
+    """How many steps the leaves have, all alike."""
     by_length: dict[int, list[str]] = {}
     for leaf, length in lengths.items():
         by_length.setdefault(length, []).append(leaf)
@@ -94,58 +97,66 @@ def check_lengths(name: str, lengths: Mapping[str, int]) -> int:
 
 
 class RowSteps:
-    """One stream's steps, see `stream.Steps`: a table a leaf.
+    """Rows `[first, first + steps)` of a table a leaf; see `stream.Steps`.
 
     `close` is called once. `known` is held while rows are read, and raises if they were replaced.
     """
 
     def __init__(
         self,
-        selection: Selection,
+        structure: Node,
         tables: Sequence[Any],
+        steps: int,
+        *,
+        first: int = 0,
         close: Callable[[], Any] = tuple,
         known: AbstractContextManager[None] | None = None,
     ) -> None:
-        self._tables = tables
-        self._tree = _over(selection.item, dict(zip(selection.names, tables, strict=True)))
-        self._close: Callable[[], Any] | None = close
-        self._length = len(tables[0])
-        self._known = known
+        self._structure, self._tables = structure, tables
+        self._tree = unflatten(structure, iter(tables)) if _is_of_dicts(structure) else None
+        self._first, self._steps = first, steps
+        self._close, self._known = close, known
 
     def __len__(self) -> int:
-        return self._length
+        return self._steps
 
     def item(self, index: int) -> Any:
-        if self._known is None:
-            return row_of(self._tree, index)
-        with self._known:
-            return row_of(self._tree, index)
+        if self._known is not None:
+            with self._known:
+                return self._item(self._first + index)
+        return self._item(self._first + index)
+
+    def _item(self, row: int) -> Any:
+        if self._tree is not None:
+            return row_of(self._tree, row)
+        return unflatten(self._structure, iter([table.row(row) for table in self._tables]))
 
     def read(self, start: int, out: Any) -> None:
         with nullcontext() if self._known is None else self._known:
-            read_rows(self._tree, start, out)
+            if self._tree is not None:
+                read_rows(self._tree, self._first + start, out)
+                return
+            for table, leaf in zip(self._tables, flatten(out)[1], strict=True):
+                table.read(self._first + start, leaf)
 
     def check(self) -> None:
+        """Read all rows that are not in memory."""
         for table in self._tables:
-            if not hasattr(table, "row_shape"):  # it was loaded
+            if isinstance(table, MemoryTable):
                 continue
-            row_bytes = math.prod(table.row_shape) * table.dtype.itemsize
-            at_once = max(1, _CHECKED_AT_ONCE_BYTES // max(1, row_bytes))
-            room = np.empty((min(at_once, len(table)), *table.row_shape), table.dtype)
-            for start in range(0, len(table), at_once):
-                table.read(start, room[: len(table) - start])
+            at_once = max(1, _CHECKED_AT_ONCE_BYTES // max(1, math.prod(table.row_shape) * table.dtype.itemsize))
+            room = np.empty((min(at_once, self._steps), *table.row_shape), table.dtype)
+            for start in range(0, self._steps, at_once):
+                table.read(self._first + start, room[: self._steps - start])
 
     def close(self) -> None:
-        close, self._close = self._close, None
-        tables, self._tables = self._tables, []
-        if close is not None:
-            for table in tables:
-                table.close()
-            close()
+        close, self._close, self._tables, self._tree = self._close, tuple, (), None
+        close()
 
 
-def _over(item: Any, tables: Mapping[str, Table]) -> Any:
-    return {key: _over(below, tables) for key, below in item.items()} if isinstance(item, dict) else tables[item]
+def _is_of_dicts(structure: Node) -> bool:
+    """Whether an item is a leaf, or dicts of leaves, which take less time."""
+    return structure.type in (None, dict) and all(map(_is_of_dicts, structure.children))
 
 
 def row_of(tree: Any, index: int) -> Any:
@@ -156,6 +167,7 @@ def row_of(tree: Any, index: int) -> Any:
 
 
 def read_rows(tree: Any, start: int, out: Any) -> None:
+    """Write rows of each table of a tree to `out`."""
     if type(tree) is dict:
         if len(tree) != len(out):
             raise KeyError(*out)

@@ -20,12 +20,12 @@ from numpy.typing import NDArray
 
 from stream_dataloader._items.layout import Layout
 from stream_dataloader.errors import StoreError, shorten
-from stream_dataloader.stores._base.files import plain_path
+from stream_dataloader.stores._base.files import disk_bytes, plain_path
 from stream_dataloader.stores._base.leaves import leaf_names
 from stream_dataloader.stores._base.stream import Steps, StoreStream, StreamNumbers
 from stream_dataloader.streams._media.section import closed_on_error, section_of
 
-__all__ = ["OpenedStore", "Store", "StoreInfo", "replaced"]
+__all__ = ["Index", "OpenedStore", "Store", "StoreInfo", "replaced"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +53,22 @@ class StoreInfo:
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
 
+@dataclass
+class Index:
+    """What is known without reading streams.
+
+    Attributes:
+        fingerprint: Tells this content from any other.
+        lengths: The time steps of each stream, `(streams,)`.
+    """
+
+    fingerprint: str
+    lengths: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+
 class OpenedStore(NamedTuple):
     """What `stores.open` returns: the first two arguments of `StreamDataset`.
 
@@ -70,8 +86,7 @@ class Store(ABC):
 
     A source is the number of a stream, or a section of it: `(number, start, stop)`, in time steps.
 
-    A subclass gives the path and its options, as plain values, to `super().__init__`. It defines `_read_index` and
-    `_open_steps`, and what else it can do better.
+    A subclass gives the path and its options, as plain values, to `super().__init__`.
 
     Args:
         path: Where the store lies.
@@ -98,14 +113,7 @@ class Store(ABC):
 
     @abstractmethod
     def _read_index(self) -> Any:
-        """What is known without reading streams; its `len` is how many there are.
-
-        Its `fingerprint` tells this content from any other. Its `lengths` are the time steps of each stream,
-        `(streams,)` int64, or None.
-
-        Raises:
-            StoreError: The store is damaged, unfinished, or none of this format.
-        """
+        """An `Index`, or what has its attributes; lengths may be None."""
 
     @abstractmethod
     def _open_steps(self, number: int) -> Steps:
@@ -270,10 +278,7 @@ class Store(ABC):
         return type(self)(self.path, **self._options | {"columns": names})
 
     def _disk_bytes(self) -> int | None:
-        if os.path.isfile(self.path):
-            return os.stat(self.path).st_size
-        files = (os.path.join(folder, name) for folder, _, names in os.walk(self.path) for name in names)
-        return sum(os.stat(file).st_size for file in files)
+        return disk_bytes(self.path)
 
     def verify(self, progress: Callable[[int, int], Any] | None = None) -> list[str]:
         """Read everything, and compare it with its checksums.

@@ -49,11 +49,6 @@ class StoreStream:
         self._position = first + start
         self._stop = stop
 
-    @property
-    def remaining(self) -> int:
-        """How many items are still to come."""
-        return self._stop - self._position
-
     def __iter__(self) -> StoreStream:
         return self
 
@@ -78,7 +73,7 @@ class StoreStream:
         """Write the next items to `out`; returns how many."""
         leaf = next(iter(out.values()), None) if type(out) is dict else out
         room = len(leaf if type(leaf) is np.ndarray else flatten(out)[1][0])
-        count = min(room, self.remaining)
+        count = min(room, self._stop - self._position)
         if not count or self._steps is None:
             return 0
         if count < room:

@@ -16,6 +16,7 @@ from typing import Any, Literal
 from stream_dataloader.dataloader import StreamDataLoader
 from stream_dataloader.dataset import StreamDataset
 from stream_dataloader.errors import ErrorReport, StoreError, StreamError, WorkerDeathError
+from stream_dataloader.stores._base.files import disk_bytes
 from stream_dataloader.stores._base.formats import FORMATS
 from stream_dataloader.stores._base.options import check_options
 from stream_dataloader.stores._base.packing import StreamRecord
@@ -23,7 +24,7 @@ from stream_dataloader.stores._base.store import Store
 from stream_dataloader.stores._packing.given import digest_of, given_of, keys_of, notes_of
 from stream_dataloader.stores._packing.part import StreamPacker
 from stream_dataloader.stores._packing.partial import Partial, packed_in
-from stream_dataloader.stores._packing.report import PackReport, Progress, disk_bytes
+from stream_dataloader.stores._packing.report import PackReport, Progress
 
 __all__ = ["pack"]
 
@@ -141,10 +142,8 @@ def pack(
         records = [StreamRecord(one, names[one], *packed[one], notes[one]) for one in sorted(packed)]
         files = packer.finish(records, synced)
         if verify and (problems := chosen.load(chosen.store)(partial.store).verify()):
-            raise StoreError(
-                f"what was packed differs from what the disk holds: {problems[0]}, and {len(problems) - 1} more; "
-                f"delete {partial.folder} and pack anew"
-            )
+            more = f"{problems[0]}, and {len(problems) - 1} more"
+            raise StoreError(f"{more}; delete {partial.folder} and pack anew")
         partial.publish(files)
     return PackReport(
         path=partial.path,

@@ -19,7 +19,7 @@ __all__ = ["digest_of", "given_of", "keys_of", "notes_of"]
 
 
 def given_of(streams: Any) -> tuple[SourceLists, int, dict[str, Any]]:
-    """What `pack` was given: the sources and what opens them, their seed, and how they are read."""
+    """The sources and what opens them, their seed, and how they are read."""
     if isinstance(streams, StreamDataset):
         retries = Retries(streams.retries, streams.retry_on, {})
         rules = streams.rules
@@ -27,9 +27,8 @@ def given_of(streams: Any) -> tuple[SourceLists, int, dict[str, Any]]:
     try:
         sources, opens = streams
     except (TypeError, ValueError):
-        raise TypeError(
-            f"streams is {shorten(streams, 80)}; give a StreamDataset, or a pair (sources, open_stream)"
-        ) from None
+        found = shorten(streams, 80)
+        raise TypeError(f"streams is {found}; give a StreamDataset, or (sources, open_stream)") from None
     empty = isinstance(sources, Sized) and not isinstance(sources, str) and not sources
     one = SourceList((), opens) if empty else SourceList.checked(sources, opens, None, None, None, None)
     return SourceLists([one]), 0, {}

@@ -1,6 +1,6 @@
 """Packs streams where the loader opens them: each of its workers writes a part of the store.
 
-To the loader most of these streams are empty: it reads reports on those that were packed lately.
+To the loader they are empty, but for reports on what was packed.
 
 Guarantee: what is entered in a journal is on the disk.
 """

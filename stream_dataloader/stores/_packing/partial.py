@@ -45,7 +45,7 @@ Packed = dict[int, tuple[int, Any]]
 
 
 class Partial:
-    """The folder in which one process packs a store; it goes if no stream was packed, or all were."""
+    """The folder in which one process packs a store."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = os.fspath(path).rstrip("/") or os.fspath(path)
@@ -107,10 +107,7 @@ class Partial:
         changed = [name for name in header if begun.get(name) != header[name] and not name.startswith("_")]
         if changed:
             what = "; ".join(f"{name} was {begun.get(name)}, and is {header[name]}" for name in changed)
-            raise StoreError(
-                f"{self.folder} holds what was packed with something else: {what}. Give what it was begun "
-                "with, or delete that folder to begin anew"
-            )
+            raise StoreError(f"{self.folder} was begun with something else: {what}; delete that folder to begin anew")
         return begun
 
     def publish(self, files: Collection[str]) -> None:

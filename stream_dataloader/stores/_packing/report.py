@@ -14,9 +14,10 @@ from typing import Any
 from tqdm import tqdm
 
 from stream_dataloader.errors import StreamError
+from stream_dataloader.stores._base.files import disk_bytes
 from stream_dataloader.stores._packing.partial import Partial
 
-__all__ = ["Bar", "PackReport", "Progress", "disk_bytes", "size_text"]
+__all__ = ["Bar", "PackReport", "Progress", "size_text"]
 
 LOOKED_SECONDS = 2.0
 
@@ -30,7 +31,7 @@ class PackReport:
         format: Its format.
         streams: How many streams it holds.
         steps: Their time steps, all together.
-        bytes: What the store takes on the disk.
+        bytes: What the store's files take.
         seconds: How long this run took.
         packed_before: Streams that an interrupted run had packed.
         skipped: Why streams were left out, in the order of their sources.
@@ -70,20 +71,8 @@ class Bar(tqdm):  # type: ignore[misc]
     _lock = threading.RLock()  # not one of all processes
 
 
-def disk_bytes(folder: str) -> int:
-    """What the files in a folder take on the disk."""
-    total = 0
-    for place, _, names in os.walk(folder):
-        for name in names:
-            try:
-                total += 512 * os.stat(os.path.join(place, name)).st_blocks
-            except FileNotFoundError:
-                continue
-    return total
-
-
 class Progress:
-    """How far packing is: a bar, or a call of the user's, and a look at the disk."""
+    """How far packing is."""
 
     def __init__(
         self, shown: bool | Callable[[int, int], Any] | None, partial: Partial, done: Iterable[int], total: int

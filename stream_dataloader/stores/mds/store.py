@@ -17,10 +17,10 @@ from stream_dataloader._items.structure import flatten, unflatten
 from stream_dataloader.errors import StoreError
 from stream_dataloader.stores._base.files import inside, stamp_of
 from stream_dataloader.stores._base.handles import Lease
+from stream_dataloader.stores._base.leaves import classes_of
 from stream_dataloader.stores._base.options import given_columns
 from stream_dataloader.stores._base.store import Store
 from stream_dataloader.stores._base.stream import put_row
-from stream_dataloader.stores._base.structure import classes_of
 from stream_dataloader.stores.mds.encodings import ArrayEncoding, PictureEncoding
 from stream_dataloader.stores.mds.index import INDEX, DatasetIndex, in_folder, read_index
 from stream_dataloader.stores.mds.shards import Rows, Shard

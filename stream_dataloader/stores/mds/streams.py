@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 from stream_dataloader._items.structure import Node, flatten
 from stream_dataloader.errors import StoreError, shorten
 from stream_dataloader.stores._base.files import damage_named, inside, stamp_of
-from stream_dataloader.stores._base.leaves import chosen
-from stream_dataloader.stores._base.structure import from_json
+from stream_dataloader.stores._base.leaves import chosen, from_json
 from stream_dataloader.stores.mds.encodings import ArrayEncoding, encoding_of
 from stream_dataloader.stores.mds.index import INDEX, DatasetIndex, StreamTable, in_folder, write_table
 from stream_dataloader.stores.mds.shards import Column, Shards

@@ -32,10 +32,9 @@ from numpy.typing import NDArray
 
 from stream_dataloader.errors import StoreError
 from stream_dataloader.stores._base.files import damage_named, read_json, write_synced
-from stream_dataloader.stores._base.leaves import chosen, leaf_names, structure_of
+from stream_dataloader.stores._base.leaves import chosen, classes_of, structure_of
 from stream_dataloader.stores._base.packing import StreamRecord, said_in
 from stream_dataloader.stores._base.store import Store
-from stream_dataloader.stores._base.structure import classes_of
 
 __all__ = ["HEADER", "ROWS", "PackedIndex", "PackedStore", "Texts", "check_sizes", "encoded", "finish_store"]
 
@@ -59,7 +58,7 @@ def finish_store(
     files: Sequence[str],
     **content: Any,
 ) -> list[str]:
-    """Write the tables, with the format's `own` rows, and the header; returns all files."""
+    """Write the tables and the header; returns all files."""
     keys, notes, stops = encoded([record.key for record in records], [record.metadata for record in records])
     table = np.array([starts, [record.steps for record in records], *stops, *own], "<i8")
     tables = dict(zip(_TABLES, (table.tobytes(), keys, notes), strict=True))
@@ -85,7 +84,7 @@ def _digest(content: Mapping[str, Any]) -> str:
 
 
 def encoded(keys: Iterable[str], notes: Iterable[Mapping[str, Any]]) -> tuple[bytes, bytes, NDArray[np.int64]]:
-    """Keys, as UTF-8, metadata, as JSON or nothing, and where each ends, `(2, streams)`."""
+    """Keys, metadata, and where each ends, `(2, streams)`."""
     texts = [key.encode("utf-8", "backslashreplace") for key in keys]
     jsons = [json.dumps(note).encode() if note else b"" for note in notes]
     stops: NDArray[np.int64] = np.cumsum([list(map(len, texts)), list(map(len, jsons))], axis=1, dtype=np.int64)
@@ -216,10 +215,6 @@ class PackedStore(Store):
     def metadata(self, number: int) -> Mapping[str, Any]:
         found: Mapping[str, Any] = self.index.note(self._check_number(number))
         return found
-
-    def _leaves(self) -> dict[str, str]:
-        index: PackedIndex = self.index
-        return dict(zip(leaf_names(index.item), (str(index.leaves[leaf]) for leaf in index.places), strict=True))
 
     def _version(self) -> str:
         return str(self.index.version)

@@ -15,10 +15,12 @@ import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+from stream_dataloader._items.structure import flatten
 from stream_dataloader.errors import StoreError
 from stream_dataloader.stores._base.leaves import leaf_names
 from stream_dataloader.stores._base.options import given_columns, renamed
-from stream_dataloader.stores.memmap.mapped import LeafFile, MappedSteps
+from stream_dataloader.stores._base.rows import RowSteps
+from stream_dataloader.stores.memmap.mapped import LeafFile
 from stream_dataloader.stores.memmap.packed import ROWS, PackedIndex, PackedStore, check_sizes
 
 __all__ = ["KIND", "MemmapStore", "leaf_file"]
@@ -39,11 +41,6 @@ class MemmapStore(PackedStore):
     Args:
         path: Its folder.
         columns: Names of the leaves to read of items that are dicts; None reads all.
-
-    Raises:
-        FileNotFoundError: There is no such folder.
-        StoreError: The store is unfinished, damaged or of another version, or has no such leaf.
-        TypeError: `columns` is no list of names.
     """
 
     format: ClassVar[str] = "memmap"
@@ -58,12 +55,12 @@ class MemmapStore(PackedStore):
             raise FileNotFoundError(f"there is no store at {self.path}; give one that stores.pack wrote")
         return _Index(self.path, self._classes, self._wanted, check=self._check_all)
 
-    def _open_steps(self, number: int) -> MappedSteps:
+    def _open_steps(self, number: int) -> RowSteps:
         index: _Index = self.index
         start, steps = int(index.table[0, number]), int(index.table[1, number])
         if not 0 <= start <= start + steps <= index.steps:
             raise StoreError(f"{self.path}: stream {number} lies outside of the store")
-        return MappedSteps(index.item, [index.files[leaf] for leaf in index.places], start, steps)
+        return RowSteps(index.item or flatten({})[0], [index.files[leaf] for leaf in index.places], steps, first=start)
 
     def check_stream(self, number: int) -> None:
         """Compare a stream with its checksums."""
@@ -81,16 +78,17 @@ class MemmapStore(PackedStore):
 
 
 class _Index(PackedIndex):
-    """Has the maps of all leaves; after an interrupt with more `steps` than streams have."""
+    """Has the maps of all leaves."""
 
     kind: ClassVar[str] = KIND
 
     def _read_own(self, folder: str, content: Mapping[str, Any]) -> int:
         check_sizes(content["steps"])
         self.steps: int = content["steps"]
-        self.files = [
-            LeafFile(os.path.join(folder, leaf_file(leaf)), spec, self.steps) for leaf, spec in enumerate(self.leaves)
-        ]
+        self.files = []
+        for leaf, spec in enumerate(self.leaves):
+            path = os.path.join(folder, leaf_file(leaf))
+            self.files.append(LeafFile(path, spec, self.steps))
         return len(self.files)
 
     def _streams_lie_inside(self) -> bool:

@@ -1,7 +1,5 @@
 """Writes a memory-mapped store, by several processes at once.
 
-Each process collects a stream's steps, takes room for them at the end of all leaves, and writes them there.
-
 Guarantee: what was written stays in its place. A process that is killed leaves a gap at most.
 """
 
@@ -72,7 +70,7 @@ class _Part:
         self._folder = folder
         self._rows = Rows(folder, "a memory-mapped store")
         self._collected = _Collected(folder, self._rows)
-        self._files: list[int] = []  # of the leaves
+        self._files: list[BinaryIO] = []  # of the leaves
 
     def write(self, number: int, key: str, items: Iterable[Any]) -> tuple[int, Any]:
         """See `PartPacker`."""
@@ -84,26 +82,28 @@ class _Part:
         if not collected.steps:
             return 0, None
         start = self._take_room(collected.steps)
-        for leaf, spec in enumerate(self._rows.leaves):
-            offset = start * spec.step_bytes
-            for chunk in collected.chunks(leaf):
-                offset = _write_all(self._files[leaf], memoryview(chunk), offset)
+        for leaf, (file, spec) in enumerate(zip(self._files, self._rows.leaves, strict=True)):
+            file.seek(start * spec.step_bytes)
+            file.writelines(collected.chunks(leaf))
+            file.flush()
         return collected.steps, {"start": start, "crcs": collected.crcs}
 
     def _take_room(self, steps: int) -> int:
         """Room at the end of all leaves; returns its first step."""
-        leaves = self._rows.leaves
+        sizes = [leaf.step_bytes for leaf in self._rows.leaves]
         if not self._files:
-            for leaf in range(len(leaves)):
-                path = os.path.join(self._folder, leaf_file(leaf))
-                self._files.append(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666))
+            for leaf in range(len(sizes)):
+                file = os.open(os.path.join(self._folder, leaf_file(leaf)), os.O_RDWR | os.O_CREAT, 0o666)
+                self._files.append(open(file, "r+b"))  # noqa: SIM115
         fcntl.lockf(self._files[0], fcntl.LOCK_EX)
         try:
-            sizes = [(file, leaf.step_bytes) for file, leaf in zip(self._files, leaves, strict=True) if leaf.step_bytes]
-            # the last one has none if the disk was full, or a process killed, before all had room
-            before = os.fstat(sizes[-1][0]).st_size // sizes[-1][1] if sizes else 0
-            for file, size in sizes:
-                _allocate(file, before * size, steps * size)
+            before = 0
+            for opened, size in zip(self._files, sizes, strict=True):
+                if size:  # the last to be enlarged says how many steps have room in all
+                    before = os.fstat(opened.fileno()).st_size // size
+            for opened, size in zip(self._files, sizes, strict=True):
+                if size:
+                    _allocate(opened.fileno(), before * size, steps * size)
         finally:
             fcntl.lockf(self._files[0], fcntl.LOCK_UN)
         return before
@@ -111,7 +111,7 @@ class _Part:
     def sync(self) -> None:
         """See `PartPacker`."""
         for file in self._files:
-            os.fsync(file)
+            os.fsync(file.fileno())
         sync_folder(self._folder)
 
     def close(self) -> None:
@@ -121,11 +121,11 @@ class _Part:
         finally:
             self._collected.clear()
             while self._files:
-                os.close(self._files.pop())
+                self._files.pop().close()
 
 
 class _Collected:
-    """The steps of one stream, until their number is known: in memory, and in files what is too much.
+    """The steps of one stream, until their number is known.
 
     Attributes:
         steps: How many there are.
@@ -191,15 +191,6 @@ class _Collected:
 
 def _bytes_of(rows: NDArray[Any]) -> memoryview:
     return memoryview(rows.reshape(-1).view(np.uint8).data)
-
-
-def _write_all(file: int, chunk: memoryview, offset: int) -> int:
-    """Write to a place of a file; returns the place behind."""
-    while chunk:
-        written = os.pwrite(file, chunk, offset)
-        offset += written
-        chunk = chunk[written:]
-    return offset
 
 
 def _allocate(file: int, offset: int, size: int) -> None:

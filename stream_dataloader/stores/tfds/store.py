@@ -208,8 +208,8 @@ class _EpisodeReader:
             for column, decoder in self._decoders.items():
                 inner = functools.reduce(operator.getitem, column.split("/") if column else (), stored)
                 columns[column] = _Column(inner, decoder, name, f", {column}" if column else "")
-            check_lengths(name, {column: len(table) for column, table in columns.items()})
-        return RowSteps(self._selection, list(columns.values()))
+            steps = check_lengths(name, {column: len(table) for column, table in columns.items()})
+        return RowSteps(self._selection.structure, list(columns.values()), steps)
 
     def metadata(self, record: bytes, name: str) -> Mapping[str, Any]:
         """The features of a record besides its steps, as plain values."""
