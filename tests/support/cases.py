@@ -53,11 +53,11 @@ class Case:
 
         def place_of(grant):
             """Source, start and stop. With `"cycle"` each pass is an epoch, with `"data"` it is the same again."""
-            turn, place = divmod(grant, total)
+            turn, place = (0, grant) if dataset.rules.endless_mix else divmod(grant, total)
             number = epoch + turn * (self.padding_mode == "cycle")
             if number not in orders:
                 orders[number] = Order(dataset.rules, number, scheduled)
-            source = orders[number][place].source if drawn is None else drawn[place]
+            source, number, *_ = orders[number][place] if drawn is None else (drawn[place], number)
             if cut is None:
                 return source, 0, self.lengths[source]
             section = cut.section(source, number)
