@@ -11,7 +11,7 @@ from typing import Any, ParamSpec, TypeVar
 from stream_dataloader.errors import shorten
 from stream_dataloader.streams._media.section import check_flags
 
-__all__ = ["check_options", "given_columns", "renamed"]
+__all__ = ["check_options", "given_columns", "given_options", "renamed"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -48,6 +48,11 @@ def check_options(kind: Callable[..., object], options: Mapping[str, object], ta
             f"{taken}, which has no option {unknown[0]!r}; it has {', '.join(known)}; format= names another"
         )
     check_flags(kind, options)
+
+
+def given_options(values: Mapping[str, Any], **changed: Any) -> dict[str, Any]:
+    """The options among a constructor's `locals()`, some of them `changed`."""
+    return {name: value for name, value in values.items() if name not in ("self", "path", "__class__")} | changed
 
 
 def given_columns(columns: Any, *, alone: bool = False) -> Any:

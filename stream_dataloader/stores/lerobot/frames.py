@@ -6,8 +6,8 @@ Rows say when their frames are shown, from the episode's begin on; packets, when
     episode                        |<- begin         end ->|
     rows' timestamps               0.0   0.1   0.2   0.3
 
-Guarantee: the frame of a row is the one shown nearest to the row's time, within the tolerance, in the episode's own
-part of the video, and another one for each row; or there is an error. Each frame is decoded once.
+Guarantee: the frame of a row is the one of its episode that is shown nearest to the row's time, within
+the tolerance, and another one for each row; or there is an error. Each frame is decoded once.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ The layout is that of the package lerobot 0.4.4; and v2.1, as its converter read
            data/chunk-000/episode_000000.parquet       an episode each
            videos/chunk-000/CAMERA/episode_000000.mp4
 
-Guarantee: nothing outside of the dataset's folder is named, whatever the templates say.
+Guarantee: nothing outside of the dataset's folder is named.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Info:
 def read_info(folder: str) -> Info:
     """Read info.json."""
     if not os.path.isdir(folder):
-        raise FileNotFoundError(f"there is no dataset at {folder}; give the folder that has meta/info.json")
+        raise FileNotFoundError(f"there is no dataset at {folder}")
     path = os.path.join(folder, INFO)
     content = read_json(path, dict)
     version = content.get("codebase_version")

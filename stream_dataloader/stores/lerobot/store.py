@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from stream_dataloader.errors import StoreError, shorten
 from stream_dataloader.stores._base.files import read_json, stamp_of
+from stream_dataloader.stores._base.options import given_options
 from stream_dataloader.stores._base.rows import read_rows, row_of
 from stream_dataloader.stores._base.store import Store
 from stream_dataloader.stores.lerobot.frames import Camera, image_pictures, video_pictures
@@ -45,8 +46,7 @@ class LeRobotStore(Store):
         path: The dataset's folder, with `meta/info.json`.
         cameras: Names of the cameras; None takes all, `()` none.
         columns: Names of the table's columns; None takes all, `()` none.
-        task: Whether items have the text of their task, a string, as `task`. Without it, all of an item is written
-            straight into the batch; `store.tasks` has the text of each `task_index`.
+        task: Whether items have the text of their task; `store.tasks` has that of each `task_index`.
         size: `(height, width)` of pictures; None keeps that of each camera.
         layout: `"CHW"` or `"HWC"`.
         fit: `"stretch"`, `"letterbox"` or `"crop"`, as of `VideoStream`.
@@ -73,17 +73,8 @@ class LeRobotStore(Store):
         self._video = VideoStream(size=size, layout=layout, fit=fit, dtype=image_dtype)
         if tolerance_s is not None and not 0 <= tolerance_s < float("inf"):
             raise ValueError(f"tolerance_s is {tolerance_s!r}; give seconds, or None")
-        super().__init__(
-            path,
-            cameras=_names("cameras", cameras),
-            columns=_names("columns", columns),
-            task=bool(task),
-            size=self._video.picture.size,
-            layout=layout,
-            fit=fit,
-            image_dtype=self._video.picture.dtype,
-            tolerance_s=tolerance_s,
-        )
+        cameras, columns = _names("cameras", cameras), _names("columns", columns)
+        super().__init__(path, **given_options(locals()))
         _ = self.index
 
     def _with_columns(self, names: list[str]) -> LeRobotStore:

@@ -1,15 +1,12 @@
 """Reads LMDB stores that were packed, and any other LMDB by a function for its values.
 
-A packed store, see `memmap/packed`; `start` is the number of a stream's first value in its database, and besides there
-are ::
+A packed store, see `memmap/packed`; `start` is a stream's first value in its database, and besides there are ::
 
     streams.bin    two more rows: the database, and CRC-32 of its values' checksums
-    0.lmdb ...     databases, a file each, as LMDB 0.9 writes them (data version 1). Keys are numbers from 0, 8 bytes,
-                   big-endian, so that they are in order; a value holds a window of steps, see `windows`
+    0.lmdb ...     databases, a file each. Keys are numbers from 0, 8 bytes, big-endian;
+                   a value holds a window of steps, see `windows`: as many in all of them but a stream's last
 
-All windows of a stream but the last have the same number of steps.
-
-Guarantee: opening a packed store reads its tables only. A window is copied once, from the map into the batch.
+Guarantee: opening a packed store reads its tables only. A window is copied once.
 A file that is damaged, cut off or replaced is an error.
 """
 
@@ -31,7 +28,7 @@ from stream_dataloader._items.structure import flatten, unflatten
 from stream_dataloader.errors import StoreError
 from stream_dataloader.stores._base.files import inside
 from stream_dataloader.stores._base.leaves import owned
-from stream_dataloader.stores._base.options import given_columns, renamed
+from stream_dataloader.stores._base.options import given_columns, given_options, renamed
 from stream_dataloader.stores._base.store import Store
 from stream_dataloader.stores._base.stream import Steps, put_row
 from stream_dataloader.stores.lmdb.pages import Databases, ResultT
@@ -52,8 +49,8 @@ class LmdbStore(PackedStore):
         open_databases: How many databases a process has open at most; None: all that it reads.
         readahead: Whether the system reads ahead; it should not where values lie apart and memory is short.
         check: Whether a process compares a value with its checksum when it reads it first. Of a packed store.
-        decode: What makes an item of a value: called with its bytes. It is sent to workers. For LMDB files that were
-            not packed as a store; each key is a time step, in the order of the keys' bytes.
+        decode: For LMDB files that were not packed: makes an item of a value's bytes, also in workers. Each key is
+            a time step, in the order of the keys' bytes.
         stream: A separator, such as `"/"`: keys that are alike up to the last one of it are a stream; keys without it
             are left out. None: each database is a stream. With `decode`.
 
@@ -80,15 +77,7 @@ class LmdbStore(PackedStore):
             raise TypeError(f"decode is {decode!r}; give a function of a value's bytes, or None")
         if stream is not None and (decode is None or not stream):
             raise ValueError(f"stream is {stream!r}; give text that separates, with decode=, or None")
-        super().__init__(
-            path,
-            columns=given_columns(columns),
-            open_databases=open_databases,
-            readahead=readahead,
-            check=check,
-            decode=decode,
-            stream=stream,
-        )
+        super().__init__(path, **given_options(locals(), columns=given_columns(columns)))
 
     def _read_index(self) -> _PackedIndex | _PlainIndex:
         if not os.path.exists(self.path):
@@ -97,7 +86,7 @@ class LmdbStore(PackedStore):
         was_packed = os.path.exists(os.path.join(self.path, HEADER))
         if options["decode"] is None:
             if not was_packed:
-                raise StoreError(f"{self.path} has no {HEADER}, as packed stores have; to read any LMDB, give decode=")
+                raise StoreError(f"{self.path} has no {HEADER}, as packed stores have; for any LMDB, give decode=")
             packed = _PackedIndex(self.path, self._classes, options["columns"], check=self._check_all)
             packed.databases = Databases(packed.files, options)
             return packed
@@ -266,7 +255,7 @@ def _files_at(path: str) -> dict[str, str]:
         if file.endswith((".lmdb", ".mdb")) and name != "lock.mdb" and os.path.isfile(file):
             found[file] = name
     if not found:
-        raise StoreError(f"{path} has no LMDB in it: neither data.mdb, *.lmdb, *.mdb, nor folders with one")
+        raise StoreError(f"{path} has no LMDB in it: neither *.lmdb nor *.mdb, nor a folder with one")
     return found
 
 

@@ -4,11 +4,11 @@
 
     checksum, uint32 | how many steps, uint32 | body
 
-Numbers are little-endian. The checksum is the CRC-32 of the number of steps, of what is left of the body behind its
-last whole 4,096 bytes, and of the sums (uint64) of each whole 4,096 bytes, which take less time.
+Numbers are little-endian. The checksum is the CRC-32 of the number of steps, of what follows the last whole
+4,096 bytes of the body, and of the sums (uint64) of each whole 4,096 bytes, which take less time.
 
-The body of codec `"none"` has the steps of each leaf, one leaf after the other; that of `"zstd"` is the same as one
-frame. In that of `"jpeg"`, a leaf that is an image is the sizes of all steps' files, uint32 each, and then the files.
+The body has the steps of each leaf, one leaf after the other; with `"zstd"` it is one frame.
+With `"jpeg"`, a leaf of images is the sizes of all steps' files, uint32 each, and then the files.
 
 Guarantee: what a value says is checked against its size before anything is allocated or copied.
 """

@@ -76,8 +76,8 @@ class Objects:
             raise self.source.error(f"it cannot be read: {error}", row) from None
 
     def read(self, row: int, out: Any) -> None:
-        for place in range(len(out)):
-            put_row(self.row(row + place), out, place, self._name(row + place))
+        for at in range(len(out)):
+            put_row(self.row(row + at), out, at, self._name(row + at))
 
     def _name(self, row: int) -> str:
         return f"{self.source.file}, column {self.source.column!r}, row {self.source.row + row}"

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from stream_dataloader._items.structure import flatten, unflatten
 from stream_dataloader.errors import StoreError
 from stream_dataloader.stores._base.files import damage_named, digest_of
-from stream_dataloader.stores._base.options import given_columns, renamed
+from stream_dataloader.stores._base.options import given_columns, given_options, renamed
 from stream_dataloader.stores._base.pictures import Pictures
 from stream_dataloader.stores._base.rows import read_rows, row_of
 from stream_dataloader.stores._base.store import Store
@@ -37,11 +37,8 @@ __all__ = ["ParquetStore", "RowSteps", "Rows"]
 class ParquetStore(Store):
     """Streams in Parquet and Arrow files: a run of rows with one key is a stream, each row a step.
 
-    Items are dicts by column; see `stream_dataloader.stores.parquet.columns` for what becomes of Arrow's types. It
-    needs the package pyarrow: `pip install 'stream-dataloader[arrow]'`.
-
-    Parquet is read by row groups, which are kept for all streams of the process, up to `cache_bytes`: some thousand
-    rows serve best. Arrow's IPC files are memory-mapped, and read without a copy unless they are compressed.
+    Items are dicts by column; `stream_dataloader.stores.parquet.columns` says what becomes of Arrow's types.
+    Parquet is read by row groups, of which some thousand rows serve best; Arrow's IPC files are mapped.
 
     Args:
         path: A file, a folder of files, also with folders `key=value` in it, a pattern `"data-{00..15}.parquet"` or
@@ -80,20 +77,7 @@ class ParquetStore(Store):
         cache: FileCache | None = None,
     ) -> None:
         decode = {} if decode is None else dict(decode)
-        super().__init__(
-            path,
-            stream=stream,
-            elements=elements,
-            columns=given_columns(columns),
-            decode=decode or None,
-            fill_null=fill_null,
-            size=size,
-            layout=layout,
-            color=color,
-            upright=upright,
-            cache_bytes=cache_bytes,
-            cache=cache,
-        )
+        super().__init__(path, **given_options(locals(), columns=given_columns(columns)))
         pyarrow_of("ParquetStore")
         if elements and stream is not None:
             raise ValueError(f"elements=True has each row be a stream, and stream is {stream!r}; leave out one of them")
@@ -106,7 +90,7 @@ class ParquetStore(Store):
     def _read_index(self) -> Rows:
         options = self._options
         key, fill, cache = options["stream"], options["fill_null"], options["cache"]
-        images = frozenset(options["decode"] or ())
+        images = frozenset(options["decode"])
         files = [TableFile(path, self.path, cache) for path in find_tables(self.path, cache)]
         wanted = options["columns"] or files[0].columns
         needed = {*wanted, *(name.split(".")[0] for name in images), *([] if key is None else [key])}

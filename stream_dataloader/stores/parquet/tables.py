@@ -18,7 +18,7 @@ import numpy as np
 
 from stream_dataloader.errors import StoreError, shorten
 from stream_dataloader.stores._base.files import damage_named, inside, matching, read_json
-from stream_dataloader.streams._media.section import KnownFile, check_file, natural_order
+from stream_dataloader.streams._media.section import KnownFile, natural_order
 from stream_dataloader.streams.cache.file_cache import FileCache, is_url, open_local
 
 __all__ = ["TableFile", "find_tables", "open_parquet", "pyarrow_of"]
@@ -53,10 +53,6 @@ class TableFile:
         self.name = path
         self._held = open_local(path, cache)  # for as long as this is
         self.path = self._held.path
-        try:
-            check_file(self.path)
-        except ValueError as error:
-            raise StoreError(f"{error}; write it anew") from None
         self.known = KnownFile.of(self.path, name=path)
         with open(self.path, "rb") as file:
             head = file.read(8)

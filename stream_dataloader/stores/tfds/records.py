@@ -1,6 +1,6 @@
 """Fetches records of ArrayRecord files by a process of its own.
 
-Guarantee: the process that reads may be forked, and its children read too. A crash of array_record is an error.
+Guarantee: a process that reads may be forked. A crash of array_record is an error.
 
 array_record 0.8.6 crashes or hangs in a process that was forked after it was used. So only a child
 that is started anew uses it, which runs this file as a script.

@@ -39,8 +39,8 @@ class TfdsStore(Store):
     """A dataset that TFDS prepared in ArrayRecord files (`file_format="array_record"`), such as RLDS episodes.
 
     A stream is an episode: the steps in a nested feature, each a dict as `builder.as_data_source` gives it. Text
-    features are `str`, other strings `bytes`. `metadata(number)` is what else the dataset says of an episode. `lengths`
-    is None: only a record tells its length. A stream's key is TFDS's id: the file, and the place in it.
+    features are `str`, other strings `bytes`. `lengths` is None: only a record tells its length. A stream's key is
+    TFDS's id: the file, and the place in it.
 
     Args:
         path: The builder's directory: `.../name/version`, or `.../name/config/version`.
@@ -77,8 +77,8 @@ class TfdsStore(Store):
         formats = [info.get("fileFormat") or "tfrecord", *(info.get("alternativeFileFormats") or [])]
         if "array_record" not in formats:
             raise StoreError(
-                f"{path} holds {' and '.join(map(str, formats))} files; prepare it with file_format='array_record', "
-                "or read it by TensorFlow and pack it: stores.pack"
+                f"{path} holds {' and '.join(map(str, formats))} files; "
+                "prepare it with file_format='array_record', or pack it: stores.pack"
             )
         read_json(os.path.join(path, _FEATURES), dict)
         try:
@@ -92,7 +92,7 @@ class TfdsStore(Store):
         try:
             instructions = splits[split].file_instructions
         except Exception as error:
-            raise StoreError(f"{path} has no split {split!r} ({error}); it has {names}, and parts of them") from error
+            raise StoreError(f"{path} has no split {split!r} ({error}); it has {names}") from error
         if not instructions:
             raise StoreError(f"{path} has no example in its split {split!r}; its splits are {names}")
         reader = _EpisodeReader(features, path, self._options["stream"], self._options["columns"])

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from stream_dataloader.errors import StoreError
 from stream_dataloader.stores._base.files import matching, stamp_of
-from stream_dataloader.stores._base.options import given_columns
+from stream_dataloader.stores._base.options import given_columns, given_options
 from stream_dataloader.stores._base.store import Store
 from stream_dataloader.stores.webdataset.members import TarIndex, keep, load, scan
 from stream_dataloader.stores.webdataset.samples import KEY, Decoder, Samples, state_of
@@ -42,8 +42,7 @@ class WebDatasetStore(Store):
     A sample's key is the name of its members up to the first dot behind the last slash, its columns are what follows,
     as of `video_0001/000017.jpg`. Items are dicts, decoded as `stream_dataloader.stores.webdataset.samples` says.
 
-    A stream may go on in the next tar. Tars on servers are fetched by `FileCache`: all of them when the store is
-    opened for the first time, and then as they are read.
+    A stream may go on in the next tar. Tars on servers are fetched when the store is opened first, and as they are read.
 
     Args:
         path: A folder of tars, one tar, or a pattern: `"train-{000..015}.tar"`, also of URLs, or `"train-*.tar"`.
@@ -80,27 +79,15 @@ class WebDatasetStore(Store):
     ) -> None:
         if isinstance(shards, str):
             raise TypeError("shards is a list of names; give [name] for one")
-        shards, wanted = None if shards is None else list(shards), given_columns(columns)
-        super().__init__(
-            path,
-            shards=shards,
-            stream=stream,
-            columns=wanted,
-            decode=decode,
-            size=size,
-            layout=layout,
-            color=color,
-            upright=upright,
-            allow_pickle=allow_pickle,
-            cache=cache,
-        )
+        shards = None if shards is None else list(shards)
+        super().__init__(path, **given_options(locals(), columns=given_columns(columns)))
         self._cache = cache
         self._remote: list[str] = []
         rule_of(stream)
         picture = Picture(size=size, layout=layout, color=color, upright=upright)
         self._decoder = Decoder(picture, decode, allow_pickle)
         known = {extension for tar in self.index.tars for extension in tar.extensions} | {KEY}
-        if missing := [name for name in wanted or () if name not in known]:
+        if missing := [name for name in self._options["columns"] or () if name not in known]:
             raise StoreError(f"{self.path} has no column {missing}; it has {sorted(known)}")
 
     def __getstate__(self) -> dict[str, Any]:
