@@ -143,7 +143,7 @@ def test_images_can_be_kept_as_jpeg(tmp_path, shape):
 
 
 def test_jpeg_without_an_image_is_refused(tmp_path):
-    with pytest.raises(ValueError, match=r'codec="jpeg" is for images.*item is float32 \(3,\).*"zstd"'):
+    with pytest.raises(ValueError, match=r'codec="jpeg" is for images.*float32 \(3,\).*"zstd"'):
         written(tmp_path / "a", [[np.zeros(3, np.float32)]], codec="jpeg")
 
 

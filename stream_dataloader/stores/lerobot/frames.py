@@ -1,10 +1,10 @@
-"""The cameras of an episode: which frame belongs to which row, and one camera's pictures.
+"""The cameras of an episode: which frame belongs to which row, and pictures.
 
-Rows say when their frames are shown, from the episode's begin on; packets, when each frame is::
+Rows say when their frames are shown, from the episode's begin on::
 
-    file's frames      0     1     2     3     4     5     6     7         (shown at n / fps, or nearly)
-    episode                        |<- begin         end ->|
-    rows' timestamps               0.0   0.1   0.2   0.3
+    file's frames     0    1    2    3    4    5    6    7    (at n / fps, or nearly)
+    episode                     |<- begin     end ->|
+    rows' timestamps            0.0  0.1  0.2  0.3
 
 Guarantee: the frame of a row is the one of its episode that is shown nearest to the row's time, within
 the tolerance, and another one for each row; or there is an error. Each frame is decoded once.
@@ -196,7 +196,7 @@ def image_pictures(
     picture: Picture,
     name: str,
 ) -> Callable[[int], Any]:
-    """As `video_pictures`, of a table; their size is the first one's."""
+    """As `video_pictures`, of a table."""
 
     def decoded(encoded: dict[str, Any]) -> Any:
         data, path = encoded.get("bytes"), encoded.get("path")

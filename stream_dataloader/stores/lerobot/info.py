@@ -1,15 +1,15 @@
 """What a LeRobot dataset says of itself, and which files it is made of.
 
-The layout is that of the package lerobot 0.4.4; and v2.1, as its converter reads it. ::
+The layout is that of lerobot 0.4.4; and v2.1, as its converter reads it. ::
 
-    v3.0   meta/info.json                              features, fps, templates of paths
-           meta/tasks.parquet                          task_index, and the text as pandas' index
-           meta/episodes/chunk-000/file-000.parquet    a row an episode: where its rows and frames lie
-           data/chunk-000/file-000.parquet             a row a time step, several episodes a file
-           videos/CAMERA/chunk-000/file-000.mp4        several episodes end to end
-    v2.1   meta/info.json, meta/tasks.jsonl, meta/episodes.jsonl
-           data/chunk-000/episode_000000.parquet       an episode each
-           videos/chunk-000/CAMERA/episode_000000.mp4
+    v3.0  meta/info.json                      features, fps, templates of paths
+          meta/tasks.parquet                  task_index, and the text as index
+          meta/episodes/CHUNK/FILE.parquet    where an episode's rows and frames lie
+          data/CHUNK/FILE.parquet             a row a time step, several episodes a file
+          videos/CAMERA/CHUNK/FILE.mp4        several episodes end to end
+    v2.1  meta/info.json, meta/tasks.jsonl, meta/episodes.jsonl
+          data/CHUNK/EPISODE.parquet          an episode each
+          videos/CHUNK/CAMERA/EPISODE.mp4
 
 Guarantee: nothing outside of the dataset's folder is named.
 """
@@ -43,7 +43,7 @@ class Feature(NamedTuple):
     """A feature of the dataset, such as `observation.state`."""
 
     name: str
-    kind: str  # "video", "image", "string", "number", or another one that is not read
+    kind: str  # "video", "image", "string", "number", or another
     dtype: np.dtype[Any] | None  # of numbers
     shape: tuple[int, ...]  # of one time step; () where the dataset says (1,)
 
@@ -62,9 +62,9 @@ class Info:
     fps: float
     features: Mapping[str, Feature]  # by name, in the dataset's order
     data_path: str  # template of the tables' paths
-    video_path: str | None  # template of the videos' paths; None if there are none
+    video_path: str | None  # of the videos' paths; None if there are none
     chunk_episodes: int  # in version 2
-    episodes: int | None  # how many there should be; None if it does not tell
+    episodes: int | None  # None if it does not tell
     content: Mapping[str, Any]
 
     @property

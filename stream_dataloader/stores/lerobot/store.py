@@ -37,8 +37,8 @@ _KINDS = ("number", "string", "video", "image")
 class LeRobotStore(Store):
     """A LeRobot dataset, version v3.0, v2.1 or v2.0; an episode is a stream of dicts.
 
-    An item has a picture for each camera, the table's columns of that time step (`observation.state`, `action`, ...),
-    and the text of its task. A feature of shape `(1,)` is a number, as in lerobot.
+    An item has a picture for each camera, the table's columns (`observation.state`, `action`, ...), and the text of
+    its task. A feature of shape `(1,)` is a number.
 
     Sources are numbers of episodes in the order of `episode_index`, which is the key.
 
@@ -166,7 +166,7 @@ class LeRobotStore(Store):
         return fps
 
     def stats(self) -> Mapping[str, Any]:
-        """What `meta/stats.json` says: for each feature its mean, std, min, max, ..., as lists.
+        """What `meta/stats.json` says: for each feature its mean, std, ..., as lists.
 
         Raises:
             StoreError: The file is damaged, or there is none, as in version v2.1.

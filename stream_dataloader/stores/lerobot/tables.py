@@ -48,7 +48,7 @@ class EpisodeVideo(NamedTuple):
 
 
 class Episodes:
-    """Where episodes lie, by number; `columns` are named as in version 3."""
+    """Where episodes lie; `columns` are named as in version 3."""
 
     def __init__(
         self,
@@ -159,7 +159,7 @@ def _tasks_v3(info: Info) -> dict[int, str]:
     file = opened(path, ["task_index"])
     columns = file.read(file.columns)
     texts = [name for name, array in columns.items() if str(array.type).endswith("string")]
-    for name in ("task", "__index_level_0__", *texts):  # pandas' index, as versions of it call it
+    for name in ("task", "__index_level_0__", *texts):  # pandas' index
         if name in texts:
             numbers, found = columns["task_index"].to_pylist(), columns[name].to_pylist()
             return dict(zip(numbers, found, strict=True))

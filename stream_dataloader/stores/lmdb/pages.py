@@ -103,7 +103,7 @@ def _entries(pages: NDArray[np.uint8], at: _Positions, numbers: list[_Positions]
     """Where keys and values begin and end, `(entries, 4)`."""
     low, high, flags, key_bytes = numbers
     if (flags & ~_BIG).any():
-        raise StoreError(f"{path} has named databases or several values a key; copy it into databases without")
+        raise StoreError(f"{path} has named databases or several values a key, which are not read")
     content, page_bytes = pages.reshape(-1), pages.shape[1]
     size, is_big = low | high << 16, flags == _BIG
     key = at + _NODE_HEADER
@@ -146,7 +146,7 @@ class Databases:
             path, _, size, *_ = known[number]
             found = read_tree(file(number).rows, path)
             if expected[path] not in (None, (size, len(found.values), found.crc)):
-                raise StoreError(f"{path} is damaged: its size or its tree's checksum is another; pack it anew")
+                raise StoreError(f"{path} is damaged: it has another size or tree; pack it anew")
             return found
 
         self.file, self.tree = file, tree

@@ -48,7 +48,7 @@ class LmdbStore(PackedStore):
         columns: Names of the leaves to read of items that are dicts; None reads all. Of a packed store.
         open_databases: How many databases a process has open at most; None: all that it reads.
         readahead: Whether the system reads ahead; it should not where values lie apart and memory is short.
-        check: Whether a process compares a value with its checksum when it reads it first. Of a packed store.
+        check: Whether values are compared with checksums when they are read first. Of a packed store.
         decode: For LMDB files that were not packed: makes an item of a value's bytes, also in workers. Each key is
             a time step, in the order of the keys' bytes.
         stream: A separator, such as `"/"`: keys that are alike up to the last one of it are a stream; keys without it
@@ -73,8 +73,6 @@ class LmdbStore(PackedStore):
     ) -> None:
         if open_databases is not None and open_databases < 1:
             raise ValueError(f"open_databases is {open_databases}; give 1 or more, or None for all")
-        if decode is not None and not callable(decode):
-            raise TypeError(f"decode is {decode!r}; give a function of a value's bytes, or None")
         if stream is not None and (decode is None or not stream):
             raise ValueError(f"stream is {stream!r}; give text that separates, with decode=, or None")
         super().__init__(path, **given_options(locals(), columns=given_columns(columns)))

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from stream_dataloader.errors import StoreError
-from stream_dataloader.stores._base.leaves import Block, leaf_names, leaf_spec
+from stream_dataloader.stores._base.leaves import Block, leaf_spec
 from stream_dataloader.stores._base.packing import Rows, StreamRecord, said_in
 from stream_dataloader.stores.lmdb.pages import mapped, read_tree
 from stream_dataloader.stores.lmdb.store import KIND
@@ -30,7 +30,7 @@ __all__ = ["LmdbPacker"]
 
 #: The map's size at first, which is doubled when it is full.
 _FIRST_MAP_BYTES = 1 << 30
-#: What is written in one transaction, and is held in memory until then.
+#: What is held in memory, and then written in one transaction.
 _MOST_PENDING_BYTES = 32 << 20
 
 
@@ -144,9 +144,8 @@ class _Part:
             leaves = self._rows.leaves
             self._windows = Windows(leaves, self._codec, self._quality)
             if self._codec == "jpeg" and not any(self._windows.images):
-                names = leaf_names(self._rows.layout.structure)
-                has = ", ".join(f"{name} is {leaf}" for name, leaf in zip(names, leaves, strict=True))
-                raise ValueError(f'codec="jpeg" is for images, uint8 with 1 or 3 channels, and {has}; use "zstd"')
+                has = ", ".join(map(str, leaves))
+                raise ValueError(f'codec="jpeg" is for images, uint8 with 1 or 3 channels, not {has}; use "zstd"')
             window = self._window or steps_of_window(leaves)
             self._block = [np.empty((window, *leaf.shape), leaf.stored) for leaf in leaves]
         return self._block

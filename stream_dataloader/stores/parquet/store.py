@@ -163,7 +163,6 @@ class Rows:
         self._first = [file.first for file in files]
         if elements:
             self._first = [np.cumsum([0, *(int(one.sum()) for one in groups)], dtype=np.int64) for groups in lists]
-        #: The row that each file begins at, and the number of all rows.
         self._begin = np.cumsum([0, *(first[-1] for first in self._first)], dtype=np.int64)
         self.start: NDArray[np.int64] = self._begin[:-1]
         self.keys: Sequence[Any] = [_short(file.name, path) for file in files]
@@ -195,7 +194,7 @@ class Rows:
                 for row, value in zip(*_changes(file, key), strict=True):
                     if value in first and (row or value != last):
                         what = f"{file.name}, row {row}: rows with {key} = {value!r}"
-                        raise StoreError(f"{what} are in several places; sort by it, as table.sort_by does")
+                        raise StoreError(f"{what} are in several places; sort by it (table.sort_by)")
                     first.setdefault(value, begin + row)
                     last = value
         return np.array(list(first.values()), np.int64), list(first)

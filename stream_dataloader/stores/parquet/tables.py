@@ -47,7 +47,7 @@ def open_parquet(path: str, metadata: Any = None, **options: Any) -> Any:
 
 
 class TableFile:
-    """One file; folders `key=value` between the `root` and it are columns."""
+    """One file; folders `key=value` below the `root` are columns."""
 
     def __init__(self, path: str, root: str | None = None, cache: FileCache | None = None) -> None:
         self.name = path

@@ -235,9 +235,9 @@ class _Decoder:
         value = self._alone.decode_example_np({"": stored})[""]
         if self._is_text and isinstance(value, bytes):
             return value.decode()
-        if isinstance(value, list) and all(isinstance(inner, (np.generic, np.ndarray)) for inner in value):
-            # a sequence within a step
-            return np.array(value) if len({(inner.dtype, inner.shape) for inner in value}) == 1 else value
+        if isinstance(value, list):  # a sequence within a step
+            kinds = {(inner.dtype, inner.shape) if hasattr(inner, "shape") else None for inner in value}
+            return np.array(value) if len(kinds) == 1 and None not in kinds else value
         if isinstance(value, np.ndarray) and not (value.flags.owndata and value.flags.writeable):
             return value.copy()
         return value

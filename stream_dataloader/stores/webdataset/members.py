@@ -163,7 +163,7 @@ def keep(path: str, index: TarIndex) -> None:
 
 
 def load(path: str, state: str | None) -> TarIndex | None:
-    """The index of a tar that was kept, of one state or (None) of any."""
+    """The index that was kept, of one state or (None) of any."""
     if not (tables := kept.load(_KEPT, path)):
         return None
     known, digest, extensions = json.loads(tables.pop("texts").tobytes())

@@ -39,7 +39,6 @@ from stream_dataloader.streams.cache.file_cache import FileCache, is_url, open_l
 __all__ = ["Decoder", "KEY", "Samples", "state_of"]
 
 
-#: What may lie between members that are read together, and the most of that.
 _GAP_BYTES, _MOST_AT_ONCE_BYTES = 1 << 16, 1 << 24
 KEY = "__key__"  # as a column
 

@@ -42,7 +42,8 @@ class WebDatasetStore(Store):
     A sample's key is the name of its members up to the first dot behind the last slash, its columns are what follows,
     as of `video_0001/000017.jpg`. Items are dicts, decoded as `stream_dataloader.stores.webdataset.samples` says.
 
-    A stream may go on in the next tar. Tars on servers are fetched when the store is opened first, and as they are read.
+    A stream may go on in the next tar. Tars on servers are fetched when the store is opened first, and as they are
+    read.
 
     Args:
         path: A folder of tars, one tar, or a pattern: `"train-{000..015}.tar"`, also of URLs, or `"train-*.tar"`.
@@ -100,7 +101,8 @@ class WebDatasetStore(Store):
         if self._remote:
             return self._remote
         if self._options["shards"] is not None:
-            names = [_joined(self.path, name) for name in self._options["shards"]]
+            shards = self._options["shards"]
+            names = [name if is_url(name) else os.path.join(self.path, name) for name in shards]
             found = [tar for name in names for tar in matching(name, self._cache)]
         elif os.path.isdir(self.path):
             names = sorted(os.listdir(self.path), key=natural_order)
@@ -157,12 +159,6 @@ class WebDatasetStore(Store):
         if any(map(is_url, paths)):
             return None
         return sum(os.stat(path).st_size for path in paths)
-
-
-def _joined(path: str, name: str) -> str:
-    if is_url(name) or os.path.isabs(name):
-        return name
-    return f"{path.rstrip('/')}/{name}" if is_url(path) else os.path.join(path, name)
 
 
 def rule_of(stream: str | None) -> Callable[[str, str], str]:
