@@ -35,18 +35,6 @@ class TestDocuments(OfTokens):
         return [list(tokens) for tokens in FOUND]
 
 
-class TestFiles(OfTokens):
-    @pytest.fixture
-    def made(self, tmp_path):
-        for number, tokens in enumerate(FOUND[2:]):
-            tokens.tofile(tmp_path / f"part{9 + number}.npy")
-        return TokenStore(tmp_path, dtype="int64", **FLAT)
-
-    @pytest.fixture
-    def expected(self):
-        return [list(tokens.astype(np.int64)) for tokens in FOUND[2:]]
-
-
 def next_tokens(found):
     """Each token's next one, and -100 behind a document's last."""
     return np.concatenate([np.append(tokens[1:].astype(int), -100)[: len(tokens)] for tokens in found])
@@ -166,17 +154,6 @@ def test_a_store_is_an_index_a_folder_a_pattern_or_on_a_server(tmp_path):
     np.arange(9, dtype=np.uint16).tofile(tmp_path / "flat.bin")
     fsspec.filesystem("memory").put(str(tmp_path / "flat.bin"), "/tokens/flat.bin")
     assert stores.open("memory://tokens/flat.bin", **FLAT).open_stream.lengths.tolist() == [9]
-
-
-def test_sections_of_a_file_are_all_of_it(tmp_path):
-    np.arange(1000, dtype=np.uint16).tofile(tmp_path / "x.bin")
-    sources, store = stores.open(tmp_path / "x.bin", **FLAT, dtype="int64")
-    options = {"windows": "packed", "shuffle": True, "seed": 0, "sections": sections(None, 70)}
-    found = []
-    for batch in StreamDataLoader(StreamDataset(sources, store, 3, time_steps=16, **options)):
-        assert (batch.data[batch.mask] == batch.position[batch.mask]).all()
-        found += batch.data[batch.mask].tolist()
-    assert sorted(found) == list(range(1000))
 
 
 def change(path, place, content):
