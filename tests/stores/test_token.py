@@ -50,9 +50,13 @@ class TestTargets(OfTokens):
         pairs = zip(np.concatenate(FOUND), next_tokens(FOUND), strict=True)
         return [[{"input": token, "target": target} for token, target in pairs]]
 
+    @pytest.fixture
+    def sources(self):
+        return [0, (0, 30, 90)]
+
 
 MARK = 100
-ENDING = documents((40, 0, 7, 61, 2, 130), end=MARK)
+ENDING = documents((2, 40, 0, 7, 61, 130), end=MARK)
 BEGINNING = [np.roll(tokens, 1) for tokens in ENDING]
 
 #: What tells where documents begin: the documents, how they are written, and options.
@@ -87,6 +91,7 @@ def test_each_document_is_a_stream(tmp_path, name):
     found, write, options = MARKED[name]
     sources, store = stores.open(write(tmp_path / "x"), stream="document", targets=True, **options)
     assert store.lengths.tolist() == list(map(len, found))
+    assert sources.fingerprint != stores.open(store.path, **options).sources.fingerprint
     for number, tokens in zip(sources, found, strict=True):
         items = read(store(number))
         assert [item["input"] for item in items] == tokens.tolist()
