@@ -159,6 +159,7 @@ MISFITS = {
     "dtype": ((np.zeros(2),), (np.zeros(2, int),), r"item\[0\]"),
     "keys": ({"x": 1}, {"y": 1}, r"item has keys \['y'\], and had \['x'\]"),
     "type": ((1, 2), {"x": 1}, "item is a dict"),
+    "named": ((1, 2), Pair(1, 2), "item is a Pair"),
     "leaf": ({"x": Pair(1, 2)}, {"x": 3}, r"item\['x'\]"),
     "object": ({"x": 1}, {"x": "one"}, r"item\['x'\] is an object"),
     "range": (1, 1 << 70, "number does not fit"),
