@@ -93,11 +93,14 @@ def test_a_stream_that_breaks_off_is_not_in_the_store(tmp_path):
     assert MemmapStore(tmp_path).info().disk_bytes < 2 * sum(len(items) for items in STREAMS) * 100 + 4096
 
 
-def test_a_file_that_is_cut_off_while_it_is_read_is_an_error(tmp_path):
-    store = MemmapStore(written(tmp_path / "a", STREAMS))
-    stream = store(3)
+def test_a_leaf_of_another_size_is_an_error_also_while_it_is_read(tmp_path):
+    path = written(tmp_path / "a", STREAMS)
+    stream, size = MemmapStore(path)(3), os.path.getsize(tmp_path / "a" / "0.bin")
     next(stream)
-    os.truncate(tmp_path / "a" / "0.bin", 10)
+    for other in (size + 1, size - 1, 10):
+        os.truncate(tmp_path / "a" / "0.bin", other)
+        with pytest.raises(StoreError):
+            stores.open(path)
     with pytest.raises(StoreError, match=r"0\.bin was cut off"):
         next(stream)
 

@@ -630,13 +630,6 @@ def test_damage_on_the_disk_is_found_by_verify(tmp_path, monkeypatch):
 # ---- progress
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_progress_is_told(tmp_path, workers):
-    told = []
-    stores.pack((NUMBERS, open_images), tmp_path / "a", num_workers=workers, progress=lambda *n: told.append(n))
-    assert told == [(n + 1, 6) for n in range(6)]
-
-
 def test_a_bar_shows_rates_and_is_quiet_without_a_terminal(tmp_path, capsys):
     stores.pack((NUMBERS, open_images), tmp_path / "a")
     assert capsys.readouterr().err == ""
