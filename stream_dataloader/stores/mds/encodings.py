@@ -86,10 +86,7 @@ class Encoding(ABC):
         """The value that some bytes are, as a copy."""
 
     def split(self, data: memoryview) -> tuple[Encoding, NDArray[np.int64]]:
-        """The encoding of a sequence's elements, and where these begin and end, `(2, elements)`.
-
-        What is no sequence is an element of itself.
-        """
+        """The encoding of a sequence's elements, or itself, and where these begin and end, `(2, elements)`."""
         return self, np.array([[0], [len(data)]])
 
 

@@ -159,7 +159,6 @@ class MdsSteps:
 
     def __init__(self, index: MdsIndex, number: int, ahead: int, name: Callable[[], str]) -> None:
         self._index, self._most_ahead, self._name = index, ahead, name
-        self._direct = all(isinstance(one.encoding, (ArrayEncoding, PictureEncoding)) for one in index.columns)
         self._lease: Lease[int, Shard] | None = None
         self._ahead: dict[int, Any] = {}
         self._rows: Rows | None = None
@@ -173,6 +172,8 @@ class MdsSteps:
             if index.kind == "sample":
                 self._rows = rows.of_sample()
                 self._end = self._steps = len(self._rows)
+            columns = self._rows.columns if self._rows else ()
+            self._direct = all(isinstance(one.encoding, (ArrayEncoding, PictureEncoding)) for one in columns)
         except StoreError as error:
             self.close()
             raise self._error(error) from error
