@@ -153,7 +153,7 @@ class _TarFile:
         self.close = weakref.finalize(self, opened.close)
         with closed_on_error(self):
             local = opened.enter_context(open_local(path, cache))
-            self._file = opened.enter_context(open(local.path, "rb"))  # noqa: SIM115
+            self._file = opened.enter_context(open(local.path, "rb", buffering=0))  # noqa: SIM115
             self._known = KnownFile.of(local.path, self._file.fileno(), name=path)
             state = os.path.basename(local.path) if is_url(path) else state_of(os.fstat(self._file.fileno()))
             if state != tar.state:
@@ -163,9 +163,11 @@ class _TarFile:
 
     def read(self, start: int, count: int) -> bytes:
         with self._known:
-            self._file.seek(start)
-            if len(data := self._file.read(count)) < count:
-                raise EOFError(f"{self._path} ends before byte {start + count:,}")
+            data = os.pread(self._file.fileno(), count, start)
+            while len(data) < count:  # a signal, or more than the kernel reads at once
+                if not (more := os.pread(self._file.fileno(), count - len(data), start + len(data))):
+                    raise EOFError(f"{self._path} ends before byte {start + count:,}")
+                data += more
             return data
 
 
