@@ -36,7 +36,7 @@ class Source(NamedTuple):
     fill: Any = None  # what takes the place of nulls; None has them raise
 
     def error(self, text: str, place: int = 0, places: int = 0) -> StoreError:
-        """An error that names the row of one of some places."""
+        """An error that names a row."""
         row = self.row + (place * self.rows // places if places else place)
         return StoreError(f"{self.file}, column {self.column!r}, row {row}: {text}")
 

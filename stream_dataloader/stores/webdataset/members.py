@@ -1,7 +1,7 @@
 """What is in a tar, and where: read once from its headers, and kept in this library's cache.
 
 Guarantee: headers have their checksums, members lie in the file, and nothing is behind the end mark.
-An index that was kept is used only for a file that has not changed.
+An index is used only for a file that has not changed.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class TarIndex(NamedTuple):
 
 
 class _Bounded:
-    """Reads no more than there is, whatever a header claims."""
+    """Reads no more than there is."""
 
     def __init__(self, file: BinaryIO, size: int) -> None:
         self._file = file

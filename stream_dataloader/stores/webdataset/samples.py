@@ -164,7 +164,7 @@ class _TarFile:
     def read(self, start: int, count: int) -> bytes:
         with self._known:
             data = os.pread(self._file.fileno(), count, start)
-            while len(data) < count:  # a signal, or more than the kernel reads at once
+            while len(data) < count:  # after a signal, or of 2 GB
                 if not (more := os.pread(self._file.fileno(), count - len(data), start + len(data))):
                     raise EOFError(f"{self._path} ends before byte {start + count:,}")
                 data += more
