@@ -10,7 +10,7 @@ import traceback
 import pytest
 import torch
 from cases import Case, cases, key, keys
-from helpers import random_cases, soon
+from helpers import make_loader, random_cases, soon
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -109,8 +109,7 @@ def test_streams_stay_open_between_epochs_where_no_worker_ends(options, tmp_path
             file.write("x")
         yield from range(100)
 
-    dataset = StreamDataset([0, 1], read, 2, "cycle", time_steps=2, lookahead=0)
-    loader = StreamDataLoader(dataset, batches_per_epoch=3, **options)
+    loader = make_loader([0, 1], read, 2, "cycle", time_steps=2, lookahead=0, batches_per_epoch=3, **options)
     for _ in range(4):
         assert len(list(loader)) == 3
         assert soon(lambda: not multiprocessing.active_children())
@@ -245,8 +244,7 @@ def test_an_error_is_met_again_and_passes_over_nothing(options, tmp_path):
                 raise OSError("broken")
             yield i
 
-    dataset = StreamDataset([0, 1], read, 2, "cycle", time_steps=2, lookahead=0)
-    loader = StreamDataLoader(dataset, batches_per_epoch=2, **options)
+    loader = make_loader([0, 1], read, 2, "cycle", time_steps=2, lookahead=0, batches_per_epoch=2, **options)
     assert [batch.step for batch in loader] == [0, 1]
     for _ in range(2):
         loader.set_epoch(1)  # none of its batches was delivered

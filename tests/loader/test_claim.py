@@ -8,6 +8,7 @@ import time
 
 import pytest
 from cases import key, keys
+from helpers import make_loader
 from kinds_of_loaders import KINDS, plain
 from torch.utils.data import DataLoader
 
@@ -100,8 +101,7 @@ def test_who_looks_at_a_batch_of_a_loaded_state_hears_that_it_is_used_up():
 @pytest.mark.parametrize("options", SETUPS, ids=str)
 @pytest.mark.parametrize("length", [None, 3])
 def test_a_newer_iterator_ends_the_older_which_leaves_it_as_it_is(options, length):
-    dataset = StreamDataset(LENGTHS, range, 2, "cycle", time_steps=2, seed=0)
-    loader = StreamDataLoader(dataset, batches_per_epoch=length, **options)
+    loader = make_loader(LENGTHS, range, 2, "cycle", time_steps=2, seed=0, batches_per_epoch=length, **options)
     old, new = iter(loader), iter(loader)
     next(old)
     first = next(new).step
@@ -117,8 +117,7 @@ def test_a_newer_iterator_ends_the_older_which_leaves_it_as_it_is(options, lengt
 
 @pytest.mark.parametrize("length", [None, 2])
 def test_an_iterator_that_has_ended_stays_so_when_a_newer_one_begins(length):
-    dataset = StreamDataset(LENGTHS, range, 2, "cycle" if length else "zeros", time_steps=2)
-    loader = StreamDataLoader(dataset, batches_per_epoch=length)
+    loader = make_loader(LENGTHS, range, 2, "cycle" if length else "zeros", time_steps=2, batches_per_epoch=length)
     ended = iter(loader)
     list(ended)
     next(iter(loader))
@@ -178,8 +177,7 @@ class Gated:
 )
 def test_a_thread_that_reads_where_another_is_reading_hears_so(workers, where, method):
     gated, found = Gated(where), []
-    dataset = StreamDataset([4, 4], gated, 2, time_steps=2)
-    batches = iter(StreamDataLoader(dataset, workers, multiprocessing_context=method))
+    batches = iter(make_loader([4, 4], gated, 2, time_steps=2, num_workers=workers, multiprocessing_context=method))
     reader = threading.Thread(target=lambda: found.extend(batch.step for batch in batches))
     reader.start()
     assert gated.inside.wait(60)

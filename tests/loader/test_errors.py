@@ -1,24 +1,14 @@
 """Bad input: what the user sees. Nothing hangs, nothing is lost in silence."""
 
-import inspect
 import itertools
 import pickle
 import traceback
 
 import numpy as np
 import pytest
+from helpers import make_loader
 
-from stream_dataloader import (
-    EmptySourcesError,
-    LengthError,
-    OpenError,
-    ReadError,
-    StreamDataLoader,
-    StreamDataLoaderError,
-    StreamDataset,
-    StreamError,
-    WorkerTimeoutError,
-)
+from stream_dataloader import StreamDataLoader, StreamDataset, errors
 
 ONE, THREAD = {"num_workers": 1}, {"num_workers": 1, "worker_method": "thread"}
 #: Of each, the last option is wrong, and the error names it.
@@ -72,10 +62,7 @@ WRONG_TYPES = [
 
 def build(options):
     """A loader, by options of the dataset and its own."""
-    given = {"sources": [1, 2, 3], "open_stream": range, "batch_size": 2, "time_steps": 2} | options
-    names = inspect.signature(StreamDataset).parameters
-    dataset = StreamDataset(**{name: value for name, value in given.items() if name in names})
-    return StreamDataLoader(dataset, **{name: value for name, value in given.items() if name not in names})
+    return make_loader(**({"sources": [1, 2, 3], "open_stream": range, "batch_size": 2, "time_steps": 2} | options))
 
 
 @pytest.mark.parametrize(
@@ -104,9 +91,8 @@ def test_an_error_of_an_option_says_what_is_wrong_and_what_to_do(options, said):
 
 
 def test_more_workers_than_lanes_are_as_many_as_lanes_with_one_warning():
-    dataset = StreamDataset([3, 3], range, 2, time_steps=2)
     with pytest.warns(UserWarning, match="num_workers is 4") as caught:
-        loader = StreamDataLoader(dataset, 4)
+        loader = make_loader([3, 3], range, 2, time_steps=2, num_workers=4)
     assert len(caught) == 1
     assert loader.num_workers == 2
     assert next(iter(loader)).worker_id.tolist() == [0, 1]
@@ -131,11 +117,11 @@ def no_such_clip(source):
 
 #: What is opened of a source that is broken, and the error that comes of it: where, and of what.
 BROKEN = {
-    "raises": (no_such_clip, OpenError, 0, FileNotFoundError),
-    "is no iterable": (int, OpenError, 0, TypeError),
-    "iter raises": (lambda source: BrokenIter(), OpenError, 0, OSError),
-    "first item": (lambda source: items(source, 0), ReadError, 0, OSError),
-    "midway": (lambda source: items(source, 3), ReadError, 3, OSError),
+    "raises": (no_such_clip, errors.OpenError, 0, FileNotFoundError),
+    "is no iterable": (int, errors.OpenError, 0, TypeError),
+    "iter raises": (lambda source: BrokenIter(), errors.OpenError, 0, OSError),
+    "first item": (lambda source: items(source, 0), errors.ReadError, 0, OSError),
+    "midway": (lambda source: items(source, 3), errors.ReadError, 3, OSError),
 }
 
 
@@ -154,7 +140,7 @@ def test_a_broken_stream_raises_at_its_own_step_and_says_where(how, workers, ear
     with pytest.raises(kind, match=f"source 2 .2., item {position}, lane 0, worker 0") as caught:
         batches.extend(iter(StreamDataLoader(dataset, workers)))
     error = caught.value
-    assert isinstance(error, StreamError)
+    assert isinstance(error, errors.StreamError)
     assert error.place == {"source_index": 2, "source": "2", "position": position, "lane": 0, "worker_id": 0}
     assert len(batches) == 2 + position // 2
     assert isinstance(error.__cause__, cause)
@@ -171,8 +157,7 @@ def test_a_broken_stream_raises_at_its_own_step_and_says_where(how, workers, ear
     ],
 )
 def test_what_a_broken_stream_had_is_read_and_the_rest_is_skipped(how, windows, workers):
-    dataset = StreamDataset(range(4), opener(how), 2, time_steps=2, on_error="skip", lookahead=0)
-    loader = StreamDataLoader(dataset, workers)
+    loader = make_loader(range(4), opener(how), 2, time_steps=2, on_error="skip", lookahead=0, num_workers=workers)
     with pytest.warns(RuntimeWarning, match="source 2"):
         batches = list(loader)
     read = [window for batch in batches for window in batch.source.T.tolist() if window != [-1, -1]]
@@ -185,13 +170,13 @@ def test_a_policy_decides_per_error():
 
     def policy(error):
         seen.append(type(error))
-        return "skip" if isinstance(error, OpenError) else "raise"
+        return "skip" if isinstance(error, errors.OpenError) else "raise"
 
     with pytest.warns(RuntimeWarning):
         list(StreamDataLoader(StreamDataset(range(4), opener("raises"), 2, time_steps=2, on_error=policy)))
-    with pytest.raises(ReadError):
+    with pytest.raises(errors.ReadError):
         list(StreamDataLoader(StreamDataset(range(4), opener("midway"), 2, time_steps=2, on_error=policy)))
-    assert seen == [OpenError, ReadError]
+    assert seen == [errors.OpenError, errors.ReadError]
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -201,14 +186,13 @@ def test_an_epoch_without_any_item_is_empty_and_an_endless_one_an_error(workers)
 
     for mode in ("zeros", "data", "drop"):
         assert not list(loader(mode))
-    with pytest.raises(EmptySourcesError):
+    with pytest.raises(errors.EmptySourcesError):
         next(iter(loader("cycle")))
 
 
 def test_without_determinism_a_state_may_give_back_many_empty_sources_and_that_is_no_error():
     def build():
-        dataset = StreamDataset([0, 5, 0], range, 4, "cycle", time_steps=1, lookahead=2, deterministic=False)
-        return StreamDataLoader(dataset)
+        return make_loader([0, 5, 0], range, 4, "cycle", time_steps=1, lookahead=2, deterministic=False)
 
     for step in range(1, 6):
         state = list(itertools.islice(build(), step))[-1].state_dict()
@@ -223,19 +207,18 @@ def test_stop_iteration_in_collate_fn_does_not_end_the_epoch():
 
 
 def test_errors_survive_pickling_and_take_a_message_alone():
-    error = OpenError("no", source_index=3, source="'x'", position=2, lane=1, worker_id=0)
+    error = errors.OpenError("no", source_index=3, source="'x'", position=2, lane=1, worker_id=0)
     copy = pickle.loads(pickle.dumps(error))
-    assert (type(copy), str(copy), copy.source_index, copy.lane) == (OpenError, "no", 3, 1)
-    assert issubclass(WorkerTimeoutError, TimeoutError)
-    for kind in (OpenError, ReadError, LengthError, EmptySourcesError):
-        assert issubclass(kind, StreamDataLoaderError)
+    assert (type(copy), str(copy), copy.source_index, copy.lane) == (errors.OpenError, "no", 3, 1)
+    assert issubclass(errors.WorkerTimeoutError, TimeoutError)
+    for kind in (errors.OpenError, errors.ReadError, errors.LengthError, errors.EmptySourcesError):
+        assert issubclass(kind, errors.StreamDataLoaderError)
         assert str(kind("message")) == "message"
 
 
 def test_a_source_whose_repr_is_long_is_still_named():
-    dataset = StreamDataset(["x" * 10_000] * 2, no_such_clip, 2, time_steps=1)
-    with pytest.raises(OpenError, match="'xxx") as caught:
-        list(StreamDataLoader(dataset))
+    with pytest.raises(errors.OpenError, match="'xxx") as caught:
+        list(make_loader(["x" * 10_000] * 2, no_such_clip, 2, time_steps=1))
     assert len(str(caught.value)) < 500
 
 

@@ -15,16 +15,7 @@ from helpers import random_cases
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from stream_dataloader import (
-    LengthError,
-    ReadError,
-    StateError,
-    StreamDataLoader,
-    StreamDataset,
-    get_stream_info,
-    interleave,
-    sections,
-)
+from stream_dataloader import StreamDataLoader, StreamDataset, errors, get_stream_info, interleave, sections
 from stream_dataloader._schedule.order import Order
 from stream_dataloader.testing import check_resume
 
@@ -261,7 +252,7 @@ def test_lengths_of_some_are_held_to_and_make_no_len():
     with pytest.raises(TypeError, match="lengths="):
         len(loader)
     assert sum(int(batch.mask.sum()) for batch in loader) == 12
-    with pytest.raises(LengthError) as caught:
+    with pytest.raises(errors.LengthError) as caught:
         list(StreamDataLoader(interleave([other, plain([3, 4], batch_size=1, lengths=[3, 9])])))
     assert (caught.value.source_index, caught.value.position) == (2, 4)
 
@@ -303,11 +294,11 @@ def test_states_of_other_lists_or_weights_are_refused():
         (loader(lanes=3), "batch_size"),
         (alone, "several datasets"),
     ]:
-        with pytest.raises(StateError, match=reason):
+        with pytest.raises(errors.StateError, match=reason):
             other.load_state_dict(state)
     halves = [state | {"mix": {n: v for n, v in state["mix"].items() if n != missing}} for missing in state["mix"]]
     for wrong in [alone.state_dict(), *halves]:
-        with pytest.raises(StateError):
+        with pytest.raises(errors.StateError):
             loader().load_state_dict(wrong)
 
 
@@ -375,7 +366,7 @@ def test_errors_name_the_source_and_on_error_skips_it():
     def loader(**options):
         return StreamDataLoader(interleave([plain([5, 6]), plain([7], broken)], **options))
 
-    with pytest.raises(ReadError) as caught:
+    with pytest.raises(errors.ReadError) as caught:
         list(loader())
     assert (caught.value.source_index, caught.value.source, caught.value.position) == (2, "7", 1)
     skipping = loader(on_error="skip")

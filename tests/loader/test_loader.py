@@ -31,13 +31,18 @@ def expected_epochs(count):
     return [keys(loader) for _ in range(count)]
 
 
-@pytest.mark.parametrize("options", [{}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": True}], ids=str)
-def test_epochs_count_on_and_can_be_set(options):
-    expected = expected_epochs(4)
-    assert [epoch[0][-1] for epoch in expected] == [0, 1, 2, 3]
+@pytest.mark.parametrize(
+    "options",
+    [{}, *({"num_workers": 2, "persistent_workers": kept, **way} for kept in (False, True) for way in ({}, THREADS))],
+)
+def test_epochs_count_on_whole_or_left_and_can_be_set(options):
+    expected = expected_epochs(6)
+    assert [epoch[0][-1] for epoch in expected] == list(range(6))
     assert expected[0] != expected[1]
     loader = StreamDataLoader(CASE.dataset(), **options)
-    assert [keys(loader), keys(loader)] == expected[:2]
+    for epoch, count in enumerate([1, 2, None, 3, 1]):
+        assert keys(itertools.islice(loader, count)) == expected[epoch][:count]
+    assert keys(loader) == expected[5]
     loader.set_epoch(1)
     assert [keys(loader), keys(loader)] == expected[1:3]
     loader.dataset.set_epoch(0)

@@ -6,20 +6,11 @@ import cases
 import numpy as np
 import pytest
 from cases import cells, check_epoch, keys
-from helpers import random_cases
+from helpers import make_loader, random_cases
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stream_dataloader import (
-    LengthError,
-    ReadError,
-    StateError,
-    StreamDataLoader,
-    StreamDataset,
-    get_stream_info,
-    merge_states,
-    sections,
-)
+from stream_dataloader import StreamDataLoader, StreamDataset, errors, get_stream_info, merge_states, sections
 from stream_dataloader._schedule.order import Order
 from stream_dataloader.testing import check_resume
 
@@ -167,8 +158,7 @@ def test_a_stream_is_told_of_its_section_and_draws_for_it():
         draws.append(int(info.rng.integers(1 << 40)))
         yield from starting(source, start=start)
 
-    dataset = StreamDataset([(0, 9), (1, 2)], watched, 1, time_steps=2, sections=sections([9, 2], 4, jitter=False))
-    list(StreamDataLoader(dataset))
+    list(make_loader([(0, 9), (1, 2)], watched, 1, time_steps=2, sections=sections([9, 2], 4, jitter=False)))
     assert told == [(0, 0, 4, 0), (0, 4, 8, 4), (0, 8, 9, 8), (1, 0, 2, 0)]
     assert len(set(draws)) == 4
 
@@ -198,9 +188,8 @@ def test_one_draw_holds_for_a_whole_section():
 @pytest.mark.parametrize("length", [9, 13])
 def test_a_stream_of_another_length_is_an_error(factory, jitter, length):
     cut = sections([12], 5, jitter=jitter)
-    dataset = StreamDataset([(0, length)], FACTORIES[factory], 1, time_steps=3, sections=cut)
-    with pytest.raises(LengthError, match=rf"{length} items, and lengths\[0\] is 12") as caught:
-        list(StreamDataLoader(dataset))
+    with pytest.raises(errors.LengthError, match=rf"{length} items, and lengths\[0\] is 12") as caught:
+        list(make_loader([(0, length)], FACTORIES[factory], 1, time_steps=3, sections=cut))
     assert caught.value.source_index == 0
     assert "without lengths" not in str(caught.value)  # which sections need
 
@@ -208,11 +197,10 @@ def test_a_stream_of_another_length_is_an_error(factory, jitter, length):
 @pytest.mark.parametrize("factory", ["forward", "state"])
 def test_sections_behind_a_streams_end_are_skipped_one_by_one(factory):
     cut = sections([12], 5, jitter=False)
-    dataset = StreamDataset([(0, 2)], FACTORIES[factory], 1, time_steps=3, sections=cut, on_error="skip")
-    loader = StreamDataLoader(dataset)
+    loader = make_loader([(0, 2)], FACTORIES[factory], 1, time_steps=3, sections=cut, on_error="skip")
     with pytest.warns(RuntimeWarning, match="skipped"):
         assert sum(int(batch.mask.sum()) for batch in loader) == 2
-    assert [type(failure) for failure in loader.failures] == [LengthError, ReadError, ReadError]
+    assert [type(failure) for failure in loader.failures] == [errors.LengthError, errors.ReadError, errors.ReadError]
     assert "lengths=" in str(loader.failures[1])
 
 
@@ -241,9 +229,8 @@ def test_an_empty_section_marks_no_end_where_a_stream_was_cut_short():
     cut = sections([4], 2)
     seed = next(seed for seed in range(99) if cut.of(0, epoch=0, seed=seed) == [(0, 2), (2, 4)])  # and an empty one
     options = {"windows": "packed", "mark_ends": True, "on_error": "skip", "time_steps": 8}
-    dataset = StreamDataset([(0, 4)], breaking, 1, sections=cut, seed=seed, **options)
     with pytest.warns(RuntimeWarning, match="lost"):
-        (batch,) = StreamDataLoader(dataset)
+        (batch,) = make_loader([(0, 4)], breaking, 1, sections=cut, seed=seed, **options)
     assert batch.position[:4, 0].tolist() == [0, 1, 2, -1]
     assert batch.is_start[:4, 0].tolist() == [True, False, True, False]
     assert batch.is_last[:4, 0].tolist() == [False, True, False, False]
@@ -280,9 +267,9 @@ def test_a_state_of_other_sections_is_refused():
     state = loader.state_dict()
     given = [None, sections(case.lengths, 5), sections(case.lengths, 4, jitter=False), sections([11, 0, 3, 8, 21], 4)]
     for other in (StreamDataLoader(case.dataset(sections=cut)) for cut in given):
-        with pytest.raises(StateError, match="saved with sections 'steps=4, jitter=True"):
+        with pytest.raises(errors.StateError, match="saved with sections 'steps=4, jitter=True"):
             other.load_state_dict(state)
-        with pytest.raises(StateError, match="sections"):
+        with pytest.raises(errors.StateError, match="sections"):
             loader.load_state_dict(other.state_dict())
     StreamDataLoader(case.dataset()).load_state_dict(state)
 

@@ -2,11 +2,8 @@
 
 import itertools
 import multiprocessing
-import os
 import pickle
-import signal
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import cases
 import numpy as np
@@ -16,19 +13,9 @@ from cases import key, keys
 from helpers import random_cases, soon
 from hypothesis import given
 from hypothesis import strategies as st
+from worker_streams import few, kill_self
 
-from stream_dataloader import (
-    ItemError,
-    StateError,
-    StreamDataLoader,
-    StreamDataset,
-    StreamError,
-    WorkerDeathError,
-    merge_states,
-    sections,
-    side_by_side,
-    split_state,
-)
+from stream_dataloader import StreamDataLoader, StreamDataset, errors, merge_states, sections, side_by_side, split_state
 from stream_dataloader._assembly.regroup import Regrouper
 from stream_dataloader.testing import check_resume
 
@@ -216,7 +203,7 @@ def test_members_that_do_not_fit_beside_each_other_are_an_error(item):
         StreamDataset([3], lambda n, item=item: itertools.repeat(item, n), 1, time_steps=2)
         for item in (np.zeros(2, np.float32), item)
     ]
-    with pytest.raises(ItemError, match=r"members\[1\], source 0 .*members\[0\], source 0"):
+    with pytest.raises(errors.ItemError, match=r"members\[1\], source 0 .*members\[0\], source 0"):
         next(iter(side_by_side([(dataset, 1) for dataset in datasets])))
 
 
@@ -228,7 +215,7 @@ def test_an_error_in_a_member_is_raised_and_ends_the_epoch():
     datasets = StreamDataset([9], range, 1, time_steps=2), StreamDataset([3], broken, 1, time_steps=2)
     iterator = iter(side_by_side([(dataset, 1) for dataset in datasets], 2))
     next(iterator)
-    with pytest.raises(StreamError) as caught:
+    with pytest.raises(errors.StreamError) as caught:
         next(iterator)
     assert isinstance(caught.value.__cause__, OSError)
     assert next(iterator, None) is None
@@ -246,7 +233,7 @@ def test_states_of_other_loaders_are_refused():
         (Case(TWO.members[:1]), state, r"number of members 2.* 1"),
         (changed, {**state, "members": [one, {**other, "sections": None, "num_sources": 4}]}, r"members\[1\]: "),
     ]:
-        with pytest.raises(StateError, match=text):
+        with pytest.raises(errors.StateError, match=text):
             case.loader().load_state_dict(loaded)
 
 
@@ -335,39 +322,32 @@ def test_batches_are_put_together_in_place(num_workers, monkeypatch):
     assert found.stats().copies == 0
 
 
-@dataclass
-class Deadly(cases.Counting):
-    """Kills its worker at an item of a source of 25: once, or whenever it is read."""
+def deadly(path, times, **options):
+    """A source of 25 kills its worker at an item, the first times that it is read."""
+    die = few(path, kill_self, times)
 
-    path: Path = Path()
-    always: bool = False
-
-    def __call__(self, source):
-        for position, item in enumerate(super().__call__(source)):
-            if source[1] == 25 and position == 3 and (self.always or not self.path.exists()):
-                self.path.touch()
-                os.kill(os.getpid(), signal.SIGKILL)
+    def read(source):
+        for position, item in enumerate(cases.Counting()(source)):
+            if source[1] == 25 and position == 3:
+                die()
             yield item
 
-
-def deadly(path, always, **options):
-    members = three().members
-    datasets = [member.dataset(number, 2, on_error="skip") for number, member in enumerate(members)]
-    datasets[1] = members[1].dataset(1, 2, on_error="skip", open_stream=Deadly(path=path, always=always))
+    members = enumerate(three().members)
+    datasets = [own.dataset(number, 2, on_error="skip", open_stream=read) for number, own in members]
     return side_by_side([(own, 2) for own in datasets], 3, ends_with="longest", **options)
 
 
 def test_all_members_continue_after_a_worker_of_one_died(tmp_path):
-    assert windows_of(deadly(tmp_path / "died", always=False, max_restarts=1)) == windows_of(three().loader())
+    assert windows_of(deadly(tmp_path / "died", 1, max_restarts=1)) == windows_of(three().loader())
     (tmp_path / "died").unlink()
-    with pytest.raises(WorkerDeathError) as death:
-        list(deadly(tmp_path / "died", always=False))
+    with pytest.raises(errors.WorkerDeathError) as death:
+        list(deadly(tmp_path / "died", 1))
     assert death.value.member == 1
 
 
 @pytest.mark.filterwarnings("ignore:skipped")
 def test_a_source_that_kills_its_worker_is_skipped_in_its_own_member(tmp_path):
-    found = deadly(tmp_path / "died", always=True, max_restarts=3)
+    found = deadly(tmp_path / "died", 9, max_restarts=3)
     batches = list(found)
     assert [(error.source_index, error.position) for error in found.failures] == [(2, 2)]
     read = {m: {int(s) for b in batches for s in b.source[:, b.member == m].flatten() if s >= 0} for m in range(2)}

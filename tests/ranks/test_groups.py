@@ -10,22 +10,13 @@ import numpy as np
 import pytest
 import torch
 from cases import Case, cells, check_fields, keys
-from helpers import random_cases
+from helpers import make_loader, random_cases
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from rank_processes import EXAMPLES, loader_of, shared_cases, world_sizes
 from worker_streams import acting, raising
 
-from stream_dataloader import (
-    EmptySourcesError,
-    FailureLimitError,
-    RankError,
-    StateError,
-    StreamDataLoader,
-    StreamDataset,
-    merge_states,
-    split_state,
-)
+from stream_dataloader import StreamDataLoader, StreamDataset, errors, merge_states, split_state
 from stream_dataloader._schedule.order import Order, dealt_by_length
 from stream_dataloader._schedule.rules import Groups
 
@@ -58,7 +49,7 @@ def test_a_group_reads_what_it_would_alone_whoever_hosts_it(drawn, data):
         hosted = range(rank * count, (rank + 1) * count)
         loader = loader_of(*drawn, world_size=world_size, rank=rank) if world_size > 1 else loader_of(*drawn)
         if known and case.padding_mode != "drop" and max(ends) and not max(ends[group] for group in hosted):
-            with pytest.raises(RankError, match="this rank has no item to read"):
+            with pytest.raises(errors.RankError, match="this rank has no item to read"):
                 next(iter(loader))
             continue
         batches = list(loader)
@@ -89,7 +80,7 @@ def test_groups_resume_on_any_number_of_ranks(drawn, data):
     def head(rank):
         loader = loader_of(*drawn, world_size=before, rank=rank)
         read = 0
-        with contextlib.suppress(RankError):  # without another rank to tell what items are like
+        with contextlib.suppress(errors.RankError):  # without another rank to tell what items are like
             read = sum(1 for _ in zip(range(step), loader, strict=False))
         return loader.state_dict(), read
 
@@ -103,7 +94,7 @@ def test_groups_resume_on_any_number_of_ranks(drawn, data):
         loader.load_state_dict(data.draw(st.sampled_from([state, parts[rank]])))
         try:
             tails.append(keys(loader))
-        except RankError:  # it has no item to read, from there on
+        except errors.RankError:  # it has no item to read, from there on
             tails.append(None)
     expected_tail = whole[step:]
     if known and step and step == len(whole):  # the end is known, so the state is the next epoch's beginning
@@ -162,8 +153,7 @@ def test_a_resumed_rank_with_nothing_left_knows_what_items_look_like(options, st
 
 @pytest.mark.parametrize("item", [dataclasses.make_dataclass("Local", ["x"])(1), {(1, 2): 3}], ids=str)
 def test_items_that_cannot_be_written_down_hinder_no_state(item):
-    dataset = StreamDataset([3, 3], lambda n: [item] * n, 2, lengths=[3, 3], time_steps=1, seed=0)
-    loader = StreamDataLoader(dataset, groups=2)
+    loader = make_loader([3, 3], lambda n: [item] * n, 2, lengths=[3, 3], time_steps=1, seed=0, groups=2)
     loader.load_state_dict(json.loads(json.dumps(next(iter(loader)).state_dict())))
 
 
@@ -207,7 +197,7 @@ def loaders(world_size, lanes=1, **options):
 @pytest.mark.filterwarnings("ignore:ranks cannot agree")
 def test_a_state_is_for_the_rank_that_saved_it():
     first, second = loaders(2)
-    with pytest.raises(StateError, match="merge_states"):
+    with pytest.raises(errors.StateError, match="merge_states"):
         second.load_state_dict(first.state_dict())
     assert next(iter(second)).source[0].tolist() == [1]
 
@@ -215,11 +205,11 @@ def test_a_state_is_for_the_rank_that_saved_it():
 @pytest.mark.filterwarnings("ignore:ranks cannot agree")
 def test_a_whole_state_says_for_how_many_ranks_it_is():
     whole, dataset = merge_states([loader.state_dict() for loader in loaders(4)]), Case([4] * 8, 2).dataset()
-    with pytest.raises(StateError, match=r"4, which 3 ranks .* by 1, 2, 4 ranks"):
+    with pytest.raises(errors.StateError, match=r"4, which 3 ranks .* by 1, 2, 4 ranks"):
         StreamDataLoader(dataset, rank=0, world_size=3).load_state_dict(whole)
-    with pytest.raises(StateError):
+    with pytest.raises(errors.StateError):
         split_state(whole, 3)
-    with pytest.raises(StateError, match="batch_size"):
+    with pytest.raises(errors.StateError, match="batch_size"):
         StreamDataLoader(Case([4] * 8, 2).dataset(), groups=2).load_state_dict(whole | {"groups": 4})
     resumed = StreamDataLoader(dataset, rank=1, world_size=2)
     resumed.load_state_dict(whole)
@@ -231,7 +221,7 @@ def test_states_of_different_moments_are_not_merged():
     first, second = loaders(2)
     next(iter(first))
     for states in ([first.state_dict(), second.state_dict()], [first.state_dict()], [], [{}]):
-        with pytest.raises(StateError):
+        with pytest.raises(errors.StateError):
             merge_states(states)
 
 
@@ -248,19 +238,18 @@ def test_skipped_streams_are_counted_by_group():
         list(itertools.islice(one, 2))
     alone = loader(0, 1, max_failures=2)
     alone.load_state_dict(merge_states([one.state_dict() for one in ranks]))
-    with pytest.raises(FailureLimitError, match="3 sources"):
+    with pytest.raises(errors.FailureLimitError, match="3 sources"):
         list(alone)
 
 
 def test_lengths_that_decide_who_reads_what_are_part_of_a_state():
     def loader(lengths, groups=2, **options):
-        dataset = StreamDataset([4] * 6, range, 2, time_steps=2, seed=0, lengths=lengths, **options)
-        return StreamDataLoader(dataset, groups=groups)
+        return make_loader([4] * 6, range, 2, time_steps=2, seed=0, lengths=lengths, **options, groups=groups)
 
     for saved, here in [(None, [4] * 6), ([4] * 6, None), ([4] * 6, [4] * 5 + [3])]:
         state = loader(saved).state_dict()
         loader(saved).load_state_dict(state)
-        with pytest.raises(StateError):
+        with pytest.raises(errors.StateError):
             loader(here).load_state_dict(state)
         loader(here, groups=1).load_state_dict(loader(saved, groups=1).state_dict())
 
@@ -276,7 +265,7 @@ def test_a_state_that_is_loaded_before_the_rank_is_known_is_kept(monkeypatch):
     list(itertools.islice(whole, 3))
     later.load_state_dict(whole.state_dict())
     monkeypatch.setattr(place, "find_place", lambda *_: place.RankPlace(1, 2))
-    with pytest.raises(StateError, match="batch_size"):  # two groups had two lanes, one has one
+    with pytest.raises(errors.StateError, match="batch_size"):  # two groups had two lanes, one has one
         next(iter(later))
 
 
@@ -290,5 +279,5 @@ def test_a_rank_whose_share_of_some_passes_is_empty_goes_on_with_the_next():
         assert [int(batch.position[0, 0]) for batch in batches] == [0, 1, 2] * 20
     for options in ({"shuffle": True}, {}):
         case = Case([0] * 5 if options else [0, 3] * 3, lanes=1, time_steps=1, padding_mode="cycle", **options)
-        with pytest.raises(EmptySourcesError):
+        with pytest.raises(errors.EmptySourcesError):
             next(iter(StreamDataLoader(case.dataset(), rank=0, world_size=2)))

@@ -1,5 +1,6 @@
 """What many tests need: how many random cases to run, and the batches of a loader as plain lists."""
 
+import inspect
 import json
 import os
 import signal
@@ -10,6 +11,8 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
+from stream_dataloader import StreamDataLoader, StreamDataset
 
 #: The repository.
 ROOT = Path(__file__).parents[2]
@@ -37,6 +40,13 @@ def random_cases(full, quick=None):
 def times(full, quick):
     """How often to try what is a matter of chance: `full` times with `--full`, or that share of them, else `quick`."""
     return max(quick, round(SHARE * full)) if FULL else quick
+
+
+def make_loader(*args, **options):
+    """A loader of a dataset, by options of both."""
+    own = {name: value for name, value in options.items() if name not in inspect.signature(StreamDataset).parameters}
+    dataset = StreamDataset(*args, **{name: value for name, value in options.items() if name not in own})
+    return StreamDataLoader(dataset, **own)
 
 
 def read(stream):

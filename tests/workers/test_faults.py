@@ -10,20 +10,10 @@ import time
 
 import pytest
 from cases import Case, cells, key, keys
-from helpers import FOREVER
+from helpers import FOREVER, make_loader
 from worker_streams import acting, few, hang, kill_self, raising
 
-from stream_dataloader import (
-    FailureLimitError,
-    ItemError,
-    OpenError,
-    ReadError,
-    StreamDataLoader,
-    StreamDataset,
-    WorkerDeathError,
-    WorkerTimeoutError,
-    get_stream_info,
-)
+from stream_dataloader import StreamDataLoader, StreamDataset, errors, get_stream_info
 from stream_dataloader._memory.shared_memory import SharedMemory
 from stream_dataloader.errors import RemoteTraceback
 
@@ -70,11 +60,12 @@ QUIET_EXITS = {"os._exit(0)": lambda: os._exit(0), "sys.exit()": sys.exit, "by a
 @pytest.mark.parametrize("way", QUIET_EXITS)
 def test_a_worker_that_exits_with_status_0_before_it_is_done_is_a_death(way, persistent, tmp_path):
     def loader(acts, workers=2, **options):
-        dataset = StreamDataset(range(9), acting(acts, 12), 4, time_steps=2)
-        return StreamDataLoader(dataset, workers, **options)
+        return make_loader(range(9), acting(acts, 12), 4, time_steps=2, num_workers=workers, **options)
 
     leave, options = QUIET_EXITS[way], {"timeout": FOREVER, "persistent_workers": persistent}
-    with pytest.raises(WorkerDeathError, match=r"worker 1 \(pid \d+\) exited with status 0 .*source 3 .*sys\.exit or"):
+    with pytest.raises(
+        errors.WorkerDeathError, match=r"worker 1 \(pid \d+\) exited with status 0 .*source 3 .*sys\.exit or"
+    ):
         list(loader({(3, 5): leave}, **options))
     restarted = loader({(n, 5): few(tmp_path / str(n), leave) for n in (3, 7)}, max_restarts=2, **options)
     expected = keys(loader({}, 0))
@@ -87,7 +78,9 @@ def test_a_worker_that_exits_with_status_0_before_it_is_done_is_a_death(way, per
 def test_a_worker_that_exits_with_status_0_while_it_starts_is_a_death():
     dataset = StreamDataset(range(4), range, 4, time_steps=1)
     loader = StreamDataLoader(dataset, 2, timeout=FOREVER, worker_init_fn=lambda _: sys.exit(0))
-    with pytest.raises(WorkerDeathError, match=r"a worker( \(pid \d+\) exited with status 0| died) while it started"):
+    with pytest.raises(
+        errors.WorkerDeathError, match=r"a worker( \(pid \d+\) exited with status 0| died) while it started"
+    ):
         list(loader)
 
 
@@ -128,7 +121,7 @@ class SlowToLeave:
 def test_no_batch_is_short_of_what_lanes_would_have_read_while_a_worker_leaves():
     loader = StreamDataLoader(StreamDataset(range(9), SlowToLeave, 3, time_steps=1, lookahead=0), 3, prefetch_factor=4)
     found = []
-    with pytest.raises(WorkerDeathError, match="exited with status 3"):
+    with pytest.raises(errors.WorkerDeathError, match="exited with status 3"):
         found.extend(batch.source[0].tolist() for batch in loader)
     assert found == [[0, 1, 2], [0, 3, 2], [0, 4, 2]][: len(found)]
 
@@ -143,7 +136,7 @@ def test_a_source_that_kills_its_worker_each_time_is_named_and_skipped(place, ca
         dataset = StreamDataset(range(8), read, 4, time_steps=1, open_early=killer == 6, **options)
         return StreamDataLoader(dataset, 2, max_restarts=4)
 
-    with pytest.raises(WorkerDeathError, match=rf"source {killer} \({killer}\) killed its worker 3 times"):
+    with pytest.raises(errors.WorkerDeathError, match=rf"source {killer} \({killer}\) killed its worker 3 times"):
         list(loader())
     skipping = loader(on_error="skip")
     read_items = {cell[:2] for batch in skipping for lane in cells(batch) for cell in lane if cell}
@@ -158,7 +151,7 @@ def test_a_source_is_not_blamed_for_two_deaths_and_max_restarts_is_a_limit(max_r
     read = acting({(3, 4): few(tmp_path / "deaths", kill_self, 2)}, 6)
     loader = StreamDataLoader(StreamDataset(range(4), read, 4, time_steps=1), 2, max_restarts=max_restarts)
     if max_restarts == 1:
-        with pytest.raises(WorkerDeathError, match=r"^worker 1"):
+        with pytest.raises(errors.WorkerDeathError, match=r"^worker 1"):
             list(loader)
     assert len(list(loader)) == 6
     assert loader.stats().restarts == max_restarts
@@ -170,7 +163,7 @@ def test_a_stream_that_hangs_is_named_and_not_read_again(threads, tmp_path):
     options = {"threads_per_worker": threads, "timeout": 1, "max_restarts": 5}
     loader = StreamDataLoader(StreamDataset([0, 1], read, 2, time_steps=1), 3 - threads, **options)
     where = rf"worker {2 - threads} is .*in lane 1, step 1, reading source 1 \(1\)"
-    with pytest.raises(WorkerTimeoutError, match=where):
+    with pytest.raises(errors.WorkerTimeoutError, match=where):
         list(loader)
     assert (tmp_path / "hung").stat().st_size == 1
 
@@ -196,7 +189,7 @@ def test_what_comes_back_is_opened_again_where_it_was(workers, tmp_path, caplog,
     if not workers:
         assert "item 5" in caplog.text
         assert "opened again in 0.0 s, try 1 of 2" in caplog.text
-    with pytest.raises(ReadError, match=r"item 5.*reset"):
+    with pytest.raises(errors.ReadError, match=r"item 5.*reset"):
         list(loader([5], 3, workers, retries=2))
 
 
@@ -204,7 +197,7 @@ def test_waiting_gets_longer_each_time(monkeypatch):
     waits = []
     monkeypatch.setattr("stream_dataloader._reading.stream.time.sleep", waits.append)
     refused = acting({(0, 0): raising(ConnectionError)})
-    with pytest.raises(ReadError):
+    with pytest.raises(errors.ReadError):
         list(StreamDataLoader(StreamDataset([0], refused, 1, time_steps=1, retries=10, lookahead=0)))
     assert waits == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 25.6, 30.0])
 
@@ -218,8 +211,7 @@ def test_max_failures_counts_sources_over_epochs_and_resumes(workers):
             raise OSError("broken")
 
     def loader(most):
-        dataset = StreamDataset(range(6), read, 2, time_steps=1, on_error="skip", max_failures=most)
-        return StreamDataLoader(dataset, workers)
+        return make_loader(range(6), read, 2, time_steps=1, on_error="skip", max_failures=most, num_workers=workers)
 
     once = loader(2)
     assert len(list(once)) == 3
@@ -230,7 +222,7 @@ def test_max_failures_counts_sources_over_epochs_and_resumes(workers):
         other.load_state_dict(state)
         assert other.state_dict() == state
     for one in (once, resumed):
-        with pytest.raises(FailureLimitError, match="3 sources were skipped, and max_failures is 2") as error:
+        with pytest.raises(errors.FailureLimitError, match="3 sources were skipped, and max_failures is 2") as error:
             list(one)
         assert error.value.source_index == 2
     for _ in range(3):  # the same sources, each time
@@ -248,7 +240,7 @@ def test_chosen_exceptions_are_tried_again(kind, retry_on, place, workers, tmp_p
     if kind is ConnectionError:
         assert sum(int(batch.mask.sum()) for batch in loader) == 4
         return
-    with pytest.raises((OpenError, ReadError)) as error:
+    with pytest.raises((errors.OpenError, errors.ReadError)) as error:
         list(loader)
     assert isinstance(error.value.__cause__, (ValueError, RemoteTraceback))
     assert (tmp_path / "0").stat().st_size == 1
@@ -298,11 +290,10 @@ def _not_here():
 
 
 def test_errors_and_items_that_cannot_be_told():
-    with pytest.raises(ReadError, match=r"source 0 .*Unspeakable whose repr raised ValueError"):
+    with pytest.raises(errors.ReadError, match=r"source 0 .*Unspeakable whose repr raised ValueError"):
         list(StreamDataLoader(StreamDataset([0, 1], acting({(0, 1): raising(Unspeakable)}), 2, time_steps=1), 2))
-    dataset = StreamDataset([1, 2], lambda n: iter([Locked()]), 2, time_steps=1)
-    with pytest.raises(ItemError, match=r"unpickled here, at step 0.*not to be unpickled"):
-        list(StreamDataLoader(dataset, 2))
+    with pytest.raises(errors.ItemError, match=r"unpickled here, at step 0.*not to be unpickled"):
+        list(make_loader([1, 2], lambda n: iter([Locked()]), 2, time_steps=1, num_workers=2))
 
 
 def test_locks_of_several_threads_and_files_are_no_deadlock():

@@ -12,7 +12,7 @@ from queue import Empty
 import numpy as np
 import pytest
 from cases import keys
-from helpers import FOREVER, random_cases
+from helpers import FOREVER, make_loader, random_cases
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -143,8 +143,7 @@ def test_a_context_of_the_users_own_starts_the_processes():
             return super().Process(*args, **options)
 
     own = Own()
-    dataset = StreamDataset([[1, 2], [3]], iter, 2, time_steps=2)
-    loader = StreamDataLoader(dataset, num_workers=1, multiprocessing_context=own)
+    loader = make_loader([[1, 2], [3]], iter, 2, time_steps=2, num_workers=1, multiprocessing_context=own)
     assert [batch.data.tolist() for batch in loader] == [[[1, 3], [2, 0]]]
     assert loader.multiprocessing_context is own
     assert len(started) == 1
@@ -210,8 +209,7 @@ def test_a_worker_that_is_killed_at_any_line_between_processes_keeps_nobody_wait
     function, line, transport, tmp_path
 ):
     def loader(open_stream, workers, **options):
-        dataset = StreamDataset(range(6), open_stream, 3, time_steps=2)
-        return StreamDataLoader(dataset, workers, transport=transport, **options)
+        return make_loader(range(6), open_stream, 3, time_steps=2, num_workers=workers, transport=transport, **options)
 
     expected = keys(loader(plain, 0))
     assert keys(loader(EndsAt(tmp_path / "again", function, line), 2, max_restarts=1)) == expected

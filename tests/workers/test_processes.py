@@ -14,7 +14,7 @@ import time
 
 import pytest
 from cases import Case, keys
-from helpers import PATIENCE
+from helpers import PATIENCE, make_loader
 
 from stream_dataloader import StreamDataLoader, StreamDataset, WorkerDeathError
 
@@ -127,8 +127,7 @@ def test_functions_that_go_by_value_share_their_global_names():
         yield ASSIGNED
 
     options = {"multiprocessing_context": "forkserver", "worker_init_fn": init}
-    dataset = StreamDataset([1, 2], read, 2, time_steps=1, on_error=lambda _: "raise")
-    (batch,) = StreamDataLoader(dataset, 2, **options)
+    (batch,) = make_loader([1, 2], read, 2, time_steps=1, on_error=lambda _: "raise", num_workers=2, **options)
     assert batch.data.tolist() == [[1, 2]]
     assert ASSIGNED == 0
 
@@ -185,9 +184,8 @@ list(StreamDataLoader(StreamDataset(range(2), range, 2, time_steps=1), 1, multip
 @pytest.mark.parametrize("method", SPAWNING)
 def test_what_cannot_be_pickled_is_named(method):
     lock = threading.Lock()
-    dataset = StreamDataset([1], lambda source: [lock], 1, time_steps=1)
     with pytest.raises(TypeError, match=r"open_stream \(.*\) cannot be pickled \(.*lock"):
-        list(StreamDataLoader(dataset, 1, multiprocessing_context=method))
+        list(make_loader([1], lambda source: [lock], 1, time_steps=1, num_workers=1, multiprocessing_context=method))
 
 
 def test_ctrl_c_while_workers_start_is_for_the_main_process(tmp_path):

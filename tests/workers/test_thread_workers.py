@@ -17,13 +17,7 @@ from cases import Case, keys
 from helpers import PATIENCE, soon
 from worker_streams import Broken, Writing, acting, raising
 
-from stream_dataloader import (
-    ItemError,
-    StreamDataLoader,
-    StreamDataset,
-    WorkerDeathError,
-    WorkerTimeoutError,
-)
+from stream_dataloader import StreamDataLoader, StreamDataset, errors
 from stream_dataloader._workers import feed, threads
 
 CASE = Case([14, 0, 19, 12, 2, 17, 1, 13, 5, 18, 16, 9], lanes=5, time_steps=3, shuffle=True, seed=4)
@@ -76,7 +70,9 @@ def test_a_loader_dropped_in_the_middle_ends_its_threads():
 
 def test_what_is_no_exception_is_told():
     dataset = StreamDataset([1, 2], acting({(2, 3): raising(KeyboardInterrupt)}), 2, time_steps=1)
-    with pytest.raises(WorkerDeathError, match=r"worker 1 \(a thread\) was ended by KeyboardInterrupt\(\) in lane 1"):
+    with pytest.raises(
+        errors.WorkerDeathError, match=r"worker 1 \(a thread\) was ended by KeyboardInterrupt\(\) in lane 1"
+    ):
         list(by_threads(dataset, 2))
 
 
@@ -126,7 +122,7 @@ def test_a_timeout_is_an_error_and_the_thread_is_left_alone(keep):
     hanging = Hanging((3, 5))
     loader = hanging.loader(timeout=0.2, persistent_workers=keep)
     steps = []
-    with pytest.raises(WorkerTimeoutError, match=r"at step 5: worker 1 is in lane 3, step 5, reading s"):
+    with pytest.raises(errors.WorkerTimeoutError, match=r"at step 5: worker 1 is in lane 3, step 5, reading s"):
         steps.extend(batch.step for batch in loader)
     assert steps == list(range(5))
     assert sorted(hanging.closed) == [0, 1]
@@ -260,5 +256,5 @@ class Uncopied(dict):
 
 def test_a_window_that_cannot_be_copied_is_named():
     dataset = StreamDataset([4, 7], lambda n: iter([Uncopied(a=np.full(3, n))] * 2), 2)
-    with pytest.raises(ItemError, match=r"source 0 \(4\), item 0, lane 0, worker 0: the window, a Uncopied"):
+    with pytest.raises(errors.ItemError, match=r"source 0 \(4\), item 0, lane 0, worker 0: the window, a Uncopied"):
         next(iter(by_threads(dataset, 2, list)))

@@ -13,12 +13,7 @@ from cases import Case
 from helpers import PATIENCE, soon
 from worker_streams import acting, hang, kill_self
 
-from stream_dataloader import (
-    StreamDataLoader,
-    StreamDataset,
-    WorkerDeathError,
-    get_stream_info,
-)
+from stream_dataloader import StreamDataLoader, StreamDataset, WorkerDeathError, get_stream_info
 from stream_dataloader._schedule.rules import deal_members
 from stream_dataloader._workers import exchange
 

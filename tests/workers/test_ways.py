@@ -10,23 +10,14 @@ import time
 import numpy as np
 import pytest
 import torch
-from cases import cases, keys
-from helpers import START_METHODS, random_cases
+from cases import cases, keys, ways
+from helpers import START_METHODS, make_loader, random_cases
 from hypothesis import given
 from hypothesis import strategies as st
 from kinds_of_loaders import KINDS, plain
 from worker_streams import ITEMS, Broken, acting, few, odd, raising, waiting
 
-from stream_dataloader import (
-    ItemError,
-    OpenError,
-    ReadError,
-    StreamDataLoader,
-    StreamDataset,
-    WorkerDeathError,
-    WorkerTimeoutError,
-    get_stream_info,
-)
+from stream_dataloader import StreamDataLoader, StreamDataset, errors, get_stream_info
 from stream_dataloader._workers import feed
 
 pytestmark = pytest.mark.filterwarnings("ignore:num_workers is")
@@ -57,20 +48,12 @@ def test_nor_on_how_processes_start(kind, method):
     assert [plain(batch) for batch in found] == [plain(batch) for batch in expected]
 
 
-def legs():
-    """Ways and numbers; processes are seldom drawn, as they take long."""
-    numbers = st.integers(1, 4)
-    threads = st.fixed_dictionaries({"num_workers": numbers, "worker_method": st.just("thread")})
-    processes = st.fixed_dictionaries({"num_workers": st.integers(1, 3), "threads_per_worker": numbers})
-    return st.one_of(threads, threads, threads, st.just({}), processes)
-
-
 @random_cases(800, 25)
-@given(cases(max_streams=14), st.lists(legs(), min_size=2, max_size=4), st.data())
-def test_any_place_is_resumed_in_another_way_by_another_number(case, ways, data):
+@given(cases(max_streams=14), st.lists(ways(), min_size=2, max_size=4), st.data())
+def test_any_place_is_resumed_in_another_way_by_another_number(case, legs, data):
     expected = keys(StreamDataLoader(case.dataset()))
     found, state = [], None
-    for last, options in enumerate(ways, 1 - len(ways)):
+    for last, options in enumerate(legs, 1 - len(legs)):
         loader = StreamDataLoader(case.dataset(), **options)
         if state is not None:
             loader.load_state_dict(state)
@@ -110,12 +93,12 @@ def test_all_kinds_of_items_come_as_without_workers(kind, collate_fn, way):
 
 #: What breaks, and how.
 BREAKING = {
-    "reading": (acting({(2, 5): raising(Broken, "what")}), ReadError),
-    "opening": (acting({(3, 0): raising(Broken, "what")}), ReadError),
-    "no stream": (lambda n: n, OpenError),
-    "one shape": (odd, ItemError),
-    "one kind": (lambda n: [0, 1] if n else ["a"], ItemError),
-    "cannot be sent": (lambda n: iter([lambda: n]) if n == 2 else iter([n]), ItemError),
+    "reading": (acting({(2, 5): raising(Broken, "what")}), errors.ReadError),
+    "opening": (acting({(3, 0): raising(Broken, "what")}), errors.ReadError),
+    "no stream": (lambda n: n, errors.OpenError),
+    "one shape": (odd, errors.ItemError),
+    "one kind": (lambda n: [0, 1] if n else ["a"], errors.ItemError),
+    "cannot be sent": (lambda n: iter([lambda: n]) if n == 2 else iter([n]), errors.ItemError),
 }
 
 
@@ -133,7 +116,7 @@ def test_errors_come_at_their_own_step_with_the_same_text(what, way):
             steps.extend(batch.step for batch in StreamDataLoader(dataset, **options))
         dataset = StreamDataset(range(6), read, 3, time_steps=2, on_error="skip")
         skipping = StreamDataLoader(dataset, **options)
-        left = [] if kind is ItemError else keys(skipping)
+        left = [] if kind is errors.ItemError else keys(skipping)
         failures = [str(failure) for failure in skipping.failures]
         return steps, type(error.value), str(error.value), vars(error.value), left, failures
 
@@ -152,7 +135,9 @@ def test_a_stream_that_exits_is_named(way, place, position, keep, tmp_path):
     dataset = StreamDataset(range(4), acting(acts, 4), 2, time_steps=1, lookahead=int(keep))
     loader = StreamDataLoader(dataset, persistent_workers=keep, **ALL[way])
     steps = []
-    with pytest.raises(WorkerDeathError, match=rf"worker 1.* exited with status 3 .*{place} source 3 \(3\)") as error:
+    with pytest.raises(
+        errors.WorkerDeathError, match=rf"worker 1.* exited with status 3 .*{place} source 3 \(3\)"
+    ) as error:
         steps.extend(batch.step for batch in loader)
     assert "memory" not in str(error.value)
     assert len(steps) == 4 + position if way == "threads" else len(steps) <= 4 + position
@@ -165,8 +150,7 @@ def test_an_error_in_a_policy_is_raised_as_it_is_though_other_streams_are_slow(w
         raise Broken("of the policy")
 
     read = acting({(1, 3): raising(ValueError), (0, 3): lambda: time.sleep(0.1)})
-    dataset = StreamDataset([0, 1], read, 2, time_steps=1, on_error=policy)
-    loader = StreamDataLoader(dataset, persistent_workers=True, **ALL[way])
+    loader = make_loader([0, 1], read, 2, time_steps=1, on_error=policy, persistent_workers=True, **ALL[way])
     for _ in range(2):
         with pytest.raises(Broken, match="of the policy"):
             list(loader)
@@ -180,7 +164,7 @@ def test_a_timeout_does_not_count_while_workers_start(method, seconds, monkeypat
 
     assert len(list(loader(lambda _: time.sleep(1.5 * seconds)))) == 2
     monkeypatch.setattr(feed, "LONGEST_START_SECONDS", 0)
-    with pytest.raises(WorkerTimeoutError, match="at step 0: worker 0 has not started"):
+    with pytest.raises(errors.WorkerTimeoutError, match="at step 0: worker 0 has not started"):
         list(loader(lambda _: waiting(tmp_path / "go on")()))
     (tmp_path / "go on").touch()
 
@@ -198,8 +182,7 @@ def test_worker_init_fn_runs_once_in_each_worker(way, keep, tmp_path):
         torchs = getattr(torch.utils.data.get_worker_info(), "id", None), torch.get_num_threads()
         yield get_stream_info().worker_id, *((None, 1) if way == "threads" else torchs)
 
-    dataset = StreamDataset(range(4), read, 4, time_steps=1)
-    loader = StreamDataLoader(dataset, worker_init_fn=init, persistent_workers=keep, **ALL[way])
+    loader = make_loader(range(4), read, 4, time_steps=1, worker_init_fn=init, persistent_workers=keep, **ALL[way])
     workers = [0, 0, 1, 1]
     for _ in range(3):
         (batch,) = loader
