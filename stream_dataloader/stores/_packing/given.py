@@ -44,11 +44,13 @@ def keys_of(sources: Sequence[Any], given: Any, store: Store | None) -> list[str
         raise ValueError(f"keys has {len(found)} names, and there are {len(sources)} sources")
     seen = set[str]()
     for number, key in enumerate(found):
-        if key in seen:
-            if given is not None:
-                raise ValueError(f"keys has {key!r} twice; give each stream a name of its own")
-            found[number] = f"{key}#{number}"  # the same source twice is two streams
-        seen.add(found[number])
+        if key in seen and given is not None:
+            raise ValueError(f"keys has {key!r} twice; give each stream a name of its own")
+        own = key
+        while own in seen:
+            own = f"{own}#{number}"  # the same source twice is two streams
+        seen.add(own)
+        found[number] = own
     return found
 
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from stream_dataloader.errors import StoreError, shorten
 from stream_dataloader.stores._base.files import damage_named, inside, matching, read_json
-from stream_dataloader.streams._media.section import KnownFile, natural_order
+from stream_dataloader.streams._media.section import KnownFile, check_file, natural_order
 from stream_dataloader.streams.cache.file_cache import FileCache, is_url, open_local
 
 __all__ = ["TableFile", "find_tables", "open_parquet", "pyarrow_of"]
@@ -52,7 +52,8 @@ class TableFile:
     def __init__(self, path: str, root: str | None = None, cache: FileCache | None = None) -> None:
         self.name = path
         self._held = open_local(path, cache)  # for as long as this is
-        self.path = self._held.path
+        with damage_named(path):
+            self.path = check_file(self._held.path)
         self.known = KnownFile.of(self.path, name=path)
         with open(self.path, "rb") as file:
             head = file.read(8)
