@@ -45,7 +45,7 @@ def lengths(path):
 def test_a_folder_of_arrays_is_packed(tmp_path, run, arrays, workers):
     status, told, errors = run("pack", arrays, tmp_path / "out", "--workers", workers, "--verify")
     assert (status, errors) == (0, "")
-    assert re.fullmatch(r"packed 3 streams, 5 steps, [\d.]+ kB, in \d+\.\d s into .*/out \(memmap\)\n", told)
+    assert re.fullmatch(r"packed 3 streams, 5 steps, [\d.]+ (kB|bytes), in \d+\.\d s into .*/out \(memmap\)\n", told)
     assert list(lengths(tmp_path / "out").items()) == [("a9.npy", 2), ("a10.npy", 3), ("below/b.npy", 0)]
 
 
