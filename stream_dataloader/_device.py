@@ -15,7 +15,6 @@ copies, the device never waits for one. Six batches lie on the device, but for t
 - Memory on the device is allocated while the copy stream is current, so torch hands it out again only to that stream,
   and, by `record_stream`, behind what the current stream does with it. Sparse tensors and objects with a `to` are
   moved when they are handed out.
-- A slot is let go while the copy stream is current: it waits for copies alone, see `_assembly/page_lock.py`.
 - A copy from page-locked memory returns immediately. The host waits, asleep, where two copies are under way, or where
   it is three batches ahead.
 """

@@ -7,7 +7,6 @@ unmapped, in the process that locked it. A driver that refuses costs speed, neve
   calls weak references to it, so an array over it is watched, whose callback holds the `mmap`.
 - A copy may return before it has begun. An event that is recorded on a stream is passed when all that was begun there
   before is done, and is asked for, never waited for.
-- To record an event creates a context, so that is done only where torch has memory.
 
 Nothing here has run on a CUDA device yet: the tests drive it with a stand-in for `torch.cuda`.
 """

@@ -8,8 +8,7 @@ A slot holds the data of one whole batch::
      |      a newer iteration began   |    (few left: a copy)    |
      +--------------------------------+--------------------------+  the last tensor over it is gone
 
-The first item read decides where things lie in a slot. A worker that finds no free slot, or whose items do not fit,
-sends them through the message queue: nobody waits.
+A worker that finds no free slot, or whose items do not fit, sends them through the message queue.
 
 Guarantee: a slot is written to only while no tensor, view or array over it is left in the main process, and no CUDA
 device reads it. Not covered: a process forked while a batch is held must clone what it wants to keep.

@@ -1,8 +1,7 @@
 """Writes the single steps of a stream into columns in one go, by a function made for what its items look like.
 
-`Layout.read` walks each item's structure anew, which takes many times as long as to copy a small leaf. So a flat
-function is written from `_TEMPLATE` once the layout is known. Items `{"done": bool, "image": (8, 8, 3) uint8}` are
-taken apart, checked and written by::
+`Layout.read` walks each item's structure anew. Once that is known, a flat function is written from
+`_TEMPLATE`. Items `{"done": bool, "image": (8, 8, 3) uint8}` are written by::
 
     if type(value) is not dict or len(value) != 2: return Taken(t - begin, (item,))
     value0 = value["done"]

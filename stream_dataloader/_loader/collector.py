@@ -7,8 +7,7 @@ One FIFO a reader; a step is complete when each reader that has not ended has a 
                   |        |
                step 0   step 1   ...
 
-Guarantees: steps come in order, each once and whole, whoever was faster or died meanwhile. A source is blamed for the
-third death at the same place; two are no proof, as a new worker goes to the very place where the one before was.
+Guarantees: steps come in order, each once and whole. A source is blamed for the third death at the same place.
 """
 
 from __future__ import annotations

@@ -6,8 +6,7 @@
     offsets     0 3 5                       0 3 4            where each group begins in the groups put together
     values      0 7                         4 1 9 2          their first indices if all are ranges, else all indices
 
-Guarantee: a million groups are two arrays, whichever way they were given. A forked worker shares them, as
-nothing is written to them, and one that is started anew is passed their memory.
+Guarantee: a million groups are two arrays, whichever way they were given, which workers share.
 """
 
 from __future__ import annotations

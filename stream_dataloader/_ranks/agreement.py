@@ -7,7 +7,7 @@
     rank 1       # # # # # # .       another rank says that it has data. From then on, ranks that have data say so in
     rank 2       # # # # # # #       the background. The last rank to end says where that was.
 
-With lengths ranks exchange nothing; without, nothing as long as all have data, or with `"drop"` at each step.
+With lengths ranks exchange nothing; without, nothing while all have data, with `"drop"` at each step.
 
 Guarantee: a step is delivered on every rank or on none, unless a rank leaves before the end.
 """

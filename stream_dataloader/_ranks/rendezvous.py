@@ -5,8 +5,8 @@
     rank 1     call/1 = [[nonce, ...]], calls + 1                    waits for answer/<nonce>
     rank 0                     begins; sees that `calls` has changed:           answer/<nonce> = name
 
-They meet under a name that no earlier epoch or ended rank has used. An agent's store may outlive the ranks, so a call
-carries a nonce, which only a living rank 0 can answer. Epochs are not counted: a rank that missed one meets the next.
+They meet under a name that no earlier epoch or ended rank has used: a call carries a nonce, which only a living rank 0
+can answer.
 
 Guarantee: on all ranks the epoch begins, or an error says which rank differs and in what, or which one did not come.
 """

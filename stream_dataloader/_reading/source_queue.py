@@ -2,7 +2,6 @@
 
 In a session each reader publishes the time it is about to work on, and never takes out a ticket for an earlier one.
 So the tickets up to the smallest published time can be decided for good, and whoever holds the lock decides them.
-Readers that wait poll: nothing relies on a notify that a killed worker could swallow.
 
 Guarantee: a wait ends, with `Abandoned`, when the session is closed or one of its workers is gone.
 """

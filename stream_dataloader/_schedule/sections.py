@@ -7,7 +7,7 @@
     jitter=True    0|1 2 3 4|5 6 7 8|9          3 4 5 6                       the first has 1, 2, 3 or 4 items
                    0 1 2|3 4 5 6|7 8 9|         3 4 5 (6 is empty)            with equal chance
 
-Sections are what the schedule hands out, so each has a number; a source has the same numbers in every epoch.
+The schedule hands out sections by number; a source has the same numbers in every epoch.
 
 Guarantee: in each epoch every item of a source is in one section, and none has more than `steps` items.
 """

@@ -1,8 +1,7 @@
 """Where an epoch stands between two steps, so that it can be gone on with from any batch.
 
-Workers run ahead of what was delivered, so their state is not the state. Each part reports which sources its
-lanes took in the step and how far they have read; `Progress` follows as parts are delivered, by the rules of workers.
-Between two steps every ticket is decided, so little is to be kept: a cursor, and what each lane reads and has reserved.
+Workers run ahead of what was delivered. Each part reports which sources its lanes took and how far they have read;
+`Progress` follows as parts are delivered. Little is kept: a cursor, and what each lane reads and has reserved.
 
 Guarantee: following costs next to nothing, as what comes from workers stays packed until a state is asked for.
 """

@@ -7,9 +7,8 @@
                   |
                step 3 is taken: a part of each reader
 
-Guarantees: a reader's streams are opened, read and closed in one thread, which is never further ahead than there is
-room for; what ends a thread (an error, `sys.exit`) comes in the place of its part, after all those before it; nobody
-waits once the exchange is closed.
+Guarantees: a reader's streams are opened, read and closed in one thread; what ends that comes in the place of its part;
+nobody waits once the exchange is closed.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
 The main process says which session workers are to read, and whether it has ended; workers say that they have come, and
 what they are done with. All workers of a session put the same steps into their n-th messages: one, or several where
-steps are cheap. The first worker to begin a message decides, by how long the last ones took. So a worker that waits for
-another one waits for a message that was requested earlier.
+steps are cheap, as the first worker to begin a message decides by how long the last ones took.
 
 Guarantees: each value is written by one side only, but for what is decided together, under a lock. A message takes a
 few milliseconds to fill, or carries one step, unless steps suddenly get slower, or are read ahead by threads.

@@ -319,6 +319,12 @@ def test_keys_that_share_a_prefix_are_a_stream(tmp_path, subdir):
     assert out.tolist() == [100, 101, 102]
 
 
+def test_keys_that_tell_of_others_are_no_steps(tmp_path):
+    values = {b"%d" % i: b"%d" % i for i in range(5)} | {b"a": b"7", b"__": b"8", b"_x__": b"9"}
+    path = plain(tmp_path / "a.lmdb", values | {b"__len__": b"no number", b"__keys__": b"[1, 2]"})
+    assert list(LmdbStore(path, decode=text)(0)) == [0, 1, 2, 3, 4, 8, 9, 7]
+
+
 def test_a_value_that_cannot_be_decoded_is_named(tmp_path):
     store = LmdbStore(plain(tmp_path / "a.lmdb", {b"%d" % i: b"x" if i == 2 else b"1" for i in range(5)}), decode=text)
     with pytest.raises(StoreError, match=r"step 2 \(key b'2'\): decode= raised ValueError: invalid literal"):
@@ -342,8 +348,19 @@ def test_a_wrong_count_of_entries_is_noticed(tmp_path):
         LmdbStore(path, decode=text)
 
 
-def test_named_databases_are_refused(tmp_path):
-    with lmdb.open(str(tmp_path / "a"), subdir=False, max_dbs=2, lock=False) as environment:
-        environment.open_db(b"inner", dupsort=True)
-    with pytest.raises(StoreError):
-        LmdbStore(tmp_path / "a", decode=text)
+def test_one_of_the_named_databases_is_read(tmp_path):
+    path = str(tmp_path / "a.lmdb")
+    values = {b"%03d" % i: b"%d" % i for i in range(700)} | {b"zz": b" " * 9000 + b"7"}
+    with lmdb.open(path, subdir=False, max_dbs=4, lock=False, map_size=1 << 24) as environment:
+        for name, options in (b"train", {}), (b"val", {}), (b"many", {"dupsort": True}):
+            database = environment.open_db(name, **options)
+            with environment.begin(write=True, db=database) as transaction:
+                for key, value in values.items() if name == b"train" else [(b"k", b"1"), (b"k", b"2")]:
+                    transaction.put(key, value)
+    assert list(LmdbStore(path, decode=text, db="train")(0)) == [*range(700), 7]
+    assert list(LmdbStore(path, decode=text, db="val")(0)) == [2]
+    for name, what in (None, "named databases"), ("test", "no database 'test'"), ("many", "several values a key"):
+        with pytest.raises(StoreError, match=what):
+            LmdbStore(path, decode=text, db=name)
+    with pytest.raises(ValueError, match="db is 'train'"):
+        LmdbStore(path, db="train")

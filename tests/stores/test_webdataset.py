@@ -1,9 +1,12 @@
 """WebDataset's tars."""
 
+import io
 import os
 import pickle
+import sys
 import tarfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -161,6 +164,25 @@ def test_columns_are_decoded_by_their_last_extension(tmp_path):
 class Evil:
     def __reduce__(self):
         return os.mkdir, (os.environ["EVIL"],)
+
+
+def test_columns_are_decoded_by_functions_of_ones_own(tmp_path, monkeypatch):
+    arrays = {"x": np.arange(6.0).reshape(2, 3), "y": np.ones(4, np.int16)}
+    file = io.BytesIO()
+    np.savez_compressed(file, **arrays)
+    members = [("a/0.npz", file.getvalue()), ("a/0.ply", b"12"), ("a/0.mp", b"34"), ("a/0.x.png", b"5")]
+    path = write_tar(tmp_path / "a.tar", members)
+    monkeypatch.setitem(sys.modules, "msgpack", SimpleNamespace(unpackb=lambda data: [data]))
+    store = WebDatasetStore(path, decode={"ply": int, "x.png": float})
+    (item,) = store(0)
+    assert (item["ply"], item["mp"], item["x.png"]) == (12, [b"34"], 5.0)
+    assert item["npz"].keys() == arrays.keys()
+    assert all(np.array_equal(item["npz"][name], array) for name, array in arrays.items())
+    with pytest.raises(StoreError, match=r"0\.ply: decode= raised ZeroDivisionError"):
+        list(WebDatasetStore(path, decode={"ply": lambda _: 1 / 0})(0))
+    monkeypatch.setitem(sys.modules, "msgpack", None)
+    with pytest.raises(ImportError, match="pip install msgpack"):
+        list(store(0))
 
 
 def test_what_runs_code_is_refused_unless_allowed(tmp_path, monkeypatch):

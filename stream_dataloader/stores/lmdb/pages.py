@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from stream_dataloader.errors import StoreError
+from stream_dataloader.errors import StoreError, shorten
 from stream_dataloader.stores._base.files import damage_named
 from stream_dataloader.stores._base.leaves import LeafSpec
 from stream_dataloader.stores.memmap.mapped import LeafFile
@@ -36,7 +36,8 @@ _PAGE_HEADER, _NODE_HEADER = 16, 8
 #: Magic, version, address, map size; two databases; last page, number.
 _META = struct.Struct("=16xIIQQ" + "IHHQQQQQ" * 2 + "QQ")
 _BRANCH, _LEAF = 0x01, 0x02  # of pages
-_BIG = 0x01  # of nodes: the value has pages of its own
+_BIG, _NAMED = 0x01, 0x02  # of nodes: the value has pages of its own, or is a database
+_DATABASE = struct.Struct("=4xHHQQQQQ")
 _PAGES_AT_ONCE = 1024
 
 _Positions = NDArray[np.int64]
@@ -50,11 +51,11 @@ class Tree(NamedTuple):
     crc: int
 
 
-def read_tree(content: NDArray[np.uint8], path: str) -> Tree:
-    """Find the keys and values of a file, given as all its bytes.
+def read_tree(content: NDArray[np.uint8], path: str, name: str | None = None) -> Tree:
+    """Find the keys and values of a file, given as all its bytes, or of a named database in it.
 
     Raises:
-        StoreError: It is no LMDB file, is damaged, or holds named databases or several values a key.
+        StoreError: It is no LMDB file, is damaged, has no such database, holds others or several values a key.
     """
     with damage_named(path):  # NumPy refuses positions outside of an array
         metas = [_META.unpack_from(content.data)]
@@ -65,25 +66,42 @@ def read_tree(content: NDArray[np.uint8], path: str) -> Tree:
         depth, *_, count, root, last_page, _ = max(reversed(metas), key=lambda meta: meta[-1])[14:]
         pages = content[: (last_page + 1) * page_bytes].reshape(last_page + 1, page_bytes)
         crc = zlib.crc32(content[: 2 * page_bytes].data)
-        level = np.array([root], np.uint64).view(np.int64)[:depth]
-        entries = [np.empty((0, 4), np.int64)]
-        for height in reversed(range(depth)):
-            below = []
-            for begin in range(0, len(level), _PAGES_AT_ONCE):
-                some = level[begin : begin + _PAGES_AT_ONCE]
-                chosen = pages[some]
-                crc = zlib.crc32(chosen.data, crc)
-                at, numbers = _nodes(chosen.view(np.uint16), some, _BRANCH if height else _LEAF)
-                if height:
-                    below.append(numbers[0] | numbers[1] << 16 | numbers[2] << 32)
-                else:
-                    entries.append(_entries(pages, at, numbers, path))
-            if height and len(level := np.concatenate(below)) > len(pages):
-                raise ValueError("its pages lead in a circle")
-        found = np.concatenate(entries)
-        if len(found) != count:
-            raise ValueError(f"it has {len(found)} values, and says {count}")
+        if name is not None:
+            found, crc = _walk(pages, depth, root, count, crc, _BIG | _NAMED)
+            names = [content[begin:stop].tobytes() for begin, stop in found[:, :2].tolist()]
+            if (key := os.fsencode(name)) not in names:
+                raise StoreError(f"{path} has no database {name!r}; it has {shorten(names)}")
+            flags, depth, *_, count, root = _DATABASE.unpack(content[slice(*found[names.index(key), 2:])].data)
+            if flags:
+                raise StoreError(f"{path}: the database {name!r} has several values a key, or keys that are numbers")
+        found, crc = _walk(pages, depth, root, count, crc, _BIG)
+        first, stop = found[:, 0], found[:, 1]  # of keys; those such as `__len__` tell of the others
+        around = content[np.stack([first, first + 1, stop - 2, stop - 1])]
+        found = found[~((around == ord("_")).all(0) & (stop - first > 3))]
         return Tree(found[:, :2], found[:, 2:], crc)
+
+
+def _walk(pages: NDArray[np.uint8], depth: int, root: int, count: int, crc: int, kinds: int) -> tuple[_Positions, int]:
+    """Where keys and values of a database begin and end, `(entries, 4)`, and the CRC-32 with that of its pages."""
+    level = np.array([root], np.uint64).view(np.int64)[:depth]
+    entries = [np.empty((0, 4), np.int64)]
+    for height in reversed(range(depth)):
+        below = []
+        for begin in range(0, len(level), _PAGES_AT_ONCE):
+            some = level[begin : begin + _PAGES_AT_ONCE]
+            chosen = pages[some]
+            crc = zlib.crc32(chosen.data, crc)
+            at, numbers = _nodes(chosen.view(np.uint16), some, _BRANCH if height else _LEAF)
+            if height:
+                below.append(numbers[0] | numbers[1] << 16 | numbers[2] << 32)
+            else:
+                entries.append(_entries(pages, at, numbers, kinds))
+        if height and len(level := np.concatenate(below)) > len(pages):
+            raise ValueError("its pages lead in a circle")
+    found = np.concatenate(entries)
+    if len(found) != count:
+        raise ValueError(f"it has {len(found)} values, and says {count}")
+    return found, crc
 
 
 def _nodes(halves: NDArray[np.uint16], pages: _Positions, kind: int) -> tuple[_Positions, list[_Positions]]:
@@ -99,11 +117,11 @@ def _nodes(halves: NDArray[np.uint16], pages: _Positions, kind: int) -> tuple[_P
     return pages[row] * 2 * halves.shape[1] + at, [halves[row, at // 2 + i].astype(np.int64) for i in range(4)]
 
 
-def _entries(pages: NDArray[np.uint8], at: _Positions, numbers: list[_Positions], path: str) -> _Positions:
+def _entries(pages: NDArray[np.uint8], at: _Positions, numbers: list[_Positions], kinds: int) -> _Positions:
     """Where keys and values begin and end, `(entries, 4)`."""
     low, high, flags, key_bytes = numbers
-    if (flags & ~_BIG).any():
-        raise StoreError(f"{path} has named databases or several values a key, which are not read")
+    if (flags & ~kinds).any():
+        raise ValueError("it has named databases, of which db= names one, or several values a key, which are not read")
     content, page_bytes = pages.reshape(-1), pages.shape[1]
     size, is_big = low | high << 16, flags == _BIG
     key = at + _NODE_HEADER
@@ -144,7 +162,7 @@ class Databases:
         @functools.cache
         def tree(number: int) -> Tree:
             path, _, size, *_ = known[number]
-            found = read_tree(file(number).rows, path)
+            found = read_tree(file(number).rows, path, options["db"])
             if expected[path] not in (None, (size, len(found.values), found.crc)):
                 raise StoreError(f"{path} is damaged: it has another size or tree; pack it anew")
             return found

@@ -50,9 +50,10 @@ class LmdbStore(PackedStore):
         readahead: Whether the system reads ahead; it should not where values lie apart and memory is short.
         check: Whether values are compared with checksums when they are read first. Of a packed store.
         decode: For LMDB files that were not packed: makes an item of a value's bytes, also in workers. Each key is
-            a time step, in the order of the keys' bytes.
+            a time step, in the order of the keys' bytes, but keys such as `__len__`.
         stream: A separator, such as `"/"`: keys that are alike up to the last one of it are a stream; keys without it
             are left out. None: each database is a stream. With `decode`.
+        db: The database of this name in each file. None: the one without a name. With `decode`.
 
     Checked against py-lmdb 3.0.0, with LMDB 0.9.36.
     """
@@ -70,11 +71,14 @@ class LmdbStore(PackedStore):
         check: bool = True,
         decode: Callable[[bytes], Any] | None = None,
         stream: str | None = None,
+        db: str | None = None,
     ) -> None:
         if open_databases is not None and open_databases < 1:
             raise ValueError(f"open_databases is {open_databases}; give 1 or more, or None for all")
         if stream is not None and (decode is None or not stream):
             raise ValueError(f"stream is {stream!r}; give text that separates, with decode=, or None")
+        if db is not None and decode is None:
+            raise ValueError(f"db is {db!r}; it goes with decode=")
         super().__init__(path, **given_options(locals(), columns=given_columns(columns)))
 
     def _read_index(self) -> _PackedIndex | _PlainIndex:
@@ -213,7 +217,8 @@ class _PlainIndex:
         names = _files_at(path)
         self.databases = Databases(dict.fromkeys(names), options)
         separator = options["stream"]
-        digest = hashlib.blake2b(repr(separator).encode(), digest_size=16)
+        of = (separator, options["db"]) if options["db"] else separator
+        digest = hashlib.blake2b(repr(of).encode(), digest_size=16)
         self._names: list[str] = []
         self.streams: list[tuple[int, int, int]] = []  # database, first value, stop
         for number, (name, known) in enumerate(zip(names.values(), self.databases.known, strict=True)):

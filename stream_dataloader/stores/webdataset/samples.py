@@ -5,9 +5,9 @@ Guarantee: members side by side are read by one call. A tar unlike its index is 
 Extensions are those of webdataset 1.0.2 (`autodecode`); of `depth.png` the last part.
 
 - images, by OpenCV: `(3, H, W)` RGB, uint8 or uint16;
-- npy: an array of numbers; cls, id, count and the like: int64;
+- npy: an array of numbers; npz: a dict of them; cls, id, count and the like: int64;
 - txt, text, transcript: a string; json, jsn: dicts and lists;
-- pth, pkl, pickle: refused unless allowed;
+- mp, msgpack: by the package msgpack; pth, pkl, pickle, pyd: refused unless allowed;
 - anything else: bytes.
 """
 
@@ -20,7 +20,9 @@ import json
 import os
 import pickle
 import weakref
-from collections.abc import Iterable, Iterator
+import zipfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -179,14 +181,17 @@ _NUMBERS = frozenset({"cls", "cls2", "class", "count", "index", "inx", "id", "in
 
 _JSON = frozenset({"json", "jsn"})
 
-_PICKLED = frozenset({"pkl", "pickle", "pth"})
+_PICKLED = frozenset({"pkl", "pickle", "pyd", "pth"})
 
 
 class Decoder:
-    """Decodes members."""
+    """Decodes members; `decode` may have functions for some extensions."""
 
-    def __init__(self, picture: Picture, decode: bool, allow_pickle: bool) -> None:
-        self._picture, self._decode, self._allow_pickle = picture, decode, allow_pickle
+    def __init__(
+        self, picture: Picture, decode: bool | Mapping[str, Callable[[bytes], Any]], allow_pickle: bool
+    ) -> None:
+        self._picture, self._decode, self._allow_pickle = picture, decode is not False, allow_pickle
+        self._own = dict(decode) if isinstance(decode, Mapping) else {}
 
     @functools.cached_property
     def _images(self) -> Pictures:
@@ -196,23 +201,34 @@ class Decoder:
         if extension == KEY:
             return data.decode("utf-8", "surrogateescape")
         kind = extension.rpartition(".")[2] if self._decode else ""
+        if (own := self._own.get(extension)) is not None:
+            try:
+                return own(data)
+            except Exception as error:  # of user code
+                raise StoreError(f"{name}: decode= raised {type(error).__name__}: {error}") from error
         if kind in _IMAGES:
             return self._images.item(data, name)
         try:
             if kind == "npy":
                 return _array(data, name)
+            if kind == "npz":
+                with zipfile.ZipFile(io.BytesIO(data)) as found:
+                    return {one.removesuffix(".npy"): _array(found.read(one), name) for one in found.namelist()}
+            if kind in ("mp", "msgpack"):
+                return _msgpack().unpackb(data)
             if kind in _TEXTS:
                 return data.decode("utf-8")
             if kind in _NUMBERS:
                 return np.int64(int(data))
             if kind in _JSON:
                 return json.loads(data)
-        except (ValueError, RecursionError, OverflowError) as error:
+        except (ValueError, RecursionError, OverflowError, zipfile.BadZipFile) as error:
             raise StoreError(f"{name} cannot be decoded: {error}") from None
         return self._unpickled(kind, data, name) if kind in _PICKLED else data
 
     def write(self, extension: str, data: bytes, name: str, out: Any, row: int) -> None:
-        if self._decode and isinstance(out, np.ndarray) and extension.rpartition(".")[2] in _IMAGES:
+        as_image = self._decode and extension not in self._own
+        if as_image and isinstance(out, np.ndarray) and extension.rpartition(".")[2] in _IMAGES:
             self._images.item(data, name, out[row])
         else:
             put_row(self.item(extension, data, name), out, row, name)
@@ -228,6 +244,13 @@ class Decoder:
             return pickle.loads(data)
         except Exception as error:  # a pickle may raise anything
             raise StoreError(f"{name} cannot be unpickled: {error!r}") from error
+
+
+def _msgpack() -> Any:
+    try:
+        return import_module("msgpack")
+    except ImportError as error:
+        raise ImportError("members .mp and .msgpack need the package msgpack: pip install msgpack") from error
 
 
 def _array(data: bytes, name: str) -> Any:

@@ -52,7 +52,8 @@ class WebDatasetStore(Store):
             A regular expression with a group, `r"(ep\d+)_"`: what the group matches at the key's beginning. Another
             string, `"_"`: what stands before the last of it.
         columns: Which to read; `"__key__"` is the sample's key. None reads those that a sample has.
-        decode: False leaves all columns bytes.
+        decode: False leaves all columns bytes. A dict has functions of bytes for some columns, `{"ply": read_cloud}`;
+            they are sent to workers.
         size: `(height, width)` of images; None keeps theirs.
         layout: `"CHW"`, channels first, or `"HWC"`.
         color: `"rgb"` or `"gray"`.
@@ -70,7 +71,7 @@ class WebDatasetStore(Store):
         shards: Sequence[str] | None = None,
         stream: str | None = None,
         columns: Sequence[str] | None = None,
-        decode: bool = True,
+        decode: bool | Mapping[str, Callable[[bytes], Any]] = True,
         size: tuple[int, int] | None = None,
         layout: Literal["CHW", "HWC"] = "CHW",
         color: Literal["rgb", "gray"] = "rgb",
