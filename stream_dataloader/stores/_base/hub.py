@@ -4,8 +4,7 @@ Files go to the Hub's own cache, whose folders tell where a file is from::
 
     .../datasets--lerobot--pusht/snapshots/<commit>/meta/info.json
 
-Guarantee: all files of a store are of one commit, which is looked up when it is opened. Without a connection, or with
-`HF_HUB_OFFLINE=1`, what was fetched before is read.
+Guarantee: all files of a store are of one commit, which is looked up when it is opened.
 """
 
 from __future__ import annotations
