@@ -10,8 +10,7 @@ copies, the device never waits for one. Six batches lie on the device, but for t
     copy stream      copy k        copy k+1                  |       copy k+2
     current stream   ... k-1 ...   waits for copy k, then k  |  waits for copy k+1, then k+1
 
-- The current stream waits for the copy's event. A stream of the user's own is ordered behind the current one, as with
-  any tensor.
+- The current stream waits for the copy's event.
 - Memory on the device is allocated while the copy stream is current, so torch hands it out again only to that stream,
   and, by `record_stream`, behind what the current stream does with it. Sparse tensors and objects with a `to` are
   moved when they are handed out.

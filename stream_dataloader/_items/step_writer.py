@@ -10,8 +10,8 @@
 
 Nothing of the items is in the source. The bytes of small arrays are gathered, and written together.
 
-Guarantee: what is written is what `Layout.read` would give. An item that is not plainly like the layout is given back.
-Each item is copied before the next is taken, as a stream may use one buffer for all.
+Guarantee: what is written is what `Layout.read` would give; any other item is given back. Each is copied before the
+next is taken.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from stream_dataloader._reading.plan import Start
 from stream_dataloader._schedule.order import Order
 from stream_dataloader._schedule.replay import Replay
 from stream_dataloader._schedule.rules import NONE
-from stream_dataloader._schedule.sections import Cuts, lengths_in
+from stream_dataloader._schedule.sections import Cuts
 from stream_dataloader._schedule.snapshot import Snapshot, beginning
 
 __all__ = ["place_later"]
@@ -20,34 +20,31 @@ __all__ = ["place_later"]
 def place_later(member: Member, start: Start, count: int) -> tuple[Start, int] | None:
     """The place `count` batches on, or the next epoch's beginning, and how many it were; None if only reading tells.
 
-    That is so without lengths or with streams that may be skipped, with windows that streams cut themselves, and where
-    the passes of an endless epoch differ in their sections.
+    It does without lengths, with streams that may be skipped, or that cut their own windows.
     """
     reading = member.ranks.reading
     rules, scheduled, lengths = reading.rules, reading.plan().scheduled_lengths, reading.lengths
-    endless = rules.padding_mode == "cycle"
-    if lengths is None or (lengths < 0).any() or rules.time_steps is None or not rules.deterministic:
+    if scheduled is None or lengths is None or (lengths < 0).any() or rules.time_steps is None:
         return None
-    total = None if endless else known_count(reading, start.epoch)
-    if reading.on_error != "raise" or (endless and isinstance(scheduled, Cuts)):
+    if not rules.deterministic or reading.on_error != "raise":
         return None
+    total = None if rules.padding_mode == "cycle" else known_count(reading, start.epoch)
     place = start.resume or beginning(rules)
     if total is not None and place.step + count >= total:
         return Start(start.epoch + 1), total - place.step
-    known, order = lengths_in(scheduled, start.epoch), Order(rules, start.epoch, scheduled)
-    assert known is not None
-    firsts = scheduled.starts(start.epoch) if isinstance(scheduled, Cuts) else None
+    order = Order(rules, start.epoch, scheduled)
 
     def moved(place: Snapshot, sign: int) -> Snapshot:
         """The place with items counted from each section's first one, or from the source's."""
-        if firsts is None:
+        if not isinstance(scheduled, Cuts):
             return place
         lanes = []
         for lane in place.lanes:
-            first = 0 if lane.grant == NONE else sign * int(firsts[order[lane.grant].source])
+            found = None if lane.grant == NONE else order[lane.grant]
+            first = 0 if found is None else sign * scheduled.section(found.source, found.epoch).start
             lanes.append(lane._replace(items=lane.items + first, position=lane.position + first))
         return place._replace(lanes=tuple(lanes))
 
-    replay = Replay(rules, order, known, moved(place, -1))
+    replay = Replay(rules, order, scheduled, moved(place, -1))
     replay.skip_to(place.step + count)
     return start._replace(resume=moved(replay.place(), 1)), count

@@ -1,8 +1,7 @@
 """Memory that a loader's processes share, free of `/dev/shm` and of names.
 
-`SharedFile` is an anonymous file, which the kernel frees with its last user, however that one ends. Forked workers
-inherit it; others are passed its descriptor while they start. It also carries locks: `fcntl.lockf` locks belong to a
-process and are freed by the kernel when it dies, even by SIGKILL.
+`SharedFile` is an anonymous file, which the kernel frees with its last user. It also carries locks, which the kernel
+frees when a process dies: `fcntl.lockf`.
 
 Small blocks of memory lie side by side in one file, and each locks its own bytes::
 

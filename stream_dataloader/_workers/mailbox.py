@@ -5,7 +5,7 @@ what they are done with. All workers of a session put the same steps into their 
 steps are cheap, as the first worker to begin a message decides by how long the last ones took.
 
 Guarantees: each value is written by one side only, but for what is decided together, under a lock. A message takes a
-few milliseconds to fill, or carries one step, unless steps suddenly get slower, or are read ahead by threads.
+few milliseconds to fill, or carries one step.
 """
 
 from __future__ import annotations

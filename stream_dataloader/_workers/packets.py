@@ -1,7 +1,7 @@
 """What passes between torch's `DataLoader` and its workers: queues of packets, and a flag, without any lock.
 
-torch takes its queues and its event from a multiprocessing context. Those of multiprocessing have locks, which a killed
-process never gives back. Here a message is one packet of a socket, which the kernel takes whole or not at all::
+Those of multiprocessing have locks, which a killed process never gives back. Here a message is one packet, which the
+kernel takes whole or not at all::
 
     put --- up to 16 KiB ---------------------> packet --+--> get
      |                                                   |

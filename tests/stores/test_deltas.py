@@ -5,10 +5,11 @@ import pytest
 import torch
 from lerobot_data import write_v3
 from small_stores import SMALL
+from store_tests import StoreTests
 
 from stream_dataloader import StreamDataLoader, StreamDataset, stores
 from stream_dataloader.errors import StoreError
-from stream_dataloader.testing import StoreContract, batch_key
+from stream_dataloader.testing import batch_key
 from stream_dataloader.testing._items import items_of
 
 #: Entries of each format's small store, and their windows; one goes far outside of all streams.
@@ -85,7 +86,7 @@ def test_batches_have_the_windows_of_items(case):
         assert batch_key(batch) == batch_key(other)
 
 
-class TestContract(StoreContract):
+class TestContract(StoreTests):
     num_workers = (0,)
     damages = 5
 
@@ -99,14 +100,8 @@ class TestContract(StoreContract):
         return str(tmp_path / name)
 
     @pytest.fixture
-    def open_stream(self, path, name):
-        _, store = stores.open(path, deltas=CASES[name])
-        yield store
-        store.close()
-
-    @pytest.fixture
-    def sources(self, open_stream):
-        return list(open_stream.sources)
+    def made(self, path, name):
+        return stores.open(path, deltas=CASES[name]).open_stream
 
     @pytest.fixture
     def expected(self, path, name):

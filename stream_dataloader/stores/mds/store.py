@@ -18,7 +18,7 @@ from stream_dataloader.errors import StoreError
 from stream_dataloader.stores._base.files import inside, stamp_of
 from stream_dataloader.stores._base.handles import Lease
 from stream_dataloader.stores._base.leaves import classes_of
-from stream_dataloader.stores._base.options import given_columns
+from stream_dataloader.stores._base.options import given_columns, given_options
 from stream_dataloader.stores._base.store import Store
 from stream_dataloader.stores._base.stream import put_row
 from stream_dataloader.stores.mds.encodings import ArrayEncoding, PictureEncoding
@@ -80,16 +80,8 @@ class MdsStore(Store):
     ) -> None:
         if stream is not None and not isinstance(stream, str):
             raise TypeError(f"stream is {stream!r}; give 'shard', 'sample' or the name of a column")
-        super().__init__(
-            path,
-            stream=stream,
-            split=split,
-            columns=given_columns(columns),
-            allow_pickle=allow_pickle,
-            upright=upright,
-            cache=cache,
-            predownload=whole_number("predownload", predownload, "give a number of shards from 0 on", 0),
-        )
+        predownload = whole_number("predownload", predownload, "give a number of shards from 0 on", 0)
+        super().__init__(path, **given_options(locals(), columns=given_columns(columns)))
         self._cache = FileCache() if cache is None else cache
         if split:
             inside(self.path, split, "split")

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from stream_dataloader.errors import StoreError
 from stream_dataloader.stores._base.handles import Handles, Lease
+from stream_dataloader.stores._base.options import given_options
 from stream_dataloader.stores._base.store import Store
 from stream_dataloader.stores._base.stream import StoreStream
 from stream_dataloader.stores.token.files import MappedTokens, Marker, TokenFile, find_files
@@ -83,16 +84,8 @@ class TokenStore(Store):
         self._stored = _dtype("stored_dtype", stored_dtype)
         self._dtype = _dtype("dtype", dtype)
         self._marker = _marker(end, begin)
-        super().__init__(
-            path,
-            stream=stream,
-            end=end,
-            begin=begin,
-            targets=targets,
-            dtype=self._dtype and str(self._dtype),
-            stored_dtype=self._stored and str(self._stored),
-            cache=cache,
-        )
+        dtype, stored_dtype = self._dtype and str(self._dtype), self._stored and str(self._stored)
+        super().__init__(path, **given_options(locals()))
         self._by_document = stream == "document"
         self._targets, self._cache = targets, cache
         _ = self.index
