@@ -25,7 +25,7 @@ import numpy as np
 from stream_dataloader import _options as options
 from stream_dataloader._items.content import hash_content
 from stream_dataloader._memory.pickling import ByValue
-from stream_dataloader._reading.offers import declares_early
+from stream_dataloader._reading.opening import declares_early
 from stream_dataloader._reading.sources import MadeSources, Sources, is_safe_anywhere, sources_of
 from stream_dataloader._schedule.mix import Mix
 from stream_dataloader._schedule.rules import IntArray

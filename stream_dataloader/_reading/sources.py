@@ -21,7 +21,7 @@ import numpy as np
 from stream_dataloader._memory.fields import Carver, SharedFields
 from stream_dataloader._memory.mapped_arrays import reduce_map
 from stream_dataloader._memory.pickling import ByValue, dumps, dumps_by_value, mentions_hidden, spawning
-from stream_dataloader._reading.offers import declares_early
+from stream_dataloader._reading.opening import declares_early
 from stream_dataloader.errors import shorten
 
 _BLOCK = 64  # sources: reading one costs a few microseconds, packing little more than one pickling of the list

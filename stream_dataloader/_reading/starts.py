@@ -19,8 +19,8 @@ import numpy as np
 import torch
 
 from stream_dataloader._items.structure import flatten
-from stream_dataloader._reading.offers import takes_start
-from stream_dataloader._reading.stream import END, OpenedStream
+from stream_dataloader._reading.opening import END, takes_start
+from stream_dataloader._reading.stream import OpenedStream
 from stream_dataloader._schedule.sections import Section
 from stream_dataloader.stream_info import StreamInfo, run_as
 

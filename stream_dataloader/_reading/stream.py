@@ -1,13 +1,4 @@
-"""A stream being read: opened at any item, opened again if it breaks, closed in the end.
-
-Opening calls the user's factory and takes the first item, since calling a generator function alone opens nothing::
-
-    the factory has a start=0               open_stream(source, start=n)     no item is read
-    the iterator has seek_item(n)           iterator.seek_item(n)            no item is read
-    it has state_dict, load_state_dict      iterator.load_state_dict(state)  no item is read; a state a batch
-    none of these                           next(), n times                  all items before are read again
-
-The iterator is what `iter(stream)` returns; methods are looked for on that alone.
+"""A stream being read: its items, one by one or in runs, and how it is opened again if it breaks.
 
 Guarantee: an error says where it happened, and is raised where the item would have been handed out. A source of another
 length than `lengths` says is an error, at the item that is one too many, or at the end that comes too early.
@@ -19,25 +10,19 @@ import copy
 import logging
 import operator
 import time
-import warnings
 from collections.abc import Callable, Iterator
-from types import GeneratorType
 from typing import Any, NamedTuple
 
 from stream_dataloader._items.step_writer import Taken
 from stream_dataloader._items.structure import Misfit
 from stream_dataloader._kept_fields import map_leaves
-from stream_dataloader._memory.endings import when_gone
-from stream_dataloader._reading.offers import keeps_state, seeks_items, takes_start, warn_of_unused, why_not_own
+from stream_dataloader._reading.opening import END, Handle, takes_start, text_of
 from stream_dataloader._schedule.sections import Section
-from stream_dataloader.errors import ItemError, LengthError, OpenError, ReadError, StreamError, detached, shorten
+from stream_dataloader.errors import ItemError, LengthError, ReadError, StreamError, detached, shorten
 from stream_dataloader.stream_info import StreamInfo, run_as
 
 _FIRST_BACKOFF_SECONDS = 0.1
 _LONGEST_BACKOFF_SECONDS = 30.0
-
-#: What `OpenedStream.next_item` returns after the last item; None may be an item.
-END = object()
 
 _log = logging.getLogger("stream_dataloader")
 
@@ -56,38 +41,14 @@ class Retries(NamedTuple):
     epochs: dict[int, int]
 
 
-class Opened(NamedTuple):
-    """What a stream is read from, while it is.
+class OpenedStream(Handle):
+    """A stream being read.
 
     Attributes:
-        iterator: That of what the factory returned.
-        writes: Items can be written where they are wanted, by `read_into`.
-        keeps_state: It has a `state`, and is opened again with that.
-        forget: To be called where it is closed, not only gone.
-    """
-
-    iterator: Iterator[Any]
-    writes: bool
-    keeps_state: bool
-    forget: list[Callable[[], Any]]
-
-
-class OpenedStream:
-    """A stream being read: what it is read from, what it belongs to and how far it was read.
-
-    Attributes:
-        info: Source, epoch, lane and worker.
-        factory: Opens the source.
-        section: The items of the source that are read.
-        fresh: They are read for the first time this epoch.
+        fresh: Its items are read for the first time this epoch.
         stop: The item behind the last that is read; None: the stream's end.
-        items: Number of items handed out, those before the section counted too.
         retried: How often it was opened again.
-        marks: It says which items begin a sequence; see `protocols.MarksStarts`.
-        opened: What it is read from; None if it is not open.
     """
-
-    marks = False
 
     def __init__(
         self,
@@ -99,18 +60,15 @@ class OpenedStream:
         *,
         fresh: bool = False,
     ) -> None:
-        self.info, self.factory, self.source, self.section, self.fresh = info, factory, source, section, fresh
-        self._retries = retries
-        self.items = self._asked = section.start
+        super().__init__(info, factory, source, section)
+        self.fresh, self._retries = fresh, retries
+        self._asked = section.start
         self._starts: list[int] = []  # of items before `_asked`
         self.stop = None if section.stop < 0 else section.stop
         self.retried = 0
         self._ahead: list[Any] = []  # what `look_ahead` took
         self._error: Exception | None = None
-        self._saved: tuple[Any, int] = None, 0  # a state to begin with, and the item that it belongs to
         self._state_now: tuple[Any, StreamError | None] | None = None  # that before `look_ahead`
-        self._returned: Any = None  # by the factory
-        self.opened: Opened | None = None
 
     def open(self, items: int = 0, state: Any = None) -> None:
         """Open it and take the first item; an error is kept for `next_item`, which also opens it elsewhere.
@@ -119,7 +77,7 @@ class OpenedStream:
             items: How many items come before.
             state: What the iterator's `state_dict` returned there, if it has one.
         """
-        self.items, self._saved = items, (state, items)
+        self.items, self.saved = items, (state, items)
         self._asked = items
         if items == self.section.start or takes_start(self.factory):  # else what comes before is read when it is wanted
             self.look_ahead(lambda: [self.next_item()])
@@ -132,57 +90,6 @@ class OpenedStream:
     def fail(self, error: StreamError) -> None:
         """Have `next_item` raise an error, and open nothing."""
         self._error = error
-
-    def _begin(self) -> Iterator[Any]:
-        """Open the stream behind the items that were handed out."""
-        begin, known = 0, {}
-        if self.items and takes_start(self.factory):
-            begin, known = self.items, {"start": self.items}
-        try:
-            self._returned = self.factory(self.source, **known)
-        except Exception as error:
-            raise self.error(OpenError, f"open_stream raised {_text(error)}") from error
-        try:
-            iterator: Iterator[Any] = iter(self._returned)
-        except Exception as error:
-            what = f"open_stream returned {shorten(self._returned, 80)}, a {type(self._returned).__name__}, "
-            why = "which is no iterable" if isinstance(error, TypeError) else f"whose iter() raised {_text(error)}"
-            raise self.error(OpenError, f"{what}{why}; return or yield items") from error
-        if why := why_not_own(iterator, self):
-            kind = type(iterator).__name__
-            raise self.error(OpenError, f"open_stream returned a {kind} that {why}; make a new one with each call")
-        has_state = keeps_state(iterator) and not seeks_items(iterator) and not takes_start(self.factory)
-        self.opened = Opened(iterator, callable(getattr(self._returned, "read_into", None)), has_state, [])
-        for closable in (iterator,) if iterator is self._returned else (iterator, self._returned):
-            close = getattr(closable, "close", None)
-            if callable(close) and not isinstance(closable, GeneratorType):  # which Python itself closes
-                self.opened.forget.append(when_gone(self, close))
-        self.marks = callable(getattr(self._returned, "starts_within", None))
-        if begin < self.items:
-            begin = self._go_on(iterator)
-        for position in range(begin, self.items):
-            if next(iterator, END) is END:
-                before = f"had {self.items} before it was opened again; has its source changed?"
-                section = f"a section of it begins at item {self.items}; correct lengths="
-                why = before if self.items > self.section.start else section
-                raise self.error(ReadError, f"the stream ended at item {position}, and {why}")
-        return iterator
-
-    def _go_on(self, iterator: Any) -> int:
-        """Have the iterator go towards the next item itself; the item that it is at then."""
-        try:
-            if seeks_items(iterator):
-                iterator.seek_item(self.items)
-                return self.items
-            state, item = self._saved
-            if state is not None and keeps_state(iterator):
-                iterator.load_state_dict(copy.deepcopy(state))
-                return item
-        except Exception as error:
-            raise self.error(ReadError, f"going to item {self.items} raised {_text(error)}") from error
-        if iterator is not self._returned:
-            warn_of_unused(type(self._returned))
-        return 0
 
     def state(self) -> Any:
         """The iterator's own state; a copy, as that may be a reference to what changes.
@@ -200,7 +107,7 @@ class OpenedStream:
         try:
             return None if iterator is None else copy.deepcopy(iterator.state_dict()), None
         except Exception as error:
-            failure = self.error(ReadError, f"the stream's state_dict raised {_text(error)}")
+            failure = self.error(ReadError, f"the stream's state_dict raised {text_of(error)}")
             failure.__cause__ = error
             return None, failure
 
@@ -270,15 +177,15 @@ class OpenedStream:
 
     def _ask_for_starts(self) -> None:
         """Called before a stream that marks starts is closed: another may not know."""
-        begin, stop = self._asked, self.items
-        if self.opened is None or begin == stop:
+        first, stop = self._asked, self.items
+        if self.opened is None or first == stop:
             return
         try:
-            starts = sorted(set(map(operator.index, self._returned.starts_within(begin, stop))))
+            starts = sorted(set(map(operator.index, self.returned.starts_within(first, stop))))
         except Exception as error:
-            raise self.error(ReadError, f"the stream's starts_within raised {_text(error)}") from error
-        if starts and not begin <= starts[0] <= starts[-1] < stop:
-            what = f"returned {shorten(starts)}, and was asked for items {begin} to {stop}"
+            raise self.error(ReadError, f"the stream's starts_within raised {text_of(error)}") from error
+        if starts and not first <= starts[0] <= starts[-1] < stop:
+            what = f"returned {shorten(starts)}, and was asked for items {first} to {stop}"
             raise self.error(ItemError, f"the stream's starts_within {what}")
         self._starts += starts
         self._asked = stop
@@ -289,7 +196,7 @@ class OpenedStream:
         number = 0
         while True:
             failure = (
-                error if isinstance(error, StreamError) else self.error(ReadError, f"{what} raised {_text(error)}")
+                error if isinstance(error, StreamError) else self.error(ReadError, f"{what} raised {text_of(error)}")
             )
             cause = error.__cause__ if isinstance(error, StreamError) and error.__cause__ else error
             if number >= most or not isinstance(cause, on):
@@ -320,14 +227,14 @@ class OpenedStream:
             if 0 < (room := stop - self.items) < most:
                 out, most = map_leaves(out, lambda leaf: leaf[:room]), room
         try:
-            count = self._returned.read_into(out)
+            count = self.returned.read_into(out)
         except Misfit as misfit:  # of a stream that takes its items apart as a lane does
             raise self.error(
                 ItemError, f"{misfit}; all items of a stream must share structure, dtypes and shapes"
             ) from None
         except Exception as error:
             if not self._retries.most:
-                raise self.error(ReadError, f"the stream's read_into raised {_text(error)}") from error
+                raise self.error(ReadError, f"the stream's read_into raised {text_of(error)}") from error
             self._ahead.append(self._next_item_again(error, "the stream's read_into"))
             return -1
         if not isinstance(count, int) or not 0 <= count <= most:
@@ -364,45 +271,3 @@ class OpenedStream:
             self.items = items
             run_as(before)
         return not self._ahead or self._ahead[-1] is not END
-
-    def close(self) -> None:
-        """Close what the factory returned, and its iterator; an error in that becomes a warning."""
-        opened, returned = self.opened, self._returned
-        self.opened = self._returned = None
-        iterator = None
-        if opened is not None:
-            iterator = opened.iterator
-            while opened.forget:
-                opened.forget.pop()()
-        for closable in (iterator, returned):
-            if callable(close := getattr(closable, "close", None)):
-                before = run_as(self.info)
-                try:
-                    close()
-                except Exception as error:
-                    warnings.warn(
-                        f"closing the stream of source {self.info.source_index} ({shorten(self.source)}) "
-                        f"raised {_text(error)}; it was read all the same",
-                        RuntimeWarning,
-                        stacklevel=2,
-                    )
-                finally:
-                    run_as(before)
-            if returned is iterator:
-                break
-
-    def error(self, kind: type[StreamError], what: str, *, handed_out: bool = False) -> StreamError:
-        """An error that says where it happened: at the item handed out last, or at the next one."""
-        info, source, item = self.info, shorten(self.source), self.items - handed_out
-        return kind(
-            f"source {info.source_index} ({source}), item {item}, lane {info.lane}, worker {info.worker_id}: {what}",
-            source_index=info.source_index,
-            source=source,
-            position=item,
-            lane=info.lane,
-            worker_id=info.worker_id,
-        )
-
-
-def _text(error: Exception) -> str:
-    return shorten(error, 2000)

@@ -16,7 +16,8 @@ import numpy as np
 from stream_dataloader._assembly.writer import PartWriter
 from stream_dataloader._items.layout import DTYPES_OF_NUMPY, Layout, Leaves, as_tensor, storage_dtype
 from stream_dataloader._items.structure import ALIKE, LEAF, Misfit, StreamMisfit
-from stream_dataloader._reading.stream import END, OpenedStream
+from stream_dataloader._reading.opening import END
+from stream_dataloader._reading.stream import OpenedStream
 from stream_dataloader.errors import ItemError, StreamError
 
 

@@ -16,7 +16,8 @@ from typing import Any
 from stream_dataloader._items.layout import Layout
 from stream_dataloader._items.structure import Misfit, flatten
 from stream_dataloader._reading.lists import SourceLists
-from stream_dataloader._reading.stream import END, OpenedStream, Retries
+from stream_dataloader._reading.opening import END
+from stream_dataloader._reading.stream import OpenedStream, Retries
 from stream_dataloader._schedule.sections import Section
 from stream_dataloader.errors import ErrorReport, ItemError, ReadError, StoreError, StreamError, shorten
 from stream_dataloader.stores._base.packing import Packer

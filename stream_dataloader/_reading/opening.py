@@ -1,0 +1,266 @@
+"""How a stream is opened, at any item, and closed again; and what factories and iterators offer for that.
+
+Opening calls the user's factory and takes the first item, since calling a generator function alone opens nothing::
+
+    the factory has a start=0               open_stream(source, start=n)     no item is read
+    the iterator has seek_item(n)           iterator.seek_item(n)            no item is read
+    it has state_dict, load_state_dict      iterator.load_state_dict(state)  no item is read; a state a batch
+    none of these                           next(), n times                  all items before are read again
+
+The iterator is what `iter(stream)` returns; methods are looked for on that alone. Nothing is called to find them.
+
+Guarantees: what another object may have meant by the same name does not count. Within a process, an iterator that
+another stream is being read from, and a generator that was read from before, are told apart from new ones.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+import logging
+import warnings
+import weakref
+from collections.abc import Callable, Generator, Iterator
+from types import GeneratorType
+from typing import Any, NamedTuple
+
+from stream_dataloader._memory.endings import WeakItems, WeakValues, when_gone
+from stream_dataloader._schedule.sections import Section
+from stream_dataloader.errors import OpenError, ReadError, StreamError, shorten
+from stream_dataloader.stream_info import StreamInfo, run_as
+
+#: What `next` and `OpenedStream.next_item` return after the last item; None may be an item.
+END = object()
+
+_log = logging.getLogger("stream_dataloader")
+
+
+def seeks_items(iterator: object) -> bool:
+    """Whether an iterator goes to any item by `seek_item`."""
+    return callable(getattr(iterator, "seek_item", None))
+
+
+def keeps_state(iterator: object) -> bool:
+    """Whether an iterator goes where it was by its own state."""
+    return all(callable(getattr(iterator, name, None)) for name in ("state_dict", "load_state_dict"))
+
+
+_warned_of: set[type] = set()
+
+
+def _warn_of_unused(kind: type) -> None:
+    """Say once that a stream is read forward although it offers more."""
+    if kind in _warned_of:
+        return
+    _warned_of.add(kind)
+    if found := [name for name in ("seek_item", "load_state_dict") if hasattr(kind, name)]:
+        _log.warning(
+            "%s has %s, and its iter() returns another object, which that may say nothing of: it is read forward to "
+            "where it was; return self from __iter__ and define __next__, or give open_stream a parameter start=0",
+            *(kind.__qualname__, " and ".join(found)),
+        )
+
+
+#: Of factories that are still there: one that is dropped must not keep what it has open.
+_known: weakref.WeakKeyDictionary[Callable[..., Any], bool] = weakref.WeakKeyDictionary()
+
+
+def _takes_start(factory: Callable[..., Any]) -> bool:
+    code: Any = factory
+    while isinstance(code, functools.partial):
+        if "start" in code.keywords:
+            return False  # its own
+        code = code.func
+    if getattr(code, "__module__", None) == "builtins":  # enumerate and sum, which mean another thing
+        return False
+    try:
+        start = inspect.signature(factory).parameters.get("start")
+        own = inspect.signature(factory, follow_wrapped=False).parameters
+    except (TypeError, ValueError):
+        return False
+    if start is None or start.kind not in (start.KEYWORD_ONLY, start.POSITIONAL_OR_KEYWORD):
+        return False
+    if type(start.default) is not int or start.default != 0:
+        return False
+    return "start" in own or any(parameter.kind is parameter.VAR_KEYWORD for parameter in own.values())
+
+
+def takes_start(factory: Callable[..., Any]) -> bool:
+    """Whether a factory opens streams at any item: it has a parameter `start` whose default is the integer 0."""
+    try:
+        if (known := _known.get(factory)) is None:
+            known = _known[factory] = _takes_start(factory)
+        return known
+    except TypeError:  # not hashable, or without weak references
+        return _takes_start(factory)
+
+
+def declares_early(code: object) -> bool:
+    """Whether a factory, or a sequence of sources, declares that another thread may call it; see `OpensEarly`.
+
+    A class that overrides what is called answers for itself: it does not inherit the declaration.
+    """
+    while isinstance(code, functools.partial):
+        code = code.func
+    if getattr(code, "open_early", None) is not True:
+        return False
+    if "open_early" in getattr(code, "__dict__", ()):  # else functools.wraps has copied it from other code
+        return getattr(getattr(code, "__wrapped__", None), "open_early", None) is not True
+    for kind in () if inspect.isclass(code) else type(code).__mro__:
+        if "open_early" in kind.__dict__:
+            return True
+        if kind.__dict__.keys() & {"__call__", "__getitem__"}:
+            return False
+    return False
+
+
+#: Readers by the identity of what they read from: not each iterator may be referred to weakly.
+_readers: WeakValues[int, Any] = WeakValues()
+_begun: WeakItems[Any] = WeakItems()  # generators
+
+
+def _why_not_own(iterator: Iterator[Any], reader: Any) -> str:
+    """Why an iterator is not the reader's own, or nothing; the reader has it in `opened` as long as it reads."""
+    other = _readers.get(id(iterator))
+    if other is not None and other is not reader and other.opened is not None and other.opened.iterator is iterator:
+        return f"source {other.info.source_index} is being read from"
+    if isinstance(iterator, Generator):
+        if iterator in _begun:
+            return "was read from before"
+        _begun.add(iterator)
+    _readers[id(iterator)] = reader
+    return ""
+
+
+class Opened(NamedTuple):
+    """What a stream is read from, while it is.
+
+    Attributes:
+        iterator: That of what the factory returned.
+        writes: Items can be written where they are wanted, by `read_into`.
+        keeps_state: It has a `state`, and is opened again with that.
+        forget: To be called where it is closed, not only gone.
+    """
+
+    iterator: Iterator[Any]
+    writes: bool
+    keeps_state: bool
+    forget: list[Callable[[], Any]]
+
+
+class Handle:
+    """A source that is read: what it belongs to, and what it is opened as.
+
+    Attributes:
+        info: Source, epoch, lane and worker.
+        factory: Opens the source.
+        section: The items of the source that are read.
+        items: Number of items handed out, those before the section counted too.
+        marks: It says which items begin a sequence; see `protocols.MarksStarts`.
+        saved: A state of the iterator to begin with, and the item that it belongs to.
+        returned: What the factory returned.
+        opened: What it is read from; None if it is not open.
+    """
+
+    marks = False
+
+    def __init__(self, info: StreamInfo, factory: Callable[..., Any], source: Any, section: Section) -> None:
+        self.info, self.factory, self.source, self.section = info, factory, source, section
+        self.items = section.start
+        self.saved: tuple[Any, int] = None, 0
+        self.returned: Any = None
+        self.opened: Opened | None = None
+
+    def _begin(self) -> Iterator[Any]:
+        """Open it behind the items that were handed out; its iterator, which is there."""
+        first, known = 0, {}
+        if self.items and takes_start(self.factory):
+            first, known = self.items, {"start": self.items}
+        try:
+            returned = self.returned = self.factory(self.source, **known)
+        except Exception as error:
+            raise self.error(OpenError, f"open_stream raised {text_of(error)}") from error
+        try:
+            iterator: Iterator[Any] = iter(returned)
+        except Exception as error:
+            what = f"open_stream returned {shorten(returned, 80)}, a {type(returned).__name__}, "
+            why = "which is no iterable" if isinstance(error, TypeError) else f"whose iter() raised {text_of(error)}"
+            raise self.error(OpenError, f"{what}{why}; return or yield items") from error
+        if why := _why_not_own(iterator, self):
+            kind = type(iterator).__name__
+            raise self.error(OpenError, f"open_stream returned a {kind} that {why}; make a new one with each call")
+        has_state = keeps_state(iterator) and not seeks_items(iterator) and not takes_start(self.factory)
+        self.opened = Opened(iterator, callable(getattr(returned, "read_into", None)), has_state, [])
+        for closable in (iterator,) if iterator is returned else (iterator, returned):
+            close = getattr(closable, "close", None)
+            if callable(close) and not isinstance(closable, GeneratorType):  # which Python itself closes
+                self.opened.forget.append(when_gone(self, close))
+        self.marks = callable(getattr(returned, "starts_within", None))
+        if first < self.items:
+            first = self._go_on(iterator)
+        for position in range(first, self.items):
+            if next(iterator, END) is END:
+                before = f"had {self.items} before it was opened again; has its source changed?"
+                section = f"a section of it begins at item {self.items}; correct lengths="
+                why = before if self.items > self.section.start else section
+                raise self.error(ReadError, f"the stream ended at item {position}, and {why}")
+        return iterator
+
+    def _go_on(self, iterator: Any) -> int:
+        """Have the iterator go towards the next item itself; the item that it is at then."""
+        try:
+            if seeks_items(iterator):
+                iterator.seek_item(self.items)
+                return self.items
+            state, item = self.saved
+            if state is not None and keeps_state(iterator):
+                iterator.load_state_dict(copy.deepcopy(state))
+                return item
+        except Exception as error:
+            raise self.error(ReadError, f"going to item {self.items} raised {text_of(error)}") from error
+        if iterator is not self.returned:
+            _warn_of_unused(type(self.returned))
+        return 0
+
+    def close(self) -> None:
+        """Close what the factory returned, and its iterator; an error in that becomes a warning."""
+        opened, returned = self.opened, self.returned
+        self.opened = self.returned = None
+        iterator = None
+        if opened is not None:
+            iterator = opened.iterator
+            while opened.forget:
+                opened.forget.pop()()
+        for closable in (iterator, returned):
+            if callable(end := getattr(closable, "close", None)):
+                before = run_as(self.info)
+                try:
+                    end()
+                except Exception as error:
+                    warnings.warn(
+                        f"closing the stream of source {self.info.source_index} ({shorten(self.source)}) "
+                        f"raised {text_of(error)}; it was read all the same",
+                        RuntimeWarning,
+                        stacklevel=2,
+                    )
+                finally:
+                    run_as(before)
+            if returned is iterator:
+                break
+
+    def error(self, kind: type[StreamError], what: str, *, handed_out: bool = False) -> StreamError:
+        """An error that says where it happened: at the item handed out last, or at the next one."""
+        info, source, item = self.info, shorten(self.source), self.items - handed_out
+        return kind(
+            f"source {info.source_index} ({source}), item {item}, lane {info.lane}, worker {info.worker_id}: {what}",
+            source_index=info.source_index,
+            source=source,
+            position=item,
+            lane=info.lane,
+            worker_id=info.worker_id,
+        )
+
+
+def text_of(error: Exception) -> str:
+    return shorten(error, 2000)
