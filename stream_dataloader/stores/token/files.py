@@ -57,7 +57,7 @@ _DTYPES: dict[int, np.dtype[Any]] = {
     4: np.dtype("int32"),
     5: np.dtype("int64"),
     6: np.dtype("float64"),
-    7: np.dtype("float32"),
+    7: np.dtype("float32"),  # float64 in files of RWKV and of older Megatron
     8: np.dtype("uint16"),
 }
 
@@ -150,6 +150,8 @@ class TokenFile:
         cuts = np.frombuffer(content, "<i8", bounds, place)
         ends: Any = np.cumsum(np.append(0, lengths), dtype=np.int64)
         total = int(ends[-1])
+        if code == 7 and 8 * total == self.known.size:
+            dtype = np.dtype("float64")
         if (lengths < 0).any() or (ends[:-1] * dtype.itemsize != begins).any():
             raise StoreError(f"{name} is damaged: sequences do not follow each other")
         if total * dtype.itemsize != self.known.size:

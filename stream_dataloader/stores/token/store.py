@@ -101,7 +101,7 @@ class TokenStore(Store):
         what = f"the {file.dtype} of {file.name}"
         wanted = self._dtype or file.dtype
         are_tokens = file.dtype.kind != "f"
-        if not np.can_cast(file.dtype, wanted):
+        if not np.can_cast(file.dtype, wanted) and not (are_tokens and wanted == np.int64):
             raise ValueError(f"dtype is {wanted}, which does not hold {what}")
         if self._targets and not are_tokens:
             raise ValueError(f"targets=True, and {what} are no tokens")
