@@ -105,7 +105,7 @@ class Ranks:
             return Steps(count)
         rendezvous = self._next_rendezvous()
         try:
-            rendezvous.begin({**terms, "number of batches": count})
+            rendezvous.begin({"batch_size": rules.lanes, **terms, "number of batches": count})
         except BaseException:
             rendezvous.close()
             raise

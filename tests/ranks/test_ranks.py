@@ -84,7 +84,7 @@ def read_with(rank, world_size, cases, dataset=None, most=None, epochs=1, **opti
     ("odd", "reason"),
     [
         ({"seed": 5}, "rank 1 has seed 5, and rank 0 0"),
-        ({"lanes": 4}, "rank 1 has lanes_of_a_group 4, and rank 0 2"),
+        ({"lanes": 4}, "rank 1 has batch_size 4, and rank 0 2"),
         ({"time_steps": 3}, "rank 1 has time_steps 3, and rank 0 2"),
         ({"lengths": [3, 4, 5, 6]}, "rank 1 has fingerprint '"),
         ({"lengths": [3, 4, 5]}, "rank 1 has num_sources 3, and rank 0 4"),
