@@ -124,7 +124,7 @@ class Opener:
     ) -> OpenedStream:
         """Open the stream of a grant for a lane, at an item, with the stream's state there or None."""
         stream = self._unopened(grant, lane, items)
-        if stream.has_item:  # an error
+        if stream.has_item or (stream.items == stream.stop and not stream.section.ends):  # an error; no item
             return stream
         index, begin = stream.info.source_index, clock()
         board, number = self.reading.board, self._number

@@ -229,8 +229,10 @@ def test_an_empty_section_marks_no_end_where_a_stream_was_cut_short():
     cut = sections([4], 2)
     seed = next(seed for seed in range(99) if cut.of(0, epoch=0, seed=seed) == [(0, 2), (2, 4)])  # and an empty one
     options = {"windows": "packed", "mark_ends": True, "on_error": "skip", "time_steps": 8}
+    loader = make_loader([(0, 4)], breaking, 1, sections=cut, seed=seed, **options)
     with pytest.warns(RuntimeWarning, match="lost"):
-        (batch,) = make_loader([(0, 4)], breaking, 1, sections=cut, seed=seed, **options)
+        (batch,) = loader
+    assert loader.stats().opened == 2
     assert batch.position[:4, 0].tolist() == [0, 1, 2, -1]
     assert batch.is_start[:4, 0].tolist() == [True, False, True, False]
     assert batch.is_last[:4, 0].tolist() == [False, True, False, False]
