@@ -43,9 +43,9 @@ _LARGEST_UNCHECKED_BYTES, _MOST_TIMES = 64 << 20, 1100
 class Hdf5Store(Store):
     """Episodes of robomimic, LIBERO, ALOHA and alike: groups of an HDF5 file, or the files of a folder.
 
-    A group that holds datasets is a stream; one that holds only groups has a stream in each of them. An item is a dict,
-    nested as the groups are: `{"actions": ..., "obs": {"image": ...}}`. All streams need the leaves of the first.
-    Needs the extra `h5py`, and hdf5plugin if files were written with its filters.
+    A group that holds datasets is a stream; one that holds only groups has a stream in each of them.
+    An item is a dict, nested as the groups are. All streams need the leaves of the first.
+    Needs the extra `h5py`.
 
     Args:
         path: A file, or a folder: all files below it whose names end in `.h5` or `.hdf5`, in natural order.

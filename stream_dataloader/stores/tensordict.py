@@ -1,7 +1,7 @@
 """What tensordict saved, as streams of nested dicts: the format of tensordict 0.14 and 0.15.
 
-The meta.json of a folder says what each key is. A tensor is `key.memmap` beside it, in C order; a nested TensorDict, a
-text a step and a value for all steps are folders, with a meta.json of their own.
+A folder's meta.json says what each key is: a tensor is `key.memmap`,
+and what is nested a folder with a meta.json of its own.
 
 Guarantee: nothing is unpickled. What cannot be read is refused by name.
 """
@@ -46,8 +46,8 @@ class TensorDictStore(Store):
     Items are nested dicts. A `NonTensorStack` of texts is a text a step; a `NonTensorData` is in `info().metadata`.
     Names are `"reward"`, or a tuple for what is nested, `("next", "reward")`.
 
-    Without `stream`, `lengths` or `done`, the whole is one stream. A storage of torchrl's `ReplayBuffer` is read as far
-    as it was filled. Pickles, nested tensors and lazy stacks are refused.
+    Without `stream`, `lengths` or `done`, the whole is one stream.
+    A storage of torchrl's `ReplayBuffer` is read as far as it was filled.
 
     Args:
         path: The folder.

@@ -35,10 +35,8 @@ _MOST_STREAMS = 1 << 24
 class ZarrStore(Store):
     """A replay buffer as diffusion_policy has it: flat arrays of all episodes' steps, and where each episode ends.
 
-    A stream is one range of steps, and an item is a dict of the arrays' rows: `{"action": ..., "img": ...}`; arrays in
-    groups below are dicts in it. Zarr's formats 2 and 3 are read. Needs the extra `zarr`.
-
-    A lane keeps one unpacked chunk of each leaf. In Zarr a chunk that was lost cannot be told from zeros.
+    An item is a dict of the arrays' rows; arrays in groups below are dicts in it.
+    A chunk that was lost reads as zeros. Needs the extra `zarr`.
 
     Args:
         path: A folder, or a `.zarr.zip`.

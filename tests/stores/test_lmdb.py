@@ -301,9 +301,25 @@ def test_a_plain_lmdb_needs_decode(tmp_path):
         stores.open(path)
     with pytest.raises(ValueError, match="decode= is for an LMDB that was not packed"):
         LmdbStore(written(tmp_path / "b"), decode=text)
-    for wrong in ({"stream": "/"}, {"open_databases": 0}):
+    for wrong in ({"stream": "/"}, {"open_databases": 0}, {"order": "natural"}, {"order": "x", "decode": text}):
         with pytest.raises(ValueError, match=next(iter(wrong))):
             LmdbStore(path, **wrong)
+
+
+def test_keys_may_be_in_natural_order(tmp_path):
+    values = {b"%s/f_%d" % (clip, i): b"%d" % i for clip in (b"c2", b"c10") for i in range(8, 13)}
+    (tmp_path / "a").mkdir()
+    for name in ("2.lmdb", "10.lmdb"):
+        plain(tmp_path / "a" / name, values)
+    found = {order: LmdbStore(tmp_path / "a", decode=text, stream="/", order=order) for order in ("bytes", "natural")}
+    assert list(found["bytes"](0)) == [10, 11, 12, 8, 9]
+    assert list(found["natural"](0, start=1)) == [9, 10, 11, 12]
+    keys = {order: [store.key(i) for i in store.sources] for order, store in found.items()}
+    assert keys["natural"] == ["2.lmdb/c2", "2.lmdb/c10", "10.lmdb/c2", "10.lmdb/c10"]
+    assert keys["bytes"] == keys["natural"][::-1]
+    with pytest.warns(UserWarning, match="b'c10/f_8' behind b'c10/f_12'; give order='natural'"):
+        fingerprint = LmdbStore(tmp_path / "a", decode=text, stream="/").sources.fingerprint
+    assert fingerprint == found["bytes"].sources.fingerprint != found["natural"].sources.fingerprint
 
 
 @pytest.mark.parametrize("subdir", [True, False])

@@ -25,9 +25,9 @@ from stream_dataloader.errors import StoreError, shorten
 from stream_dataloader.stores._base.files import damage_named
 from stream_dataloader.stores._base.leaves import LeafSpec
 from stream_dataloader.stores.memmap.mapped import LeafFile
-from stream_dataloader.streams._media.section import KnownFile
+from stream_dataloader.streams._media.section import KnownFile, natural_order
 
-__all__ = ["Databases", "ResultT", "Tree", "mapped", "read_tree"]
+__all__ = ["Databases", "ResultT", "Tree", "mapped", "natural_key", "read_tree"]
 
 ResultT = TypeVar("ResultT")
 
@@ -50,9 +50,13 @@ class Tree(NamedTuple):
     values: _Positions
     crc: int
 
+    def names(self, rows: NDArray[np.uint8], start: int = 0, stop: int | None = None) -> list[bytes]:
+        """Some of the keys themselves."""
+        return [rows[begin:end].tobytes() for begin, end in self.keys[start:stop].tolist()]
+
 
 def read_tree(content: NDArray[np.uint8], path: str, name: str | None = None) -> Tree:
-    """Find the keys and values of a file, given as all its bytes, or of a named database in it.
+    """The keys and values of a file, or of a named database in it.
 
     Raises:
         StoreError: It is no LMDB file, is damaged, has no such database, holds others or several values a key.
@@ -68,7 +72,7 @@ def read_tree(content: NDArray[np.uint8], path: str, name: str | None = None) ->
         crc = zlib.crc32(content[: 2 * page_bytes].data)
         if name is not None:
             found, crc = _walk(pages, depth, root, count, crc, _BIG | _NAMED)
-            names = [content[begin:stop].tobytes() for begin, stop in found[:, :2].tolist()]
+            names = Tree(found[:, :2], found[:, 2:], crc).names(content)
             if (key := os.fsencode(name)) not in names:
                 raise StoreError(f"{path} has no database {name!r}; it has {shorten(names)}")
             flags, depth, *_, count, root = _DATABASE.unpack(content[slice(*found[names.index(key), 2:])].data)
@@ -82,7 +86,7 @@ def read_tree(content: NDArray[np.uint8], path: str, name: str | None = None) ->
 
 
 def _walk(pages: NDArray[np.uint8], depth: int, root: int, count: int, crc: int, kinds: int) -> tuple[_Positions, int]:
-    """Where keys and values of a database begin and end, `(entries, 4)`, and the CRC-32 with that of its pages."""
+    """Where keys and values begin and end, `(entries, 4)`, and the CRC-32."""
     level = np.array([root], np.uint64).view(np.int64)[:depth]
     entries = [np.empty((0, 4), np.int64)]
     for height in reversed(range(depth)):
@@ -121,7 +125,7 @@ def _entries(pages: NDArray[np.uint8], at: _Positions, numbers: list[_Positions]
     """Where keys and values begin and end, `(entries, 4)`."""
     low, high, flags, key_bytes = numbers
     if (flags & ~kinds).any():
-        raise ValueError("it has named databases, of which db= names one, or several values a key, which are not read")
+        raise ValueError("it has named databases (give db=), or several values a key")
     content, page_bytes = pages.reshape(-1), pages.shape[1]
     size, is_big = low | high << 16, flags == _BIG
     key = at + _NODE_HEADER
@@ -133,6 +137,11 @@ def _entries(pages: NDArray[np.uint8], at: _Positions, numbers: list[_Positions]
     if (value + size > len(content)).any():
         raise ValueError("a value lies outside of the file")
     return np.stack([key, key + key_bytes, value, value + size], 1)
+
+
+def natural_key(key: bytes) -> tuple[Any, str]:
+    """What sorts keys with numbers as numbers."""
+    return natural_order(os.fsdecode(key))
 
 
 def mapped(path: str, size: int, *, readahead: bool = True) -> LeafFile:
@@ -165,7 +174,11 @@ class Databases:
             found = read_tree(file(number).rows, path, options["db"])
             if expected[path] not in (None, (size, len(found.values), found.crc)):
                 raise StoreError(f"{path} is damaged: it has another size or tree; pack it anew")
-            return found
+            if options["order"] != "natural":
+                return found
+            keys = list(map(natural_key, found.names(file(number).rows)))
+            order = sorted(range(len(keys)), key=keys.__getitem__)
+            return Tree(found.keys[order], found.values[order], found.crc)
 
         self.file, self.tree = file, tree
         self.checked = functools.cache(lambda number: bytearray(len(tree(number).values)))

@@ -16,9 +16,11 @@ import functools
 import hashlib
 import itertools
 import os
+import re
+import warnings
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -31,13 +33,17 @@ from stream_dataloader.stores._base.leaves import owned
 from stream_dataloader.stores._base.options import given_columns, given_options, renamed
 from stream_dataloader.stores._base.store import Store
 from stream_dataloader.stores._base.stream import Steps, put_row
-from stream_dataloader.stores.lmdb.pages import Databases, ResultT
+from stream_dataloader.stores.lmdb.pages import Databases, ResultT, natural_key
 from stream_dataloader.stores.lmdb.windows import Windows, check_value
 from stream_dataloader.stores.memmap.packed import HEADER, PackedIndex, PackedStore, check_sizes
+from stream_dataloader.streams._media.section import natural_order
 
 __all__ = ["KIND", "LmdbStore"]
 
 KIND = "lmdb store"
+
+#: Keys of a database that are looked at to find out whether their order is natural.
+_LOOKED_AT = 2000
 
 
 class LmdbStore(PackedStore):
@@ -46,13 +52,15 @@ class LmdbStore(PackedStore):
     Args:
         path: The folder that was packed; or any LMDB file, or a folder with some, if there is `decode`.
         columns: Names of the leaves to read of items that are dicts; None reads all. Of a packed store.
-        open_databases: How many databases a process has open at most; None: all that it reads.
-        readahead: Whether the system reads ahead; it should not where values lie apart and memory is short.
+        open_databases: How many a process has open at most; None: all that it reads.
+        readahead: Whether the system reads ahead; not where values lie apart and memory is short.
         check: Whether values are compared with checksums when they are read first. Of a packed store.
         decode: For LMDB files that were not packed: makes an item of a value's bytes, also in workers. Each key is
-            a time step, in the order of the keys' bytes, but keys such as `__len__`.
-        stream: A separator, such as `"/"`: keys that are alike up to the last one of it are a stream; keys without it
-            are left out. None: each database is a stream. With `decode`.
+            a time step, but those such as `__len__`.
+        order: Of keys: `"bytes"`, or `"natural"`, with `frame_2` before `frame_10`.
+            None: by bytes, with a warning if that is not natural. With `decode`.
+        stream: A separator, such as `"/"`: keys that are alike up to the last of it are
+            a stream, others are left out. None: each database is one. With `decode`.
         db: The database of this name in each file. None: the one without a name. With `decode`.
 
     Checked against py-lmdb 3.0.0, with LMDB 0.9.36.
@@ -70,15 +78,18 @@ class LmdbStore(PackedStore):
         readahead: bool = True,
         check: bool = True,
         decode: Callable[[bytes], Any] | None = None,
+        order: Literal["bytes", "natural"] | None = None,
         stream: str | None = None,
         db: str | None = None,
     ) -> None:
         if open_databases is not None and open_databases < 1:
-            raise ValueError(f"open_databases is {open_databases}; give 1 or more, or None for all")
+            raise ValueError(f"open_databases is {open_databases}; give 1 or more, or None")
         if stream is not None and (decode is None or not stream):
-            raise ValueError(f"stream is {stream!r}; give text that separates, with decode=, or None")
-        if db is not None and decode is None:
-            raise ValueError(f"db is {db!r}; it goes with decode=")
+            raise ValueError(f"stream is {stream!r}; give a separator, with decode=")
+        if decode is None and (db, order) != (None, None):
+            raise ValueError(f"db is {db!r}, order is {order!r}; give decode=")
+        if order not in (None, "bytes", "natural"):
+            raise ValueError(f"order is {order!r}; use 'bytes' or 'natural'")
         super().__init__(path, **given_options(locals(), columns=given_columns(columns)))
 
     def _read_index(self) -> _PackedIndex | _PlainIndex:
@@ -214,11 +225,12 @@ class _PlainIndex:
     metadata: ClassVar[Mapping[str, Any]] = {}
 
     def __init__(self, path: str, options: Mapping[str, Any]) -> None:
-        names = _files_at(path)
+        is_natural = options["order"] == "natural"
+        names = _files_at(path, natural=is_natural)
         self.databases = Databases(dict.fromkeys(names), options)
         separator = options["stream"]
         of = (separator, options["db"]) if options["db"] else separator
-        digest = hashlib.blake2b(repr(of).encode(), digest_size=16)
+        digest = hashlib.blake2b(repr(("natural", of) if is_natural else of).encode(), digest_size=16)
         self._names: list[str] = []
         self.streams: list[tuple[int, int, int]] = []  # database, first value, stop
         for number, (name, known) in enumerate(zip(names.values(), self.databases.known, strict=True)):
@@ -226,11 +238,13 @@ class _PlainIndex:
             digest.update(repr((name, known.size, tree.crc, known.modified_ns)).encode())
             groups = {"": (0, len(tree.keys))}
             if separator is not None:
-                keys = [rows[begin:stop].tobytes() for begin, stop in tree.keys.tolist()]
-                groups = _groups(keys, separator)
+                groups = _groups(tree.names(rows), separator)
             for group, bounds in groups.items():
                 self._names.append("/".join(filter(None, [name if len(names) > 1 or not group else "", group])))
                 self.streams.append((number, *bounds))
+            if groups and options["order"] is None:
+                start, stop = next(iter(groups.values()))
+                _warn_of_order(name, tree.names(rows, start, min(stop, start + _LOOKED_AT)))
         self.lengths = np.array([end - begin for _, begin, end in self.streams], np.int64)
         self.fingerprint = digest.hexdigest()
 
@@ -244,22 +258,32 @@ class _PlainIndex:
         return {}
 
 
-def _files_at(path: str) -> dict[str, str]:
+def _files_at(path: str, *, natural: bool) -> dict[str, str]:
     """The LMDB files at a path, each with its name, or that of its folder."""
     if os.path.isfile(path):
         return {path: os.path.basename(path)}
     if os.path.isfile(data := os.path.join(path, "data.mdb")):
         return {data: os.path.basename(os.path.abspath(path))}
     found = {}
-    for name in sorted(os.listdir(path)):
+    for name in sorted(os.listdir(path), key=natural_order if natural else str):
         file = os.path.join(path, name)
         if os.path.isdir(file):
             file = os.path.join(file, "data.mdb")
         if file.endswith((".lmdb", ".mdb")) and name != "lock.mdb" and os.path.isfile(file):
             found[file] = name
     if not found:
-        raise StoreError(f"{path} has no LMDB in it: neither *.lmdb nor *.mdb, nor a folder with one")
+        raise StoreError(f"{path} has no LMDB in it: no *.lmdb, *.mdb or folder with one")
     return found
+
+
+def _warn_of_order(name: str, keys: list[bytes]) -> None:
+    """Warn of keys whose numbers alone differ, and descend."""
+    texts = [re.split(rb"\d+", key) for key in keys]
+    for i, (one, other) in enumerate(itertools.pairwise(keys)):
+        if texts[i] == texts[i + 1] and natural_key(one) > natural_key(other):
+            found = f"{name} has {other!r} behind {one!r}"
+            warnings.warn(f"{found}; give order='natural' or 'bytes'", stacklevel=6)
+            return
 
 
 def _groups(keys: list[bytes], separator: str) -> dict[str, tuple[int, int]]:
@@ -293,7 +317,7 @@ class _PlainSteps:
             return self._decode(value)
         except Exception as error:
             file, tree = self._databases.file(self._database), self._databases.tree(self._database)
-            key = file.rows[slice(*tree.keys[position])].tobytes()
+            (key,) = tree.names(file.rows, position, position + 1)
             raise StoreError(f"{name} (key {key!r}): decode= raised {type(error).__name__}: {error}") from error
 
     def read(self, start: int, out: Any) -> None:

@@ -2,8 +2,6 @@
 
 Guarantee: sizes that its JSON files claim are compared with the files.
 No file outside of the directory is read, and no code of the dataset's builder is imported.
-An episode's record is read when its stream is opened, and only the columns that are wanted are unpacked:
-plain numbers a window at a time, encoded columns a step at a time.
 """
 
 from __future__ import annotations
@@ -39,8 +37,7 @@ class TfdsStore(Store):
     """A dataset that TFDS prepared in ArrayRecord files (`file_format="array_record"`), such as RLDS episodes.
 
     A stream is an episode: the steps in a nested feature, each a dict as `builder.as_data_source` gives it. Text
-    features are `str`, other strings `bytes`. `lengths` is None: only a record tells its length. A stream's key is
-    TFDS's id: the file, and the place in it.
+    features are `str`, other strings `bytes`. `lengths` is None.
 
     Args:
         path: The builder's directory: `.../name/version`, or `.../name/config/version`.
