@@ -1,14 +1,4 @@
-"""The contract of resuming: a loader continues exactly from every place.
-
-Example:
-    >>> from stream_dataloader import StreamDataLoader, StreamDataset
-    >>> from stream_dataloader.testing import check_resume
-    >>> def make_loader(num_workers):
-    ...     dataset = StreamDataset([5, 3, 4], range, batch_size=2, time_steps=2, shuffle=True, seed=0)
-    ...     return StreamDataLoader(dataset, num_workers)
-    >>> check_resume(make_loader, num_workers=(0,))
-    11
-"""
+"""The contract of resuming: a loader continues exactly from every place."""
 
 from __future__ import annotations
 
@@ -57,9 +47,7 @@ def check_resume(
     plain: bool = True,
     limit: int | None = None,
 ) -> int:
-    """Check that a loader continues exactly from every place: the start, after each batch, the end, the next epoch.
-
-    A loader that was itself resumed at the place before saves its state, and a new one goes on from there, bit for bit.
+    """Check that a loader continues exactly from every place, bit for bit: also one that was itself resumed.
 
     Args:
         make_loader: Builds a new loader with a given number of workers.

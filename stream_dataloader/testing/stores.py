@@ -45,19 +45,21 @@ class StoreContract(StreamContract):
             def expected(self):
                 return STREAMS           # the items of each stream
 
-    A test store has a few streams of a few hundred steps, one of them empty if that can be.
+    Its streams have a few hundred steps; one is empty if that can be.
     """
 
-    def check_store(self, store: Store, expected: Sequence[Any]) -> list[str]:
-        """Run all of the tests, without pytest; `expected` are the items of each stream.
+    def check(self, open_stream: Any, sources: Sequence[Any] | None = None, **given: Any) -> list[str]:
+        """Run all of the tests, without pytest; see `StreamContract.check`.
 
-        Returns:
-            Which tests were passed.
-
-        Raises:
-            AssertionError: A test failed; the message says what and where.
+        Args:
+            open_stream: The store.
+            sources: The numbers of streams, or sections of them; None: all streams.
+            given: `expected=`, the items of each stream, if they are known.
         """
-        return self._run_all({"open_stream": store, "sources": list(store.sources), "expected": expected})
+        numbers = list(open_stream.sources)
+        if "expected" not in given:
+            given["expected"] = [items_of(open_stream(number)) for number in numbers]
+        return super().check(open_stream, numbers if sources is None else sources, **given)
 
     #: How often a copy of the store is damaged, each time at another place.
     damages: int = 20

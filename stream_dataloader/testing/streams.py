@@ -10,7 +10,7 @@ import inspect
 import itertools
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import cloudpickle
@@ -66,7 +66,7 @@ class StreamContract:
     num_workers: Sequence[int] = (0, 2)
 
     def check(
-        self, open_stream: Open, sources: Sequence[Any], *, num_workers: Sequence[int] | None = None
+        self, open_stream: Open, sources: Sequence[Any], *, num_workers: Sequence[int] | None = None, **given: Any
     ) -> list[str]:
         """Run all of the tests, without pytest.
 
@@ -74,6 +74,7 @@ class StreamContract:
             open_stream: The factory.
             sources: What it opens.
             num_workers: Instead of the class's.
+            given: What a subclass's tests take besides.
 
         Returns:
             Which tests were passed.
@@ -83,10 +84,7 @@ class StreamContract:
         """
         if num_workers is not None:
             self.num_workers = num_workers
-        return self._run_all({"open_stream": open_stream, "sources": sources})
-
-    def _run_all(self, given: Mapping[str, Any]) -> list[str]:
-        """Run all tests, each with those of the given things that it asks for; returns their names."""
+        given.update(open_stream=open_stream, sources=sources)
         names = sorted(name for name in dir(self) if name.startswith("test_"))
         for name in names:
             test = getattr(self, name)
@@ -221,7 +219,7 @@ class StreamContract:
                 close(stream)
                 del stream, iterator
         deadline = time.monotonic() + 5
-        while any(now > then for now, then in zip(held(), before, strict=True)):  # fewer: what went on before has ended
+        while any(now > then for now, then in zip(held(), before, strict=True)):
             assert time.monotonic() < deadline, f"descriptors and threads were {before}, and are {held()}"
             time.sleep(0.01)
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from packed import images, pack_here
 
+from stream_dataloader._kept_fields import map_leaves
 from stream_dataloader.errors import StoreError
 from stream_dataloader.stores import memmap
 from stream_dataloader.stores._base.rows import RowSteps
@@ -42,6 +43,10 @@ ROOM = np.empty((3, 4, 5), np.uint8)
 def one_room(steps, index):
     ROOM[...] = right(steps, index)["image"]
     return right(steps, index) | {"image": ROOM}
+
+
+def half_of(out):
+    return map_leaves(out, lambda rows: rows[: (len(rows) + 1) // 2])
 
 
 def says_nothing(self):
@@ -83,6 +88,7 @@ FAULTS = [
         of_steps(read=lambda steps, start, out: RowSteps.read(steps, max(0, start - 1), out)),
         "writes_what_it_yields",
     ),
+    (of_steps(read=lambda steps, start, out: RowSteps.read(steps, start, half_of(out))), "writes_what_it_yields"),
     ({"lengths": property(lambda self: MemmapStore.lengths.fget(self) + 1)}, "knows_its_lengths"),
     (
         {"length": lambda self, source: MemmapStore.length(self, source[0] if type(source) is tuple else source)},
@@ -119,5 +125,9 @@ def test_a_store_that_is_right_passes(path):
     contract = StoreContract()
     contract.num_workers, contract.damages, contract.has_checksums = (0,), 5, True
     store = MemmapStore(path)
-    assert {test for _, test in FAULTS} < set(contract.check_store(store, STREAMS))
+    assert {test for _, test in FAULTS} < set(contract.check(store, expected=STREAMS))
+    contract.damages = 1
+    assert "holds_what_was_put_in" in contract.check(store)
+    with pytest.raises(AssertionError):
+        contract.check(store, [3, (2, 1, 5)], expected=STREAMS[::-1])
     store.close()
