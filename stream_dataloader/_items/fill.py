@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from stream_dataloader._items.layout import Layout, Spec, as_array
+from stream_dataloader._items.layout import Layout, Spec, as_array, storage_dtype
 from stream_dataloader._items.structure import Node, children_of, step_to
 from stream_dataloader.errors import shorten
 
@@ -78,6 +78,8 @@ class FillValue:
             if named and value is not None:
                 raise ValueError(f"{name} is {shorten(value)}, and {path} is {spec}, which None pads; leave it out")
             return None
+        if value is None or (type(value) is int and value == 0):  # torch's first calls take a worker a millisecond
+            return np.zeros((), storage_dtype(spec.dtype))
         given = _tensor(name, value)
         cast = _cast(given, spec.dtype)
         if cast is None:

@@ -152,6 +152,12 @@ class Reading:
         return [(number, reader) for number, reader in enumerate(self.readers) if reader.member == self.member]
 
     @property
+    def times(self) -> list[int]:
+        """When each of them begins: nobody has to wait for it to come before that."""
+        begin = self.resume.step * self.plan.rules.lanes if self.resume else 0
+        return [begin + reader.lanes.start - self.first_lane for _, reader in self.own]
+
+    @property
     def first_lane(self) -> int:
         """The member's first lane, as the batch numbers them."""
         return self.own[0][1].lanes.start

@@ -67,10 +67,6 @@ class PartReader:
     def __iter__(self) -> Iterator[Part]:
         return self
 
-    def announce(self) -> None:
-        """Publish where it begins: others need not wait until it is read from for the first time."""
-        self.queue.publish(self._step * self._total + self._lanes[0].index)
-
     def __next__(self) -> Part:
         if self.ended:
             self.close()
@@ -189,7 +185,7 @@ def read_here(reading: Reading, closed: Callable[[], bool] | None = None) -> lis
     rules, order = reading.plan.rules, reading.order(reading.start.epoch)
     queues = [SourceQueue(rules, order, closed)]
     if len(reading.own) > 1:
-        queues = SessionQueue.of_threads(rules, order, len(reading.own), closed or (lambda: False))
+        queues = SessionQueue.of_threads(rules, order, reading.times, closed or (lambda: False))
     return [
         functools.partial(PartReader, reading, number, queue)
         for (number, _), queue in zip(reading.own, queues, strict=True)
@@ -207,14 +203,14 @@ def read_as_worker(
 ) -> list[PartReader]:
     """One worker's readers; streams are opened, read and closed in the thread that uses one."""
     found: list[PartReader] = []
-    rules, epoch, count = table.rules, None if reading.start is None else reading.start.epoch, len(reading.own)
+    rules, epoch = table.rules, None if reading.start is None else reading.start.epoch
     for place, (number, reader) in enumerate(reading.own):
         if reader.worker_id == worker_id:
             queue: SourceQueue
-            if count == 1:
+            if len(reading.own) == 1:
                 queue = SourceQueue(rules, reading.order(table.take_epoch(session.owner) if epoch is None else epoch))
             else:
-                row, order = table.join(session, place, count, epoch, reading.order)
+                row, order = table.join(session, place, reading.times, epoch, reading.order)
                 queue = SessionQueue(row, place, rules, order, table.locked, closed, gives_up=in_threads)
             found.append(PartReader(reading, number, queue))
     return found

@@ -68,11 +68,12 @@ class SessionRow:
         self.end = carve(rules.lanes)
         self.ledger = Ledger(carve, rules)
 
-    def begin(self, epoch: int, workers: int, first: Sequence[int]) -> None:
-        """Begin a session, of which no worker has come yet."""
+    def begin(self, epoch: int, times: Sequence[int], first: Sequence[int]) -> None:
+        """Begin a session, of which no worker has come yet; nor need others wait for it to come, by their `times`."""
         self.epoch[0] = epoch
-        self.workers[0] = workers
-        self.time[workers:] = NEVER  # nobody waits for workers that there are not
+        self.workers[0] = len(times)
+        self.time[:] = NEVER  # nobody waits for workers that there are not
+        self.time[: len(times)] = times
         self.end[:] = NEVER
         self.ledger.start(first)
 
@@ -127,13 +128,14 @@ class SessionTable(SharedFields):
         return self._memory.locked()
 
     def join(
-        self, key: SessionKey, worker: int, workers: int, epoch: int | None, order_of: Callable[[int], Order]
+        self, key: SessionKey, worker: int, times: Sequence[int], epoch: int | None, order_of: Callable[[int], Order]
     ) -> tuple[SessionRow, Order]:
         """Take part in a session; the first to come creates it.
 
         Args:
             key: Names the session; the same for all of its workers.
-            worker: This worker's number, below `workers`, the number of those with lanes.
+            worker: This worker's number.
+            times: When each of them begins.
             epoch: The session's epoch; None takes the owner's next.
             order_of: The order in which an epoch's sources are granted.
 
@@ -154,7 +156,7 @@ class SessionTable(SharedFields):
                 self._number[place] = self._created[0]
                 self._rows[place] = 0
                 row = self._row(place)
-                row.begin(begun, workers, order.first)
+                row.begin(begun, times, order.first)
             row.enter(worker)
         return row, order
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 import time as clock
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 
 from stream_dataloader._memory.fields import Carver
@@ -103,13 +103,15 @@ class SessionQueue(SourceQueue):
         self._is_over = closed
 
     @classmethod
-    def of_threads(cls, rules: Rules, order: Order, count: int, closed: Callable[[], bool]) -> list[SourceQueue]:
+    def of_threads(
+        cls, rules: Rules, order: Order, times: Sequence[int], closed: Callable[[], bool]
+    ) -> list[SourceQueue]:
         """All ends of a session whose readers are threads of this process, in ordinary memory."""
         row, lock = SessionRow(Carver(), rules), threading.Lock()
-        row.begin(order.epoch, count, first=order.first)
-        for worker in range(count):
+        row.begin(order.epoch, times, order.first)
+        for worker in range(len(times)):
             row.enter(worker)
-        return [cls(row, worker, rules, order, lambda: lock, closed, gives_up=True) for worker in range(count)]
+        return [cls(row, worker, rules, order, lambda: lock, closed, gives_up=True) for worker in range(len(times))]
 
     def publish(self, time: int) -> None:
         """See `SourceQueue`."""

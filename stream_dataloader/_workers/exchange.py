@@ -124,8 +124,6 @@ def deliver(worker: int, reader: PartReader, exchange: Exchange) -> None:
 
 def read_in_turn(readers: Sequence[PartReader]) -> Generator[list[Part], None, None]:
     """The parts that readers make of each step, read in the thread that asks: one after the other."""
-    for reader in readers:  # the first would wait for those behind it
-        reader.announce()
     try:
         while parts := [part for reader in readers for part in itertools.islice(reader, 1)]:
             yield parts

@@ -38,9 +38,11 @@ class WorkerInit:
     def __init__(self, user_init: Callable[[int], Any] | None) -> None:
         self.folder: str | None = None  # see `shared_folder`
         self.forked = False
+        self._traceback_limit = getattr(sys, "tracebacklimit", None)
         self._user_init = ByValue(user_init, "worker_init_fn")
 
     def __call__(self, worker_id: int) -> None:
+        sys.tracebacklimit = self._traceback_limit
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # forkserver does not pass on a blocked one
         if self.forked:
             note_fork()

@@ -6,6 +6,7 @@ import time
 
 import numpy as np
 import pytest
+from helpers import PATIENCE
 
 from stream_dataloader import StreamDataLoader, StreamDataset
 
@@ -63,6 +64,22 @@ def test_so_many_messages_are_read_ahead(shape, most, options, prefetch):
         assert read[0] <= batch.step + 1 + (prefetch + 1) * most
     if most > 1:
         assert read[0] > batch.step + 1 + prefetch
+
+
+def test_a_worker_reads_its_first_lanes_before_others_have_come(tmp_path):
+    def open_stream(source):
+        (tmp_path / str(source)).touch()
+        yield source
+
+    def wait_for_the_first_worker(worker_id):
+        deadline = time.monotonic() + PATIENCE
+        while worker_id and len(list(tmp_path.iterdir())) < 2:
+            assert time.monotonic() < deadline
+            time.sleep(0.002)
+
+    dataset = StreamDataset(range(4), open_stream, 4, time_steps=1)
+    loader = StreamDataLoader(dataset, 2, worker_init_fn=wait_for_the_first_worker, **PROCESS)
+    assert [batch.data.tolist() for batch in loader] == [[[0, 1, 2, 3]]]
 
 
 def test_a_fast_worker_does_not_run_away_from_a_slow_one():

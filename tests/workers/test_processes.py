@@ -29,6 +29,14 @@ def run(script, folder, **options):
     return subprocess.run([sys.executable, path], check=False, **options)
 
 
+@pytest.mark.parametrize("limit", [None, 5])
+def test_tracebacks_in_workers_are_as_long_as_elsewhere(limit, monkeypatch):
+    monkeypatch.setattr(sys, "tracebacklimit", limit, raising=False)
+    dataset = StreamDataset([0], lambda _: [sys.tracebacklimit or 0], 1, time_steps=1)
+    loader = StreamDataLoader(dataset, 1, multiprocessing_context="fork")
+    assert [batch.data.item() for batch in loader] == [limit or 0]
+
+
 # A worker that was kept
 
 
