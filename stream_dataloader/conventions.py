@@ -121,10 +121,7 @@ class Conventions:
             [[[0, 1, 0]], [[0, 0, 1]]]
         """
         if self.is_last is None:
-            raise ValueError(
-                "this batch does not say where streams end, so there is no done(); make the dataset with "
-                "StreamDataset(..., mark_ends=True)"
-            )
+            raise ValueError("this batch does not say where streams end; use StreamDataset(..., mark_ends=True)")
         return _rows(self.is_last).unsqueeze(-1)
 
     def segments(self) -> Segments:
@@ -230,9 +227,7 @@ def _rows(tensor: torch.Tensor) -> torch.Tensor:
 def _checked(tensor: object, shape: tuple[int, ...], form: str, method: str) -> tuple[int, ...]:
     """`shape`, which the tensor's first dimensions must be."""
     if not isinstance(tensor, torch.Tensor):
-        raise TypeError(
-            f"{method} takes a tensor {form}, and is given a {type(tensor).__name__}; give each leaf by itself"
-        )
+        raise TypeError(f"{method} takes a tensor {form}, not a {type(tensor).__name__}; give each leaf by itself")
     if tuple(tensor.shape[:2]) != shape:
         raise ValueError(f"{method} takes a tensor {form} that begins with {shape}, and is given {tuple(tensor.shape)}")
     return shape

@@ -115,10 +115,8 @@ def _check_datasets(datasets: Any) -> list[StreamDataset]:
         if not isinstance(dataset, StreamDataset):
             raise TypeError(f"datasets[{number}] must be a StreamDataset, and is a {type(dataset).__name__}")
         if dataset.source_lists.mix is not None:
-            raise TypeError(
-                f"datasets[{number}] is interleaved itself; pass the datasets it is made of, with their weights "
-                "in it times its own"
-            )
+            what = f"datasets[{number}] is interleaved itself"
+            raise TypeError(f"{what}; pass what it is made of, with their weights in it times its own")
     return listed
 
 
@@ -136,10 +134,9 @@ def _agreed(datasets: Sequence[StreamDataset], given: SharedOptions) -> SharedOp
         first, agreed[name] = found[0]
         for number, option in found:
             if not _same(option, agreed[name]):
-                raise ValueError(
-                    f"datasets[{first}] has {name}={shorten(agreed[name])} and datasets[{number}] has "
-                    f"{name}={shorten(option)}; build them alike, or pass {name}= to interleave"
-                )
+                one, other = shorten(agreed[name]), shorten(option)
+                what = f"datasets[{first}] has {name}={one} and datasets[{number}] has {name}={other}"
+                raise ValueError(f"{what}; build them alike, or pass {name}= to interleave")
     result: SharedOptions = agreed
     return result
 

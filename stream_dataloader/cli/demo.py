@@ -88,10 +88,8 @@ def default_clips() -> list[Path]:
         try:
             _make_clips(folder)
         except OSError as error:
-            raise ValueError(
-                f"cannot write the demo's clips to {cache} ({error.strerror}); "
-                "set XDG_CACHE_HOME to another folder, or pass a folder of videos"
-            ) from error
+            what = f"cannot write the demo's clips to {cache} ({error.strerror})"
+            raise ValueError(f"{what}; set XDG_CACHE_HOME, or pass a folder of videos") from error
     return sorted(folder.glob("*.mp4"))
 
 

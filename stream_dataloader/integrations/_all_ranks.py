@@ -72,10 +72,8 @@ class Carried:
     def load(self, ranks: Sequence[Sequence[Mapping[str, Any]]]) -> None:
         """Load what `state_dict` gave on each rank; model-parallel ones may be there several times."""
         if any(len(states) != len(self._all) for states in ranks):
-            raise StateError(
-                f"the checkpoint has {len(ranks[0])} carried states, and here are {len(self._all)}; pass those as "
-                "carry= that were there when it was saved, in the same order"
-            )
+            what = f"the checkpoint has {len(ranks[0])} carried states, and here are {len(self._all)}"
+            raise StateError(f"{what}; pass the same as carry=, in the same order")
         for carry, states in zip(self._all, zip(*ranks, strict=True), strict=True):
             by_rank = {state["rank"]: state for state in states}
             own = by_rank.get(carry.place[0])

@@ -41,10 +41,8 @@ def call_before_first_fetch(trainer: Any, function: Callable[[], None]) -> None:
     }
     missing = [f"{name}.{each}" for name, (of, names) in needed.items() for each in names if not hasattr(of, each)]
     if missing:
-        raise RuntimeError(
-            f"StreamEpochs does not know Lightning {__version__}: it has no {', '.join(missing)}; "
-            "use a version from 2.4 to 2.6, or a newer stream_dataloader"
-        )
+        what = f"StreamEpochs does not know Lightning {__version__}: it has no {', '.join(missing)}"
+        raise RuntimeError(f"{what}; use a version from 2.4 to 2.6, or a newer stream_dataloader")
     setattr(loop, _BEFORE_FETCH, function)  # of this trainer's loop alone; it hides the method
 
 

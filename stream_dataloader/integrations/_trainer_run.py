@@ -154,16 +154,12 @@ class ModelInputs:
     def __call__(self, batch: StreamBatch) -> dict[str, Any]:
         """The arguments."""
         if not isinstance(batch.data, dict):
-            raise TypeError(
-                f"a model takes arguments by name, and the streams yield no dict but a {type(batch.data).__name__}; "
-                'have them yield {"input_ids": ..., "labels": ...}, or pass a function as model_inputs'
-            )
+            what = f"a model takes arguments by name, and the streams yield a {type(batch.data).__name__}"
+            raise TypeError(f'{what}; have them yield {{"input_ids": ...}}, or pass a function as model_inputs')
         fields = self.fields or {}
         if both := [name for name in fields if name in batch.data]:
-            raise ValueError(
-                f"the streams yield {both[0]!r}, and the batch has a field of this name; choose what the model is "
-                "given with ModelInputs(fields={name of the model: field})"
-            )
+            what = f"the streams yield {both[0]!r}, and the batch has a field of this name"
+            raise ValueError(f"{what}; choose one with ModelInputs(fields={{name of the model: field}})")
         values = batch.data | {name: self._field(batch, field) for name, field in fields.items()}
         if not self.batch_first:
             return values

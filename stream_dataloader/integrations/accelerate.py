@@ -26,7 +26,6 @@ from accelerate.state import GradientState
 
 from stream_dataloader._loader.epoch import Epoch
 from stream_dataloader.dataloader import StreamDataLoader
-from stream_dataloader.dataset import StreamDataset
 from stream_dataloader.errors import StateError
 from stream_dataloader.integrations._all_ranks import Carried, gathered, own_state
 from stream_dataloader.recurrent import RecurrentState
@@ -82,18 +81,12 @@ def prepare(
 
 def _check(accelerator: Accelerator, loader: Any) -> None:
     if not isinstance(loader, StreamDataLoader):
-        remedy = "build a StreamDataLoader"
-        if isinstance(getattr(loader, "dataset", loader), StreamDataset):
-            remedy = (
-                "pass StreamDataLoader(dataset, num_workers=...) of the same dataset, which regroups workers' parts"
-            )
-        raise TypeError(f"loader must be a StreamDataLoader, and is a {type(loader).__name__}; {remedy}")
+        kind = type(loader).__name__
+        raise TypeError(f"loader must be a StreamDataLoader(dataset, num_workers=...), and is a {kind}; build one")
     for name in ("split_batches", "dispatch_batches"):
         if accelerator.num_processes > 1 and getattr(accelerator, name):
-            raise ValueError(
-                f"the accelerator has {name}=True, and each of the {accelerator.num_processes} processes reads its own "
-                f"lanes; leave {name} out, and give StreamDataset the batch_size of one process"
-            )
+            what = f"the accelerator has {name}=True, and each process reads lanes of its own"
+            raise ValueError(f"{what}; leave it out, and give StreamDataset the batch_size of one process")
 
 
 class _Place(NamedTuple):
@@ -281,20 +274,17 @@ class _OfAllRanks:
         """The ranks' states, and the epoch that the loop is in; all ranks call it."""
         others = getattr(self._accelerator, "_custom_objects", [])
         if self._accelerator.num_processes > 1 and any(isinstance(other, RecurrentState) for other in others):
-            raise ValueError(
-                "a RecurrentState was given to register_for_checkpointing, which saves that of one process, and there "
-                f"are {self._accelerator.num_processes}; pass it to prepare(accelerator, loader, carry=...) instead"
-            )
+            what = "register_for_checkpointing saves the RecurrentState of one process, and there are"
+            many = self._accelerator.num_processes
+            raise ValueError(f"{what} {many}; pass it to prepare(accelerator, loader, carry=...)")
         state = {"states": gathered(self._prepared.state_dict()), "epoch": self._prepared.epoch}
         return state | {"carried": gathered(self._carried.state_dict())} if self._carried else state
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Load this rank's own state, or what another number of ranks saved."""
         if "states" not in saved:
-            raise StateError(
-                "the checkpoint holds the state of another object where this loader's should be; register objects for "
-                "checkpointing, and prepare loaders, in the order in which it was done when the checkpoint was saved"
-            )
+            what = "the checkpoint holds another object's state where this loader's should be"
+            raise StateError(f"{what}; register objects and prepare loaders in the order of the run that saved it")
         self._prepared.load_state_dict(own_state(saved["states"]))
         if "carried" in saved:
             self._carried.load(saved["carried"])

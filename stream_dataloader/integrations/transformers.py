@@ -167,10 +167,8 @@ class StreamTrainerMixin:
         def inputs(batch: Any) -> Mapping[str, Any]:
             made = of_batch(batch) if isinstance(batch, StreamBatch) else batch
             if not isinstance(made, Mapping):
-                raise TypeError(
-                    f"a model takes arguments by name, and a batch is a {type(made).__name__}; have collate_fn or "
-                    "model_inputs return a dict"
-                )
+                what = f"a model takes arguments by name, and a batch is a {type(made).__name__}"
+                raise TypeError(f"{what}; have collate_fn or model_inputs return a dict")
             return made
 
         return inputs
@@ -189,10 +187,8 @@ class StreamTrainerMixin:
         """The place of a checkpoint, and the number of batches of an epoch that its run counted with."""
         file = folder / STATE_NAME
         if not file.exists():
-            raise StateError(
-                f"the checkpoint {folder} has no {STATE_NAME}, which says where the stream was: it was saved without "
-                "StreamTrainer, or not to its end; resume from another one"
-            )
+            what = f"the checkpoint {folder} has no {STATE_NAME}, which says where the stream was"
+            raise StateError(f"{what}: it is not whole, or not of a StreamTrainer; resume from another one")
         saved = torch.load(file, weights_only=True)
         if self._carried:
             self._carried.load(saved.get("carried", [[]]))
@@ -229,10 +225,8 @@ class _Evaluation(PreparedLoader[Any]):
             len(loader)
         except TypeError as error:
             if loader.dataset.is_endless:
-                raise ValueError(
-                    'an evaluation reads an epoch to its end, and padding_mode="cycle" has none; build the loader that '
-                    'evaluates with padding_mode="zeros"'
-                ) from error
+                what = 'an evaluation reads an epoch to its end, and padding_mode="cycle" has none'
+                raise ValueError(f'{what}; evaluate with padding_mode="zeros"') from error
 
     def __iter__(self) -> Iterator[Any]:
         self.set_epoch(0)
@@ -259,15 +253,10 @@ def _with_loaders(dataset: Any, args: TrainingArguments | None) -> Any:
 def _check(args: TrainingArguments) -> None:
     """Refuse what cannot be done with a stream."""
     if args.n_gpu > 1:
-        raise ValueError(
-            f"the Trainer sees {args.n_gpu} GPUs in one process and would cut each batch, whose lanes belong together; "
-            "start a process for each with torchrun or accelerate launch, or set CUDA_VISIBLE_DEVICES to one of them"
-        )
+        what = f"the Trainer sees {args.n_gpu} GPUs in one process and would cut each batch"
+        raise ValueError(f"{what}; start a process for each with torchrun, or set CUDA_VISIBLE_DEVICES to one")
     if args.auto_find_batch_size:
-        raise ValueError(
-            "auto_find_batch_size=True tries smaller batches, and the number of lanes is batch_size of the "
-            "StreamDataset; leave it out"
-        )
+        raise ValueError("auto_find_batch_size=True cannot change the dataset's number of lanes; leave it out")
 
 
 def _place(loader: StreamDataLoader[Any], args: TrainingArguments) -> None:

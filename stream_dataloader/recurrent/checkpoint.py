@@ -60,9 +60,7 @@ def check_state(state: Any) -> None:
     if state["version"] != VERSION:
         raise StateError(f"the state is of version {state['version']}, and this library reads version {VERSION}")
     if missing := [name for name in _NAMES if name not in state]:
-        raise StateError(
-            f"the state has no {missing[0]!r}; pass what the state_dict() of a RecurrentState returned, all of it"
-        )
+        raise StateError(f"the state has no {missing[0]!r}; pass all that state_dict() of a RecurrentState returned")
 
 
 def of_rank(state: Any, rank: int, world_size: int) -> Carried | None:
@@ -74,16 +72,13 @@ def of_rank(state: Any, rank: int, world_size: int) -> Carried | None:
     if (state["rank"], state["world_size"]) == (rank, world_size):
         return carried
     if state["world_size"] != 1:
-        raise StateError(
-            f"the state is that of rank {state['rank']} of {state['world_size']}, and this is rank {rank} of "
-            f"{world_size}; load all ranks' together: recurrent.merge_states([...])"
-        )
+        what = f"the state is that of rank {state['rank']} of {state['world_size']}"
+        here = f"and this is rank {rank} of {world_size}"
+        raise StateError(f"{what}, {here}; load all ranks' together: recurrent.merge_states([...])")
     count = len(state["lanes"])
     if state["lanes"] != list(range(count)) or count % world_size:
-        raise StateError(
-            f"the state has {count} lanes, {named(state['lanes'])}, which {world_size} ranks cannot share evenly; "
-            "have as many lanes on all ranks together as there were"
-        )
+        what = f"the state has {count} lanes, {named(state['lanes'])}"
+        raise StateError(f"{what}, which {world_size} ranks cannot share evenly; have another number of ranks")
     own = np.arange(rank * count // world_size, (rank + 1) * count // world_size)
     return Carried(np.arange(len(own)), carried.states.columns(own), carried.last[:, own])
 
@@ -129,20 +124,16 @@ def merge_states(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     first, found = listed[0], [state["rank"] for state in listed]
     if found != list(range(first["world_size"])) or any(s["world_size"] != first["world_size"] for s in listed):
         sizes = sorted({state["world_size"] for state in listed})
-        raise StateError(
-            f"the states are those of ranks {found} of {sizes}; pass each rank's own once; where the "
-            "loaders were told rank= and world_size=, RecurrentState has to be told, too"
-        )
+        what = f"the states are those of ranks {found} of {sizes}; pass each rank's own once"
+        raise StateError(f"{what}; give RecurrentState rank= and world_size= where the loader has them")
     count = len(first["lanes"])
     for state in listed:
         for name in ("structure", "dims"):
             if state[name] != first[name]:
                 raise StateError(f"rank {state['rank']} has {name} {state[name]}, and rank 0 {first[name]}")
         if list(state["lanes"]) != list(range(count)):
-            raise StateError(
-                f"rank {state['rank']} has {named(state['lanes'])}, and rank 0 {named(first['lanes'])}; merge states "
-                "that were saved after the same batch of all ranks' lanes"
-            )
+            what = f"rank {state['rank']} has {named(state['lanes'])}, and rank 0 {named(first['lanes'])}"
+            raise StateError(f"{what}; merge states that were saved after the same batch")
     leaves = [_joined([state["leaves"][i] for state in listed], dim) for i, dim in enumerate(first["dims"])]
     return {
         **first,

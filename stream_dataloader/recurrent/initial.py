@@ -60,21 +60,15 @@ class Initial:
         check_same(states.node, node, "the state", "initial")
         for i, (leaf, one, of_one_lane) in enumerate(zip(states.leaves, own, states.shapes, strict=True)):
             if one.shape not in (leaf.shape, of_one_lane):
-                raise ValueError(
-                    f"the initial value of {names_of(node)[i]} is {tuple(one.shape)}, which does not fit "
-                    f"{tuple(leaf.shape)}; give the model's own state, with 1 in the dimension of the lanes"
-                )
+                what = f"the initial value of {names_of(node)[i]} is {tuple(one.shape)}"
+                raise ValueError(f"{what}, and must be {tuple(of_one_lane)}, of one lane, or {tuple(leaf.shape)}")
         return states.blended(torch.from_numpy(fresh), own)
 
 
 def _check_learnt(name: str, leaf: torch.Tensor) -> None:
     if isinstance(leaf, torch.nn.Parameter) and not leaf.requires_grad:
-        raise ValueError(
-            f"{name} is a Parameter with requires_grad=False, which learns nothing; call requires_grad_(), or pass "
-            "parameter.detach() for a fixed value"
-        )
+        what = f"{name} is a Parameter with requires_grad=False, which learns nothing"
+        raise ValueError(f"{what}; call requires_grad_(), or pass parameter.detach()")
     if leaf.grad_fn is not None:
-        raise ValueError(
-            f"{name} was computed from other tensors ({leaf.grad_fn.name()}), and the first backward() frees that "
-            "graph; pass the Parameter itself, or a function of the batch that computes it"
-        )
+        what = f"{name} was computed ({leaf.grad_fn.name()}), and the first backward() frees its graph"
+        raise ValueError(f"{what}; pass the Parameter itself, or a function of the batch that computes it")

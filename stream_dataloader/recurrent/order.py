@@ -77,11 +77,9 @@ def check_no_start_inside(batch: StreamBatch) -> None:
     host = on_host(batch)
     if host.is_start[1:].any():
         t, row = (host.is_start[1:].nonzero()[0] + torch.tensor([1, 0])).tolist()
-        raise ValueError(
-            f"lane {host.lane[row]} starts source {host.source[t, row]} at t = {t}, inside the window; a state given "
-            'at t = 0 does not get there; build the dataset with windows="aligned", or say packed=True if the '
-            "model begins anew at batch.is_start"
-        )
+        what = f"lane {host.lane[row]} starts source {host.source[t, row]} at t = {t}, inside the window"
+        remedy = 'build the dataset with windows="aligned", or a model that looks at is_start: packed=True'
+        raise ValueError(f"{what}; {remedy}")
 
 
 class LaneOrder:
@@ -133,11 +131,9 @@ class LaneOrder:
         is_short = whole and fed[window.lanes].any() and not fed[saved].all()  # the parts of idle lanes may not come
         if is_short or not saved[window.lanes].all():
             fed[window.lanes] = True
-            raise StateError(
-                f"the state was saved with {named(np.flatnonzero(saved))}, and the batches have "
-                f"{named(np.flatnonzero(fed))}; build the dataset with the batch_size that it had, or call reset() to "
-                "begin anew"
-            )
+            lanes, had = named(np.flatnonzero(fed)), named(np.flatnonzero(saved))
+            what = f"the state was saved with {had}, and the batches have {lanes}"
+            raise StateError(f"{what}; build the dataset with the batch_size that it had, or call reset()")
 
     def advance(self, window: Window) -> None:
         """Follow a batch."""

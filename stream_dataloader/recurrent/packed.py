@@ -142,7 +142,5 @@ def _check_flags(inputs: torch.Tensor, is_start: torch.Tensor, real: torch.Tenso
         raise ValueError(f"inputs is {tuple(inputs.shape)}, and has no time step")
     for name, flags in (("is_start", is_start), ("real", real)):
         if flags is not None and (flags.shape != inputs.shape[:2] or flags.dtype != torch.bool):
-            raise ValueError(
-                f"{name} is {flags.dtype} {tuple(flags.shape)}, and inputs is {tuple(inputs.shape)}; pass torch.bool "
-                f"{tuple(inputs.shape[:2])}"
-            )
+            wanted = f"torch.bool {tuple(inputs.shape[:2])}, as inputs is {tuple(inputs.shape)}"
+            raise ValueError(f"{name} is {flags.dtype} {tuple(flags.shape)}; pass {wanted}")

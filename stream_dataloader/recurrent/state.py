@@ -254,10 +254,8 @@ class RecurrentState:
                 structure could not be found again.
         """
         if self._store.uncut:
-            raise StateError(
-                f"gradients go back {self._store.uncut} of {self._detach_every} windows (detach_every), which cannot "
-                "be saved; save after a call of after() that returned True"
-            )
+            what = f"gradients go back {self._store.uncut} of {self._detach_every} windows (detach_every)"
+            raise StateError(f"{what}, which cannot be saved; save after a call of after() that returned True")
         return as_state(self._store, self._order, *self.place)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -281,9 +279,7 @@ class RecurrentState:
         if self._batch_dim is not None:
             dims = dims_of(states.node, states.leaves, len(lanes), self._batch_dim, "the saved state")
             if dims != list(states.dims):
-                raise StateError(
-                    f"the state was saved with lanes in dimensions {states.dims}, and batch_dim says {dims}"
-                )
+                raise StateError(f"the state has lanes in dimensions {states.dims}, and batch_dim says {dims}")
         self._store = LaneStore()
         self._store.put(Piece(lanes, states, is_checked=self._nonfinite != "keep"))
         self._order = LaneOrder.of(lanes, last)
@@ -313,10 +309,8 @@ class RecurrentState:
             window = self._seen[1]
         else:
             if not isinstance(batch, StreamBatch):
-                raise TypeError(
-                    "a state is carried by StreamBatch, which says what lanes read, and this is a "
-                    f"{type(batch).__name__}; build the loader without collate_fn"
-                )
+                kind = type(batch).__name__
+                raise TypeError(f"a state is carried by StreamBatch, and this is a {kind}; leave collate_fn out")
             if not self._packed:
                 check_no_start_inside(batch)
             window = Window.of(batch)

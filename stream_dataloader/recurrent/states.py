@@ -81,10 +81,8 @@ class States(NamedTuple):
         check_same(known.node, self.node, "the state here", what)
         if (own := self.shapes) != (shapes := known.shapes):
             i = next(i for i in range(len(own)) if own[i] != shapes[i])
-            raise StateError(
-                f"{what} has {names_of(self.node)[i]} of shape {own[i]}, and here it is {shapes[i]} (1 for the lanes); "
-                "use the model that it was made by"
-            )
+            name = names_of(self.node)[i]
+            raise StateError(f"{what} has {name} of shape {own[i]}, and here it is {shapes[i]} (1 for the lanes)")
 
     def __repr__(self) -> str:
         """Names and shapes of the tensors, with B for the lanes."""
@@ -104,10 +102,8 @@ def take_apart(value: Any, name: str = "state") -> tuple[Node, list[torch.Tensor
     node, leaves = flatten(value, _parts)
     for i, leaf in enumerate(leaves):
         if not isinstance(leaf, torch.Tensor):
-            raise TypeError(
-                f"{leaf_paths(node, name)[i]} is a {type(leaf).__name__}; a state may hold tensors with a dimension "
-                "for lanes, None, and tuples, lists, dicts and dataclasses of them"
-            )
+            what = f"{leaf_paths(node, name)[i]} is a {type(leaf).__name__}"
+            raise TypeError(f"{what}; a state holds tensors, None, and tuples, lists, dicts and dataclasses of them")
     return node, leaves
 
 
@@ -132,10 +128,8 @@ def _spread(value: Any, node: Node, name: str) -> list[Any]:
         return [value] * len(leaf_paths(node))
     parts = _parts(value)
     if parts is None or parts[0] is not node.type or set(parts[1]) != set(node.keys):
-        raise ValueError(
-            f"{name} is {value!r}, and the state there is {_nesting(node)} with {list(node.keys)}; give one number "
-            "for all tensors, or numbers in the structure of the state"
-        )
+        what = f"{name} is {value!r}, and the state there is {_nesting(node)} with {list(node.keys)}"
+        raise ValueError(f"{what}; give one number, or numbers in the structure of the state")
     kind, keys, values = parts
     by_key, below = dict(zip(keys, values, strict=True)), zip(node.keys, node.children, strict=True)
     return [one for key, child in below for one in _spread(by_key[key], child, name + step_to(kind, key))]
@@ -155,10 +149,8 @@ def map_tensors(function: Callable[..., torch.Tensor], value: Any, *others: Any)
 def check_same(expected: Node, found: Node, of: str, other: str) -> None:
     """Raise unless two structures are the same."""
     if expected != found:
-        raise StateError(
-            f"{of} is {_nesting(expected)} of {names_of(expected)}, and {other} {_nesting(found)} of "
-            f"{names_of(found)}; a carried state keeps its structure"
-        )
+        known, here = (f"{_nesting(node)} of {names_of(node)}" for node in (expected, found))
+        raise StateError(f"{of} is {known}, and {other} {here}; a carried state keeps its structure")
 
 
 def along(dim: int, values: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
@@ -176,10 +168,8 @@ def states_of(state: Any, lanes: int, batch_dim: Any, known: States | None = Non
     check_same(known.node, node, "the state kept", "the one returned")
     for i, (leaf, dim) in enumerate(zip(leaves, known.dims, strict=True)):
         if leaf.ndim <= dim or leaf.shape[dim] != lanes:
-            raise StateError(
-                f"{names_of(node)[i]} is {tuple(leaf.shape)}, and the batch has {lanes} lanes, which are dimension "
-                f"{dim}; return the state of the batch's own lanes"
-            )
+            what = f"{names_of(node)[i]} is {tuple(leaf.shape)}, and the batch has {lanes} lanes"
+            raise StateError(f"{what}, which are dimension {dim}; return the state of the batch's own lanes")
     found = States(node, leaves, known.dims)
     if any(leaf.shape != one.shape for leaf, one in zip(leaves, known.leaves, strict=True)):  # other lanes, or an error
         found.check_like(known, "the state returned")
@@ -199,19 +189,13 @@ def _dim_of(name: str, leaf: torch.Tensor, lanes: int, number: int | None) -> in
     if number is not None:
         if not -leaf.ndim <= number < leaf.ndim or number % leaf.ndim not in candidates:
             fitting = f"; dimension {candidates[0]} has" if len(candidates) == 1 else ""
-            raise ValueError(
-                f"{name} is {shape}, which has not {lanes} lane{'s' * (lanes != 1)} in dimension {number} "
-                f"(batch_dim){fitting}"
-            )
+            many = f"{lanes} lane{'s' * (lanes != 1)}"
+            raise ValueError(f"{name} is {shape}, which has not {many} in dimension {number} (batch_dim){fitting}")
         return number % leaf.ndim
     if not candidates:
-        raise ValueError(
-            f"{name} is {shape}, and no dimension has the size {lanes}, one for each lane; a state has a row a lane"
-            + (", and an initial one has 1 there: use a function of the batch for more" if lanes == 1 else "")
-        )
+        more = "; an initial one of several lanes is a function of the batch" if lanes == 1 else ""
+        raise ValueError(f"{name} is {shape}, and no dimension has the size {lanes}, a row for each lane{more}")
     if len(candidates) > 1:
-        raise ValueError(
-            f"{name} is {shape}, and the lanes, {lanes} of them, may be dimension {' or '.join(map(str, candidates))}; "
-            "say which with batch_dim=: 1 for torch.nn.LSTM and GRU, 0 for cells and convolutions"
-        )
+        what = f"{name} is {shape}, and its {lanes} lanes may be dimension {' or '.join(map(str, candidates))}"
+        raise ValueError(f"{what}; say which with batch_dim=: 1 for torch.nn.LSTM and GRU, 0 for cells")
     return candidates[0]

@@ -194,10 +194,8 @@ def _encoding_for(path: str, dtype: torch.dtype | None, shape: tuple[int, ...], 
         return kind
     name = "uint8" if dtype == torch.bool else DTYPES_OF_NUMPY[dtype].name if dtype in DTYPES_OF_NUMPY else ""
     if name not in ARRAY_DTYPES.values() or 0 in shape:
-        raise TypeError(
-            f"{path} is {str(dtype).removeprefix('torch.')} {shape}, which MDS does not hold; convert it to "
-            f"{', '.join(ARRAY_DTYPES.values())} with at least one number, with transform="
-        )
+        what = f"{path} is {str(dtype).removeprefix('torch.')} {shape}, which MDS does not hold"
+        raise TypeError(f"{what}; convert it with transform=, to numbers of {', '.join(ARRAY_DTYPES.values())}")
     if not shape:
         return "int" if type(leaf) is int else name
     return f"ndarray:{name}:{','.join(map(str, shape))}"

@@ -239,7 +239,5 @@ def _size_of(limit: int | str) -> int:
     if isinstance(limit, str) and (parts := re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmg]?)b?\s*", limit.lower())):
         found = int(float(parts[1]) * _UNITS[parts[2]])
     if type(found) is not int or not 0 < found <= _MOST_SHARD_BYTES:
-        raise ValueError(
-            f"size_limit is {limit!r}; give 1 to {_MOST_SHARD_BYTES:,} bytes, '64mb', or None for one shard"
-        )
+        raise ValueError(f"size_limit is {limit!r}; give 1 to {_MOST_SHARD_BYTES:,} bytes, '64mb', or None")
     return found

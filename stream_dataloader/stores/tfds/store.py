@@ -73,10 +73,8 @@ class TfdsStore(Store):
         info = read_json(os.path.join(path, _INFO), dict)
         formats = [info.get("fileFormat") or "tfrecord", *(info.get("alternativeFileFormats") or [])]
         if "array_record" not in formats:
-            raise StoreError(
-                f"{path} holds {' and '.join(map(str, formats))} files; "
-                "prepare it with file_format='array_record', or pack it: stores.pack"
-            )
+            what = f"{path} holds {' and '.join(map(str, formats))} files"
+            raise StoreError(f"{what}; prepare it with file_format='array_record', or pack it")
         read_json(os.path.join(path, _FEATURES), dict)
         try:
             import tensorflow_datasets as tfds

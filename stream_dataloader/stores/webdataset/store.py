@@ -213,10 +213,9 @@ class Streams:
                 if found not in first:
                     first[found], name, last = sample, found, set()
                 elif found != name or not last.isdisjoint(keys):
-                    raise StoreError(
-                        f"{path}: {keys[0]!r} does not follow on the stream {found!r} in "
-                        f"{paths[self.shard_of(first[found])]}; sort the tars by name, or give stream='shard'"
-                    )
+                    what = f"{path}: {keys[0]!r} does not follow on the stream {found!r}"
+                    begun = paths[self.shard_of(first[found])]
+                    raise StoreError(f"{what} in {begun}; sort the tars by name, or give stream='shard'")
                 last.update(keys)
                 sample += len(keys)
         self.start = np.array(list(first.values()), np.int64)
