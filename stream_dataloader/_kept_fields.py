@@ -102,8 +102,7 @@ class KeptFields:
     def _sealed(self) -> Self:
         """This batch, pickled here and now, and unpickled when it is first used; for torch's own `DataLoader`.
 
-        Its queue pickles in a background thread, where an error would be lost, and where a tensor that is freed while
-        the worker ends crashes it (torch takes the interpreter's lock in between).
+        Its queue pickles in a background thread, where errors are lost, and tensors that are freed late crash torch.
         """
         message = Message(self)
         batch = self._of_checked(lambda _: vars(message.read()))

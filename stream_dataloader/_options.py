@@ -55,9 +55,7 @@ def exceptions(name: str, value: Any) -> tuple[type[Exception], ...]:
     kinds = tuple(value) if isinstance(value, (tuple, list)) else (value,)
     for kind in kinds:
         if not (isinstance(kind, type) and issubclass(kind, Exception)):
-            raise TypeError(
-                f"{name} must be a class of exceptions or several, and has {shorten(kind)}; pass OSError, say"
-            )
+            raise TypeError(f"{name} must be classes of exceptions, such as OSError, and has {shorten(kind)}")
     return kinds
 
 
@@ -90,14 +88,11 @@ def check_callable(name: str, value: Any, example: str) -> Callable[..., Any]:
 def check_sources(sources: Any) -> Iterable[Any]:
     """`sources`, which must be several and in an order."""
     if isinstance(sources, (str, bytes, bytearray, os.PathLike)):
-        raise TypeError(
-            f"sources must be a list of sources, and {shorten(sources)} is one {type(sources).__name__}; pass [source]"
-        )
+        kind = type(sources).__name__
+        raise TypeError(f"sources must be a list of sources, and {shorten(sources)} is one {kind}; pass [source]")
     if isinstance(sources, Mapping):
-        raise TypeError(
-            f"sources is a {type(sources).__name__}, whose keys alone would be read; pass list(sources.items()) for "
-            "sources that are (key, value), or list(...) of its keys or values"
-        )
+        what = f"sources is a {type(sources).__name__}, whose keys alone would be read"
+        raise TypeError(f"{what}; pass list(sources.items()), or a list of its keys or values")
     if isinstance(sources, (set, frozenset)):  # strings come in another order in each process
         raise TypeError("sources is a set, and must have an order, which a seed and a saved state count on; sort it")
     try:
@@ -116,10 +111,8 @@ def check_context(context: Any) -> str | BaseContext | None:
     if context is None or isinstance(context, BaseContext) or (isinstance(context, str) and context in methods):
         return context
     error = ValueError if isinstance(context, str) else TypeError
-    raise error(
-        f"multiprocessing_context is {shorten(context)}, and must be one of {', '.join(map(repr, methods))}, a context "
-        "of multiprocessing, or None"
-    )
+    known = ", ".join(map(repr, methods))
+    raise error(f"multiprocessing_context is {shorten(context)}, and must be {known}, a context, or None")
 
 
 def num_workers(value: Any, lanes: int) -> int:
@@ -164,9 +157,8 @@ def refuse_misplaced(given: Mapping[str, Any], dataset: type) -> None:
         dataset_has = inspect.signature(dataset).parameters
         of_dataset = f"{{0}} is the dataset's: {dataset.__name__}(..., {{0}}=...)".format
         unknown = "a StreamDataLoader has no option {}".format
-        raise TypeError(
-            "; ".join(_BELONGS.get(name) or (of_dataset if name in dataset_has else unknown)(name) for name in given)
-        )
+        told = (_BELONGS.get(name) or (of_dataset if name in dataset_has else unknown)(name) for name in given)
+        raise TypeError("; ".join(told))
 
 
 def batches_per_epoch(value: Any, padding_mode: PaddingMode) -> int | None:
@@ -175,11 +167,8 @@ def batches_per_epoch(value: Any, padding_mode: PaddingMode) -> int | None:
         return None
     number = integer("batches_per_epoch", value, 1)
     if padding_mode != "cycle":
-        raise ValueError(
-            f'batches_per_epoch is {number}, which needs padding_mode="cycle", as only an endless run has so many '
-            f"batches for every epoch, and padding_mode is {padding_mode!r}; choose "
-            'padding_mode="cycle" (of the dataset, for a loader), or leave batches_per_epoch out'
-        )
+        what = f"batches_per_epoch is {number}, and the dataset's padding_mode is {padding_mode!r}"
+        raise ValueError(f'{what}; choose padding_mode="cycle", or leave batches_per_epoch out')
     return number
 
 
@@ -189,9 +178,8 @@ def check_lengths(lengths: Sequence[int] | IntArray | None, num_sources: int) ->
         return None
     array = np.asarray(lengths)
     if array.shape != (num_sources,) or (array.size and array.dtype.kind not in "iu"):
-        raise ValueError(
-            f"lengths must be {num_sources} integers, one a source, and is of shape {array.shape}, {array.dtype}"
-        )
+        what = f"of shape {array.shape}, {array.dtype}"
+        raise ValueError(f"lengths must be {num_sources} integers, one a source, and is {what}")
     for wrong, limit in ((array < 0, "at least 0"), (array > _MOST_ITEMS, f"at most {_MOST_ITEMS}")):
         if wrong.any():
             index = int(wrong.argmax())
@@ -210,10 +198,8 @@ def check_mix(lists: Sequence[Rules], weights: Any, exhausted: Any) -> Mix:
     most = max((weight for weight in given if weight < np.inf), default=0.0)
     for i, weight in enumerate(given):
         if not max(0.0, _LEAST_SHARE * most) <= weight < np.inf or not weight:
-            raise ValueError(
-                f"weights[{i}] is {weight}, and must be positive and finite, and at least {_LEAST_SHARE:g} of the "
-                f"largest, {most}; what is not to be read, leave out"
-            )
+            least = f"at least {_LEAST_SHARE:g} of the largest, {most}"
+            raise ValueError(f"weights[{i}] is {weight}, and must be positive, finite and {least}; leave it out")
     exhausted = choice("exhausted", exhausted, Exhausted)
     own = [(rules.num_sources, rules.shuffle, rules.schedule) for rules in lists]
     sizes, shuffles, schedules = zip(*own, strict=True)
@@ -263,16 +249,12 @@ def check_groups(rules: Rules) -> None:
     """Refuse what groups cannot share."""
     groups, lanes = rules.groups, rules.lanes
     if lanes % groups.count:
-        raise ValueError(
-            f"batch_size is {lanes}, and {groups.count} groups are hosted on each rank, which need the same number of "
-            f"lanes; give a multiple of {groups.count}"
-        )
+        what = f"batch_size is {lanes}, and {groups.count} groups are hosted on each rank"
+        raise ValueError(f"{what}, with equal numbers of lanes; give a multiple of {groups.count}")
     if groups.total > 1 and rules.draws < groups.total:
         raise ValueError(f"there are {rules.draws} sources for {groups.total} groups; give each at least one")
     if rules.padding_mode == "drop" and rules.draws // groups.total < rules.lanes_of_a_group:
         everywhere = groups.total * rules.lanes_of_a_group
-        raise ValueError(
-            f'padding_mode="drop" ends the epoch at the first idle lane, and {rules.draws} sources leave some of '
-            f"{everywhere} lanes idle from the start; lower batch_size to at most "
-            f"{rules.draws // groups.total * groups.count}, or pad"
-        )
+        what = f'padding_mode="drop" ends at the first idle lane, and {rules.draws} sources leave some of {everywhere}'
+        most = rules.draws // groups.total * groups.count
+        raise ValueError(f"{what} lanes idle from the start; lower batch_size to at most {most}, or pad")

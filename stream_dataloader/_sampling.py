@@ -131,11 +131,8 @@ class Drawing:
         """Where it stood after so many batches of the epoch: replayed, from the nearest place that was kept."""
         number, first = self.start.epoch
         if not first <= batches <= self.fetched:
-            raise ValueError(
-                f"the state as of step {batches} is not known: {self.fetched} batches of epoch {number} were drawn, "
-                f"and the first was number {first}; pass the number of this epoch's batches that the trainer has used, "
-                f"from {first} to {self.fetched}"
-            )
+            what = f"the state as of step {batches} is not known: batches {first} to {self.fetched}"
+            raise ValueError(f"{what} of epoch {number} were drawn; pass how many of them the trainer has used")
         step = self.first_step + batches - first
         before = [place for place in self._kept if place.step <= step]
         replay = self._replay(before[-1] if before else self.start.place)

@@ -86,10 +86,8 @@ class StreamBatch(KeptFields, Conventions):
         self.__dict__.update({name: value for name, value in known.items() if value is not None})
         shape = self.mask.shape
         if len(shape) != 2 or not shape == self.is_start.shape == self.source.shape == self.position.shape:
-            raise ValueError(
-                "mask, is_start, source and position must share one shape (T, B), and are "
-                f"{[tuple(t.shape) for t in (self.mask, self.is_start, self.source, self.position)]}"
-            )
+            shapes = [tuple(t.shape) for t in (self.mask, self.is_start, self.source, self.position)]
+            raise ValueError(f"mask, is_start, source and position must share one shape (T, B), and are {shapes}")
         if self.is_last is not None and self.is_last.shape != shape:
             raise ValueError(f"is_last must be of mask's shape {tuple(shape)}, and is {tuple(self.is_last.shape)}")
 
@@ -119,10 +117,8 @@ class StreamBatch(KeptFields, Conventions):
         """
         workers = sorted(set(self._in_host("worker_id").tolist()))
         if len(workers) != 1:
-            raise ValueError(
-                f"the lanes of this batch are read by workers {workers}; worker_id has the worker of each lane, and "
-                "loader.parts() yields the lanes of one worker at a time"
-            )
+            what = f"the lanes of this batch are read by workers {workers}"
+            raise ValueError(f"{what}; see worker_id, or loader.parts() for those of one worker")
         return int(workers[0])
 
     @property

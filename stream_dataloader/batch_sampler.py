@@ -135,10 +135,8 @@ class LaneBatchSampler(Sampler[list[int]]):
         if rules != self._rules:
             options.check_groups(rules)
             if place.world_size > 1 and not self._seed_is_given and (rules.shuffle or rules.schedule == "balanced"):
-                raise ValueError(
-                    f"seed is None, and there are {place.world_size} ranks, which would each draw an order of their "
-                    "own; pass the same seed= on all ranks"
-                )
+                what = f"seed is None, and {place.world_size} ranks would each draw an order of their own"
+                raise ValueError(f"{what}; pass the same seed= on all ranks")
             self._rules = rules
         return rules
 
@@ -210,10 +208,8 @@ class LaneBatchSampler(Sampler[list[int]]):
         if drawing is None or self._position.was_left:
             coming = self._position.coming()
             if step not in (None, coming.epoch.delivered):
-                raise ValueError(
-                    f"the state as of step {step} is not known: epoch {coming.epoch.number} has not begun, and begins "
-                    f"at step {coming.epoch.delivered}"
-                )
+                begins = f"epoch {coming.epoch.number} begins at step {coming.epoch.delivered}"
+                raise ValueError(f"the state as of step {step} is not known: {begins}, and has not begun")
             return self._plain(coming)
         run, _, (number, _) = drawing.start
         batches = drawing.fetched if step is None else step

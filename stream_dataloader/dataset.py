@@ -301,9 +301,7 @@ class StreamDataset(IterableDataset[StreamBatch]):
     def steps_of_groups(self, epoch: int) -> list[int]:
         """For how many steps of an epoch each group has something to read; with `"drop"`, for all of its lanes."""
         if self.rules.padding_mode == "cycle":
-            raise TypeError(
-                'padding_mode="cycle" has no last batch, so there is no len(); pass batches_per_epoch= to the loader'
-            )
+            raise TypeError('padding_mode="cycle" has no len(); pass batches_per_epoch= to the loader')
         lengths = self.plan().scheduled_lengths
         if lengths is None or self.lengths is None or (self.lengths < 0).any():
             raise TypeError("the number of batches is not known; pass lengths= to StreamDataset")

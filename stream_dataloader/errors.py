@@ -1,25 +1,4 @@
-"""Every error the library raises while it runs, in one tree.
-
-::
-
-    StreamDataLoaderError
-    ├── StreamError (RuntimeError)         about one source; names it, and the place in it
-    │   ├── OpenError                      the factory raised, or returned something not iterable
-    │   ├── ReadError                      the stream raised between two items
-    │   ├── ItemError (ValueError)         an item does not fit the items before it
-    │   ├── LengthError (ValueError)       `lengths` says otherwise
-    │   ├── FailureLimitError              more sources were skipped than `max_failures`
-    │   ├── NonFiniteStateError (FloatingPointError)  a stream goes on with a state that holds NaN or infinity
-    │   └── EmptySourcesError (ValueError) a lane drew every source and got no item
-    ├── WorkerError (RuntimeError)         a worker died or ended too early
-    │   ├── WorkerDeathError               it was killed, or exited
-    │   └── WorkerTimeoutError (TimeoutError)
-    ├── RankError (RuntimeError)           ranks disagree, or one is missing
-    ├── DeviceError (RuntimeError)         a video cannot be decoded by the device that was asked for
-    ├── StoreError (ValueError)            a store is damaged, unfinished, replaced, or not what was asked for
-    ├── StateError (ValueError)            a state does not belong to what it is loaded for or used with
-    ├── ForkedIteratorError (RuntimeError) an iterator of another process, from which this one was forked
-    └── StaleIteratorError (RuntimeError)  a newer `iter()` of the same loader has begun
+"""Every error the library raises while it runs; each is also of the nearest builtin type.
 
 A wrong option of a dataset or loader raises a plain `ValueError` or `TypeError`, where it is built. Every constructor
 works with the message alone, because torch's worker wrapper rebuilds exceptions that way.

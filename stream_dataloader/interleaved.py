@@ -1,7 +1,6 @@
 """`interleave`: lanes draw their sources from several datasets, by weight.
 
-Guarantees: all promises of `StreamDataset` hold over the sources of all datasets. Each dataset opens its sources, and
-keeps its own order of them, as if it stood alone. See `_schedule.mix` for the order of the draws.
+Guarantees: all promises hold over the sources of all datasets. Each opens its sources, in its own order of them.
 """
 
 from __future__ import annotations

@@ -101,10 +101,9 @@ def side_by_side(
     datasets = _check_members(members)
     for number, dataset in enumerate(datasets):
         if batches_per_epoch is not None and not dataset.is_endless:
-            raise ValueError(
-                f"batches_per_epoch is {batches_per_epoch}, and members[{number}] ends by itself, with padding_mode="
-                f'{dataset.rules.padding_mode!r}; leave it out, or give all members padding_mode="cycle"'
-            )
+            own = f"members[{number}] ends by itself, with padding_mode={dataset.rules.padding_mode!r}"
+            remedy = 'leave it out, or give all members padding_mode="cycle"'
+            raise ValueError(f"batches_per_epoch is {batches_per_epoch}, and {own}; {remedy}")
     sides: Any = SideBySide(datasets, ends_with)
     return StreamDataLoader(sides, num_workers, batches_per_epoch=batches_per_epoch, **loader_options)  # type: ignore[arg-type]
 
@@ -114,10 +113,7 @@ def _check_members(members: Any) -> list[StreamDataset]:
     datasets: list[StreamDataset] = []
     for number, member in enumerate(members):
         if not isinstance(member, (tuple, list)) or len(member) != 2 or not isinstance(member[0], StreamDataset):
-            raise TypeError(
-                f"members[{number}] must be a StreamDataset and its number of lanes, (dataset, lanes), and is "
-                f"{shorten(member)}"
-            )
+            raise TypeError(f"members[{number}] must be (dataset, number of lanes), and is {shorten(member)}")
         dataset, lanes = member[0], options.integer(f"members[{number}][1], the number of lanes,", member[1], 1)
         rules = replace(dataset.rules, lanes=lanes)
         options.check_groups(rules)
@@ -126,12 +122,9 @@ def _check_members(members: Any) -> list[StreamDataset]:
         raise ValueError("members is empty; pass at least one (dataset, lanes)")
     first, *_ = steps = [dataset.rules.time_steps for dataset in datasets]
     if None in steps:
-        raise ValueError(
-            f"members[{steps.index(None)}] has no time_steps, which members share; pass time_steps= to its dataset"
-        )
+        raise ValueError(f"members[{steps.index(None)}] has no time_steps; pass time_steps= to its dataset")
     for number, own in enumerate(steps):
         if own != first:
-            raise ValueError(
-                f"members[0] has time_steps={first}, and members[{number}] time_steps={own}; give both one"
-            )
+            other = f"members[{number}] time_steps={own}"
+            raise ValueError(f"members[0] has time_steps={first}, and {other}; give both one")
     return datasets

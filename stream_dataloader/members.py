@@ -30,10 +30,8 @@ class SideBySide(IterableDataset[StreamBatch]):
         if isinstance(ends_with, str):
             options.choice("ends_with", ends_with, Literal["first", "longest"])
         elif self.endless[options.integer("ends_with", ends_with, 0, len(self.members) - 1)]:
-            raise ValueError(
-                f'ends_with is {ends_with}, and members[{ends_with}] has padding_mode="cycle", which never ends; name '
-                "another"
-            )
+            what = f"ends_with is {ends_with}, and members[{ends_with}] never ends"
+            raise ValueError(f'{what}, with padding_mode="cycle"; name another')
         self.ends_with = ends_with
 
     @property
@@ -77,10 +75,7 @@ class SideBySide(IterableDataset[StreamBatch]):
     def states_in(self, state: Any) -> list[Any]:
         """The members' own states in a state."""
         if not isinstance(state, Mapping) or "side_by_side" not in state:
-            raise StateError(
-                "this is no state of a side_by_side loader; pass what its state_dict() returned (a StreamDataset's "
-                "loader loads its own)"
-            )
+            raise StateError("this is no state of a side_by_side loader; pass what its state_dict() returned")
         if state.get("version") != _VERSION:
             raise StateError(f"the state is of version {state.get('version')}, and this library reads {_VERSION}")
         here = {"side_by_side": len(self.members), "ends_with": self.ends_with}

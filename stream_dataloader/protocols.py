@@ -1,42 +1,26 @@
 """The seams between the library and its users' code: who calls what, where and in which order.
 
-A *factory* is called once for each source a lane takes, with that source alone. It runs in the process that
-owns the lane: a worker, or the main process with `num_workers=0`. The factory must be picklable for `spawn` and
-`forkserver`, by cloudpickle if not by pickle.
+A *factory* is called once for each source a lane takes, in the process that owns the lane: a worker, or the main
+process with `num_workers=0`. It must be picklable for `spawn` and `forkserver`, by cloudpickle if not by pickle.
 
-A *stream* is iterated once, from its first item to its last, and then closed, if it has a `close` method
-(generators have one). It is also closed when an epoch is left early. It is always closed in the process that
-opened it.
+A *stream* is iterated once, and then closed, if it has a `close` method (generators have one), also when an epoch is
+left early. A lane closes one stream before it opens the next. All of this runs in one thread: the worker's main thread,
+or the one that asks the loader for its next batch. So streams may share a buffer, a connection or a library that is not
+safe for threads; not so with `worker_method="thread"` or `threads_per_worker`, by which a process has several.
 
-All of this runs in one thread of that process: the worker's main thread, or the thread that asks the loader for its
-next batch. A lane closes one stream before it opens the next, so there are never more open streams than lanes. Streams
-may share a buffer, a connection or a library that is not safe for threads.
-
-With the loader's `worker_method="thread"` or `threads_per_worker` a process has several such threads. A lane's streams
-are opened, read and closed in one of them, but what streams share has to be safe for threads, and so has the factory.
-
-A factory may declare `open_early = True` (`OpensEarly`), if that is safe. Workers then open the sources that lanes
-reserve (`lookahead`) ahead of need: a background thread calls the factory and takes the first item, and all else runs
-in the main thread. Calls on one stream never overlap, so a stream needs no lock of its own; whatever streams share
-needs one. Batches are the same either way.
-
-Sometimes a stream must begin later than at its first item: a loader continues from a saved state, or a connection or a
-worker was lost. The stream is then read forward to that item, unless it or its factory offers something quicker::
+A stream that must begin later than at its first item, after a resume or a lost worker, is read forward to that item,
+unless it or its factory offers something quicker::
 
     def open_stream(source, start=0)        the factory has a parameter `start` whose default is the integer 0:
                                             it is passed the number of the first item wanted
     iter(stream).seek_item(n)               the iterator goes to item n (`SeeksItems`); called before its first `next`
     iter(stream).load_state_dict(state)     the iterator goes to where its `state_dict()` returned that state
 
-The last two are used only if the iterator has them, since the iterator keeps the position. It is the stream itself only
-if `iter(stream) is stream`; methods of a stream whose `iter` returns another object are not used, as that object may
-not know of them. `testing.StreamContract` finds a stream that goes to another item than it should.
+The last two are used only if the iterator has them, since the iterator keeps the position: a stream's own methods are,
+if `iter(stream) is stream`.
 
 With the dataset's `mark_ends`, the item behind a full window is taken, and copied, before the batch is handed out. A
 leaf that is neither array nor tensor is not copied: yield a new object each time.
-
-A stream may write its items into the batch itself (`ReadsInto`): nothing is copied. It may say that several sequences
-lie in it, one behind the other (`MarksStarts`).
 """
 
 from __future__ import annotations
@@ -186,6 +170,9 @@ class SeeksItems(Iterator[Item_co], Protocol[Item_co]):
 
 class OpensEarly(Protocol):
     """A factory that may run in another thread than the one that reads streams, up to a stream's first item.
+
+    Workers then open the sources that lanes reserve (`lookahead`) ahead of need. Calls on one stream never overlap, so
+    only what streams share needs a lock. Batches are the same either way.
 
     The declaration holds for the class that makes it. A subclass that overrides `__call__` must declare again.
 

@@ -1,7 +1,6 @@
 """`sections`: sources cut into shorter streams, at places drawn anew in each epoch or at fixed ones.
 
-Guarantee: within an epoch all promises of `StreamDataset` hold with sections in place of sources: each item comes once,
-a lane reads a section from its first item to its last, and cuts follow from (seed, epoch, source) alone.
+Guarantee: within an epoch all promises hold with sections in place of sources, cut by (seed, epoch, source) alone.
 """
 
 from __future__ import annotations
@@ -66,16 +65,12 @@ class Sections:
         """
         if self.lengths is None:
             if lengths is None:
-                raise ValueError(
-                    "sections(None, steps) takes the dataset's lengths, and it has none; give sections(lengths, steps) "
-                    "the number of items of each source"
-                )
+                what = "sections(None, steps) takes the dataset's lengths, and it has none"
+                raise ValueError(f"{what}; give sections(lengths, steps) the number of items of each source")
             return lengths
         if lengths is not None and not np.array_equal(np.asarray(lengths), self.lengths):
-            raise ValueError(
-                f"lengths= is {shorten(lengths)}, and sections= was made with {shorten(self.lengths.tolist())}; give "
-                "lengths to one of them only"
-            )
+            own = shorten(self.lengths.tolist())
+            raise ValueError(f"lengths= is {shorten(lengths)}, and sections= has {own}; give lengths to one only")
         return self.lengths
 
     def __repr__(self) -> str:
@@ -125,14 +120,11 @@ def check_sections(given: Any, time_steps: Any) -> Sections | None:
     if given is None:
         return None
     if not isinstance(given, Sections):
-        raise TypeError(
-            f"sections must be what sections(lengths, steps) returns, and is {shorten(given)}, a {type(given).__name__}"
-        )
+        found = f"{shorten(given)}, a {type(given).__name__}"
+        raise TypeError(f"sections must be what sections(lengths, steps) returns, and is {found}")
     if time_steps is None:
-        raise ValueError(
-            "sections= counts time steps, and without time_steps= streams yield windows of any number of them; pass "
-            "time_steps, and streams that yield single time steps"
-        )
+        what = "sections= counts time steps, of which windows may have any number"
+        raise ValueError(f"{what}; pass time_steps=, and streams that yield single time steps")
     return given
 
 

@@ -112,10 +112,8 @@ def _check_first(state: object, count: int, what: str, how: str) -> None:
     if not isinstance(state, torch.Tensor):
         raise TypeError(f"the state must be a tensor, and is a {type(state).__name__}; give each tensor by itself")
     if state.shape[:1] != (count,):
-        raise ValueError(
-            f"the batch has {count} {what}, and the state is {tuple(state.shape)}; its first dimension must be the "
-            f"{what}, {how}"
-        )
+        found = f"the batch has {count} {what}, and the state is {tuple(state.shape)}"
+        raise ValueError(f"{found}; its first dimension must be the {what}, {how}")
 
 
 def begins_segment(is_start: torch.Tensor, padding: torch.Tensor) -> torch.Tensor:

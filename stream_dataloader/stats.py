@@ -1,7 +1,6 @@
 """What a loader has done so far, and what its time went into.
 
-Guarantee: plain numbers, taken at one moment; they do not change afterwards. Counting goes on all the time and costs a
-few microseconds a batch.
+Guarantee: plain numbers, taken at one moment; they do not change afterwards.
 """
 
 from __future__ import annotations

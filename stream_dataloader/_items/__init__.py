@@ -1,6 +1,5 @@
 """What items are made of.
 
 `structure` takes an item apart into leaves and builds it again, `layout` has dtypes and shapes, too, `step_writer`
-writes many steps of one layout, `fill` pads, `content` hashes values, and `plain` makes plain data of layouts. It
-imports nothing of the package but `errors`. Open `layout` first.
+writes many of one layout, `fill` pads, `content` hashes values, and `plain` makes plain data. Open `layout` first.
 """

@@ -46,10 +46,8 @@ def _tensor(path: str, value: Any) -> torch.Tensor:
     try:
         return torch.as_tensor(0 if value is None else value)
     except Exception as error:
-        raise ValueError(
-            f"{path} is {shorten(value)}, a {type(value).__name__}; give a number, an array, or a dict of them by "
-            "the items' keys"
-        ) from error
+        what = f"{path} is {shorten(value)}, a {type(value).__name__}"
+        raise ValueError(f"{what}; give a number, an array, or a dict of them") from error
 
 
 class FillValue:
@@ -88,9 +86,8 @@ class FillValue:
         try:
             torch.broadcast_to(cast, spec.shape)
         except RuntimeError:
-            raise ValueError(
-                f"{name} of shape {tuple(given.shape)} does not broadcast to {path}, which is {spec}; use a number"
-            ) from None
+            shape = tuple(given.shape)
+            raise ValueError(f"{name} of shape {shape} does not broadcast to {path}, which is {spec}") from None
         array: np.ndarray[Any, Any] = as_array(cast)
         return array
 

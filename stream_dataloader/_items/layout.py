@@ -212,9 +212,7 @@ class Layout:
         lengths = {len(leaf): i for i, leaf in reversed(list(enumerate(leaves))) if self.specs[i].timed}
         if not lengths:
             there = ", ".join(f"{path} is {spec}" for path, spec in zip(self.paths, self.specs, strict=True))
-            raise Misfit(
-                f"no leaf of the window has a time axis ({there}); pass time_steps= for streams of single steps"
-            )
+            raise Misfit(f"no leaf of the window has a time axis ({there}); pass time_steps= for single steps")
         if len(lengths) > 1:
             parts = ", ".join(f"{self.paths[i]} has {n}" for n, i in sorted(lengths.items(), key=lambda p: p[1]))
             raise Misfit(f"the leaves of one window have different numbers of steps: {parts}")

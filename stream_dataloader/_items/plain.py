@@ -27,10 +27,8 @@ def to_plain(node: Node) -> dict[str, Any] | None:
     if name is None:
         name = f"{node.type.__module__}:{node.type.__qualname__}"
         if _found(name) is not node.type:
-            raise StateError(
-                f"the state holds a {node.type.__qualname__}, which cannot be found again as {name}; define the class "
-                "at the top level of a module"
-            )
+            what = f"the state holds a {node.type.__qualname__}, which cannot be found again as {name}"
+            raise StateError(f"{what}; define the class at the top level of a module")
     return {
         "type": name,
         "keys": list(node.keys),
@@ -45,10 +43,7 @@ def from_plain(plain: Mapping[str, Any] | None) -> Node:
         return LEAF
     kind = _BUILTIN.get(plain["type"]) or _found(plain["type"])
     if kind is None:
-        raise StateError(
-            f"the state holds a {plain['type']}, and no dataclass or named tuple of that name is imported; import its "
-            "module before you load the state"
-        )
+        raise StateError(f"the state holds a {plain['type']}, which is not imported; import its module first")
     children = tuple(map(from_plain, plain["children"]))
     order = None if plain["order"] is None else tuple(plain["order"])
     return Node(f"{kind.__module__}.{kind.__qualname__}", tuple(plain["keys"]), children, kind, order)

@@ -8,7 +8,7 @@
     ...  # the type, dtype and shape of each leaf; if they are others: the same
     column0[t] = value0
 
-Nothing of the items is in the source. The bytes of small arrays are gathered, and written together.
+The bytes of small arrays are gathered, and written together.
 
 Guarantee: what is written is what `Layout.read` would give; any other item is given back. Each is copied before the
 next is taken.

@@ -1,7 +1,6 @@
 """What a user gives as groups: ids, lists of indices, ranges or lengths, made into `IndexGroups`.
 
-Guarantee: each index is one of the dataset's, and is in exactly one group, unless the user asks for something else. An
-id that comes again after another one, without a sort key, is an error, as the two runs may be one group or two.
+Guarantee: each index is one of the dataset's, and is in exactly one group, unless the user asks for something else.
 """
 
 from __future__ import annotations
@@ -45,10 +44,8 @@ def groups_of(
         raise ValueError("groups is empty; give at least one group")
     are_lists, first = _is_group(listed[0]), listed[0]
     if not are_lists and numbers is None and isinstance(first, (int, np.integer)) and not isinstance(first, bool):
-        raise ValueError(
-            f"groups_or_lengths is a flat list of integers, {shorten(listed, 60)}, which may be the group of each "
-            'index or the length of each group; say which: numbers="ids" or numbers="lengths"'
-        )
+        what = f"groups_or_lengths, {shorten(listed, 60)}, may be each index's group or each group's length"
+        raise ValueError(f'{what}; say numbers="ids" or numbers="lengths"')
     if not are_lists and numbers != "lengths":
         groups = _groups_of_ids(listed, dataset_length, order)
     elif order is not None:
@@ -73,9 +70,8 @@ def _listed(given: Any) -> Any:
     given = _as_numpy(given)
     is_number = getattr(given, "ndim", 1) == 0
     if is_number or isinstance(given, (str, bytes, Mapping, set, frozenset)) or not isinstance(given, Iterable):
-        raise TypeError(
-            f"groups is {shorten(given)}, a {type(given).__name__}; give {IDS}, or a list of lists of indices or ranges"
-        )
+        what = f"groups is {shorten(given)}, a {type(given).__name__}"
+        raise TypeError(f"{what}; give {IDS}, or a list of lists of indices or ranges")
     return given if isinstance(given, (list, tuple, range, np.ndarray)) else list(given)
 
 
@@ -88,10 +84,8 @@ def _groups_of_lengths(listed: Any, dataset_length: int | None) -> IndexGroups:
     lengths = options.check_lengths(listed, len(listed))
     assert lengths is not None
     if dataset_length is not None and (total := int(lengths.sum())) > dataset_length:
-        raise ValueError(
-            f"the lengths add up to {total}, and the dataset has {dataset_length} items; correct them, or, if this is "
-            'a flat list of ids, say numbers="ids"'
-        )
+        what = f"the lengths add up to {total}, and the dataset has {dataset_length} items"
+        raise ValueError(f'{what}; correct them, or say numbers="ids"')
     return IndexGroups(lengths, None, dataset_length)
 
 
@@ -131,10 +125,8 @@ def _indices_of(number: int, group: Any) -> npt.NDArray[Any]:
     if isinstance(group, range):
         return np.arange(group.start, group.stop, group.step)
     if not _is_group(group):
-        raise TypeError(
-            f"groups[{number}] is {shorten(group)}, a {type(group).__name__}, and groups[0] a list of indices; give "
-            f"lists of indices only, or {IDS}"
-        )
+        what = f"groups[{number}] is {shorten(group)}, a {type(group).__name__}"
+        raise TypeError(f"{what}, and groups[0] a list of indices; give lists of indices only, or {IDS}")
     try:
         array = np.asarray(group, None if len(group) else np.int64)
     except ValueError:  # lists of several lengths in it
@@ -162,10 +154,8 @@ def _groups_of_ids(ids: Any, dataset_length: int | None, order: Order | None) ->
                 f" (they add up to {dataset_length}: if they are the lengths of consecutive groups, give "
                 "[range(end - n, end) for n, end in zip(lengths, itertools.accumulate(lengths))])"
             )
-        raise ValueError(
-            f"groups has {count} ids, and the dataset {dataset_length} items; give one id for each item, or a list of "
-            f"lists of indices or ranges, one for each group{hint}"
-        )
+        what = f"groups has {count} ids, and the dataset {dataset_length} items"
+        raise ValueError(f"{what}; give an id for each item, or a list of indices for each group{hint}")
     codes = _codes(ids)
     if order is not None:
         by_key = _sorted_by(order, count)
@@ -175,12 +165,9 @@ def _groups_of_ids(ids: Any, dataset_length: int | None, order: Order | None) ->
     if len(runs) > codes.max() + 1:
         number = int(np.flatnonzero(runs < np.maximum.accumulate(runs))[0])  # codes count up as ids come first
         again, earlier = int(begins[number]), int(begins[runs == runs[number]][0])
-        raise ValueError(
-            f"groups has id {_shown(ids[again])} at index {earlier}, and, with other ids "
-            f"between, again at index {again}; if these are one group, say in which order its items "
-            "come: order= a sort key for each index, such as its time, or order=range(len(dataset)); "
-            "else give them ids that differ"
-        )
+        what = f"groups has id {_shown(ids[again])} at index {earlier}, and again at index {again}"
+        remedy = "order= a sort key for each index, such as its time, or order=range(len(dataset))"
+        raise ValueError(f"{what}, with others between; give ids that differ, or if it is one group {remedy}")
     return IndexGroups(np.diff(begins, append=count), None, count)
 
 
@@ -205,10 +192,8 @@ def _codes(ids: Any) -> IntArray:
                 raise ValueError(f"groups[{index}] is {group}, and is to be the id of a group; give each index one")
             found[index] = known.setdefault(group, len(known))
         except TypeError:
-            raise TypeError(
-                f"groups[{index}] is {shorten(group)}, a {type(group).__name__}, and groups[0] {_shown(ids[0])}; give "
-                f"{IDS}: numbers or strings, or lists of indices only"
-            ) from None
+            what = f"groups[{index}] is {shorten(group)}, a {type(group).__name__}"
+            raise TypeError(f"{what}, and groups[0] {_shown(ids[0])}; give {IDS}, or lists of indices only") from None
     return found
 
 
@@ -254,10 +239,8 @@ def _check_cover(groups: IndexGroups) -> None:
         missing = np.flatnonzero(np.bincount(flat, minlength=length) == 0)
     if len(missing):
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-        raise ValueError(
-            f"no group has index {int(missing[0])}{more}, and the dataset has {length} items; put each in a group, or "
-            "pass allow_partial=True to leave them out"
-        )
+        what = f"no group has index {int(missing[0])}{more}, and the dataset has {length} items"
+        raise ValueError(f"{what}; put each in a group, or pass allow_partial=True")
 
 
 def _check_repeats(groups: IndexGroups) -> None:
@@ -269,7 +252,5 @@ def _check_repeats(groups: IndexGroups) -> None:
     index = int((counts > 1).argmax())
     one, other = (_locate(groups, int(place))[0] for place in np.flatnonzero(flat == index)[:2])
     where = f"twice in groups[{one}]" if one == other else f"in groups[{one}] and [{other}]"
-    raise ValueError(
-        f"index {index} is {where}, and so would be read twice in an epoch; take it out of one, or pass "
-        "allow_repeats=True"
-    )
+    remedy = "take it out of one, or pass allow_repeats=True"
+    raise ValueError(f"index {index} is {where}, and would be read twice in an epoch; {remedy}")

@@ -83,10 +83,8 @@ def _plain(indices: Any) -> Any:
 def _checked(items: Any, wanted: list[int]) -> Any:
     count = len(items) if hasattr(items, "__len__") else f"a {type(items).__name__}, no list"
     if count != len(wanted):
-        raise ValueError(
-            f"the dataset's __getitems__ was given {len(wanted)} indices, {shorten(wanted, 60)}, and returned {count}; "
-            "return a list with one item for each"
-        )
+        what = f"the dataset's __getitems__ was given {len(wanted)} indices, {shorten(wanted, 60)}"
+        raise ValueError(f"{what}, and returned {count}; return a list with one item for each")
     return items
 
 
@@ -101,16 +99,13 @@ def map_style(
 ) -> dict[str, Any]:
     """What `StreamDataset` is to be built with, to read a map-style dataset."""
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
-        raise TypeError(
-            f"dataset is a {type(dataset).__name__}, which has no items by index; from_map_style reads datasets with "
-            "__getitem__ and __len__; give what is iterated as sources and open_stream to StreamDataset"
-        )
+        what = f"dataset is a {type(dataset).__name__}, which has no items by index"
+        raise TypeError(f"{what}; give what is iterated as sources and open_stream to StreamDataset")
     try:
         count = len(dataset)
     except TypeError:
-        raise TypeError(
-            f"dataset is a {type(dataset).__name__} without __len__, by which its groups are checked; define it"
-        ) from None
+        kind = type(dataset).__name__
+        raise TypeError(f"dataset is a {kind} without __len__, by which its groups are checked; define it") from None
     for name in ("sources", "open_stream", "lengths"):
         if name in options:
             raise TypeError(f"from_map_style makes {name} of the dataset and its groups; leave {name}= out")

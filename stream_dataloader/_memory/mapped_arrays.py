@@ -1,7 +1,6 @@
 """Sends a `numpy.memmap`, or a view of one, as the place in its file: pickle would copy all that it shows.
 
-Guarantee: who opens it sees the bytes of the same file, or gets an error. What has no file that others could open is
-copied, as pickle does it.
+Guarantee: who opens it sees the bytes of the same file, or gets an error. What has no such file is copied.
 """
 
 from __future__ import annotations

@@ -244,11 +244,9 @@ class ByValue:
         except Exception as error:
             if not self.name:
                 raise
-            raise TypeError(
-                f"{self.name} ({shorten(self.value, 80)}) cannot be pickled ({error}), which workers of the start "
-                'methods "spawn" and "forkserver" need; make locks, open files and connections where they are used, in '
-                'the worker, or pass multiprocessing_context="fork"'
-            ) from error
+            what = f"{self.name} ({shorten(self.value, 80)}) cannot be pickled ({error})"
+            remedy = "make locks, open files and connections in the worker, or start it by"
+            raise TypeError(f'{what}; {remedy} multiprocessing_context="fork"') from error
 
 
 def _by_value(pickled: bytes) -> ByValue:

@@ -37,10 +37,8 @@ def find_place(rank: int | None, world_size: int | None, process_group: Any) -> 
     if hasattr(process_group, "get_group"):
         if process_group.ndim != 1:
             names = process_group.mesh_dim_names
-            raise ValueError(
-                f"process_group is a DeviceMesh of {process_group.ndim} dimensions {names or ''}; pass the one over "
-                'which data is parallel: mesh["data"]'
-            )
+            what = f"process_group is a DeviceMesh of {process_group.ndim} dimensions {names or ''}"
+            raise ValueError(f'{what}; pass the one over which data is parallel: mesh["data"]')
         group = process_group.get_group()
     own = dist.get_rank(group)
     if own < 0:

@@ -87,19 +87,14 @@ class StoreThread:
             while not self._wanted.wait_for(lambda: answer, _LOOK_SECONDS):
                 heard = max(begin, self._connection.heard) if self._connection else begin + connect
                 if clock.monotonic() - heard > patience:
-                    raise RankError(
-                        f"the store of torch.distributed, through which ranks agree, did not answer within "
-                        f"{patience:g} s; the network to the host that keeps it is cut, or that is stuck; go on from "
-                        "the last checkpoint"
-                    )
+                    what = f"the store of torch.distributed did not answer within {patience:g} s"
+                    raise RankError(f"{what}; its host is cut off or stuck: go on from the last checkpoint")
         value, error = answer
         if isinstance(error, RankError):
             raise error
         if isinstance(error, RuntimeError):  # torch's
-            raise RankError(
-                f"the store of torch.distributed, through which ranks agree, failed ({str(error).splitlines()[0]}); "
-                "rank 0, or the agent that keeps it, has ended or cannot be reached"
-            ) from error
+            what = f"the store of torch.distributed failed ({str(error).splitlines()[0]})"
+            raise RankError(f"{what}; rank 0, or the agent that keeps it, cannot be reached") from error
         if error is not None:
             raise error
         return value

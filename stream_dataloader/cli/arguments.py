@@ -263,7 +263,6 @@ def _files(path: Path, kind: str | None) -> dict[str, str]:
 
 
 def print_json(content: Any) -> None:
-    """Print JSON."""
     print(json.dumps(content, indent=2, default=str))
 
 

@@ -41,7 +41,6 @@ _CLIPS_FOLDER = "clips-1"  # raise the number when the clips change
 
 
 def add(parser: ArgumentParser) -> None:
-    """Add the command's arguments."""
     add, shown = parser.add_argument, "(default: %(default)s)"
     add("target", metavar="FOLDER", nargs="?", help="videos (default: clips it draws)")
     add("--output-dir", type=Path, default=Path(), help=f"for grid.mp4 and grid.png {shown}")
@@ -52,7 +51,6 @@ def add(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace) -> bool:
-    """Run the demo."""
     from stream_dataloader.cli.film import Filmstrip, grid_pictures, write_video
 
     folder = options.output_dir

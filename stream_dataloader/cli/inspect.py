@@ -33,7 +33,6 @@ _HEADS = ("source", "codec", "size", "rate", "frames", "duration", "keys", "byte
 
 
 def add(parser: ArgumentParser) -> None:
-    """Add the command's arguments."""
     add_target(parser, "TARGET", "--option")
     add = parser.add_argument
     add("--json", action="store_true", help="print JSON")
@@ -43,7 +42,6 @@ def add(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace) -> bool:
-    """Inspect a store or media."""
     if options.batch_size is None and options.workers:
         raise ValueError("--workers is about lanes; say how many by --batch-size")
     target = find_target(options)

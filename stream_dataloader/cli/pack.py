@@ -27,7 +27,6 @@ from stream_dataloader.stores._base.formats import FORMATS
 
 
 def add(parser: ArgumentParser) -> None:
-    """Add the command's arguments."""
     add_target(parser, "SOURCE", format_argument="--from-format")
     add = parser.add_argument
     add("out", metavar="OUT", help="where the store will be; there must be nothing")
@@ -41,7 +40,6 @@ def add(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace) -> bool:
-    """Pack."""
     target = find_target(options, packing=True)
     own = target.kind == "store"  # names
     names = None if own else list(map(target.name, range(len(target.sources))))

@@ -37,7 +37,6 @@ Leaves = Iterator[tuple[StreamBatch, torch.Tensor]]
 
 
 def add(parser: ArgumentParser) -> None:
-    """Add the command's arguments."""
     add_target(parser, "TARGET", "--option")
     add_lanes(parser)
     add, shown = parser.add_argument, "(default: %(default)s)"
@@ -47,7 +46,6 @@ def add(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace) -> bool:
-    """Play."""
     target = find_target(options, fitted=True)
     with target.reading(options) as loader:
         _play(itertools.islice(loader, options.batches), target, options)

@@ -39,7 +39,6 @@ class _NoLoaderError(ValueError):
 
 
 def add(parser: ArgumentParser) -> None:
-    """Add the command's arguments."""
     add_target(parser, "TARGET", "--option", also=", or MODULE:FUNCTION")
     add_lanes(parser)
     add, shown = parser.add_argument, "(default: %(default)s)"
@@ -50,7 +49,6 @@ def add(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace) -> bool:
-    """Profile."""
     if options.trace is not None:
         open(options.trace, "a").close()  # it fails now, not after all was read
     skipped: list[Exception] = []

@@ -27,7 +27,6 @@ _SUFFIXES = (".png", ".svg", ".pdf")
 
 
 def add(parser: ArgumentParser) -> None:
-    """Add the command's arguments."""
     add_target(parser, "TARGET", "--option")
     add_lanes(parser)
     add, suffixes = parser.add_argument, ", ".join(_SUFFIXES)
@@ -38,7 +37,6 @@ def add(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace) -> bool:
-    """Draw."""
     output = options.output
     if output is not None and not output.endswith(_SUFFIXES):
         raise ValueError(f"--output is {output}; it must end in {', '.join(_SUFFIXES)}")

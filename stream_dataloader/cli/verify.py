@@ -16,7 +16,6 @@ from stream_dataloader.stores._packing.report import Bar
 
 
 def add(parser: ArgumentParser) -> None:
-    """Add the command's arguments."""
     parser.add_argument("store", metavar="STORE", help="a folder, a file, or a URL")
     parser.add_argument("--format", help="the store's format (default: found)")
     add_options(parser, "--option", of="the store's format, as stores.open takes it")
@@ -24,7 +23,6 @@ def add(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace) -> bool:
-    """Verify a store."""
     open_store = partial(stores.open, options.store, format=options.format)
     _, store = with_options(options.option, open_store)
     with Bar(desc="verifying", total=len(store), unit="stream", disable=None) as bar:

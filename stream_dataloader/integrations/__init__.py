@@ -1,6 +1,5 @@
 """Small pieces for trainers that need more than `state_dict` and `load_state_dict`.
 
 `lightning` is a callback, `accelerate` prepares a loader, and `transformers` is a Trainer on streams. Only
-`_lightning_internals` touches what Lightning does not publish. It may import all of the package but `testing` and
-`cli`; nothing imports it. Open `lightning` first.
+`_lightning_internals` touches what Lightning does not publish. Open `lightning` first.
 """

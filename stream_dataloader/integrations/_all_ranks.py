@@ -66,7 +66,6 @@ class Carried:
         return [state | {"leaves": [leaf.cpu() for leaf in state["leaves"]]} for state in states]
 
     def snapshot(self) -> Carried:
-        """What is carried now, and stays so."""
         return Carried([carry.snapshot() for carry in self._all])
 
     def load(self, ranks: Sequence[Sequence[Mapping[str, Any]]]) -> None:
@@ -81,6 +80,5 @@ class Carried:
             carry.load_state_dict(own if own is not None and is_own else checkpoint.merge_states(by_rank.values()))
 
     def reset(self) -> None:
-        """Forget all."""
         for carry in self._all:
             carry.reset()

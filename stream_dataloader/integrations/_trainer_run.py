@@ -1,7 +1,6 @@
 """What a Trainer is given: a loader's epochs as one run, whose batches it only counts, and batches as arguments.
 
-Guarantees: the values of arguments are the batch's own. The next batch is always the loader's next one. The state is
-that of the last batch trained on, and what was fetched beyond it comes first when the Trainer begins an epoch.
+Guarantees: the next batch is always the loader's next one. What was fetched beyond the state comes first in an epoch.
 """
 
 from __future__ import annotations
@@ -73,7 +72,6 @@ class TrainerRun(Dataset[Mapping[str, Any]]):
         self._unused.clear()
 
     def was_used(self) -> None:
-        """The next batch was trained on."""
         if self._unused:
             _, self._used = self._unused.popleft()
 
@@ -152,7 +150,6 @@ class ModelInputs:
         return ModelInputs(batch_first=self.batch_first, fields=[name for name in self.FIELDS if name in named])
 
     def __call__(self, batch: StreamBatch) -> dict[str, Any]:
-        """The arguments."""
         if not isinstance(batch.data, dict):
             what = f"a model takes arguments by name, and the streams yield a {type(batch.data).__name__}"
             raise TypeError(f'{what}; have them yield {{"input_ids": ...}}, or pass a function as model_inputs')

@@ -137,7 +137,6 @@ class StreamTrainerMixin:
         )
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
-        """The batches of an evaluation; see `Trainer.get_eval_dataloader`."""
         chosen = self.eval_dataset if eval_dataset is None else eval_dataset
         if isinstance(chosen, str):
             chosen = self.eval_dataset[chosen]
@@ -147,7 +146,6 @@ class StreamTrainerMixin:
         return self._evaluation(loader)
 
     def get_test_dataloader(self, test_dataset: Any) -> Any:
-        """The batches of a prediction; see `Trainer.get_test_dataloader`."""
         loader = _with_loaders(test_dataset, self.args)
         if not isinstance(loader, StreamDataLoader):
             return super().get_test_dataloader(test_dataset)  # type: ignore[misc]

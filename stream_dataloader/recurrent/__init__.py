@@ -1,8 +1,8 @@
 """The state of recurrent models, carried from batch to batch, and models that take packed windows.
 
 `state` has `RecurrentState`, which users call. Below it: `states` has tensors of lanes, `store` keeps them, `order`
-checks batches, `initial` says what lanes start with, `checkpoint` makes plain data. `packed` stands beside it.
-It imports `batch`, `errors`, `_items`, `_options` and `_ranks.place`; nothing imports it. Open `state` first.
+checks batches, `initial` says what lanes start with, `checkpoint` makes plain data. `packed` stands beside it. Open
+`state` first.
 """
 
 from stream_dataloader.recurrent.checkpoint import merge_states

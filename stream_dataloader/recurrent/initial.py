@@ -33,7 +33,6 @@ class Initial:
 
     @property
     def is_in_every_graph(self) -> bool:
-        """It is computed for every batch."""
         is_learnt = self.states is not None and any(leaf.requires_grad for leaf in self.states.leaves)
         return (is_learnt or self._function is not None) and torch.is_grad_enabled()
 

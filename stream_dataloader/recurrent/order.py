@@ -1,7 +1,6 @@
 """What a batch asks of the lanes' states, and that batches come in order: each lane goes on where its state stopped.
 
-A lane's state belongs to the last item, and to the batch, that it was made of. So a batch that is left out, repeated,
-or of another loader is found, also where each stream is one window. Epochs may be numbered in any way.
+A batch that is left out, repeated, or of another loader is found, also where each stream is one window.
 """
 
 from __future__ import annotations
@@ -56,7 +55,6 @@ class Window(NamedTuple):
 
     @classmethod
     def of(cls, batch: StreamBatch) -> Window:
-        """That of a batch."""
         host = on_host(batch)
         source, position = host.source.numpy(), host.position.numpy()
         there = source >= 0
@@ -97,7 +95,6 @@ class LaneOrder:
         self._count = 0
 
     def _grow(self, lanes: npt.NDArray[np.int64]) -> None:
-        """Have a place for each of these lanes."""
         if (more := int(lanes.max()) + 1 - len(self._given)) > 0:
             new = np.full((len(ROWS), more), -1)
             new[0] = self._missing
@@ -136,7 +133,6 @@ class LaneOrder:
             raise StateError(f"{what}; build the dataset with the batch_size that it had, or call reset()")
 
     def advance(self, window: Window) -> None:
-        """Follow a batch."""
         self._grow(window.lanes)
         if window.batch != self._batch:
             self._batch, self._count = window.batch, self._count + 1
@@ -161,12 +157,10 @@ class LaneOrder:
                 self._last[0, chosen] = _ANYWHERE
 
     def last(self, lanes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """What is known of each of these lanes, in `ROWS`."""
         return self._last[:, lanes]
 
     @classmethod
     def of(cls, lanes: npt.NDArray[np.int64], last: npt.NDArray[np.int64]) -> LaneOrder:
-        """Of lanes of which this is known."""
         order = cls()
         if len(lanes):
             order._grow(lanes)

@@ -1,10 +1,6 @@
 """Models for packed windows, in which a stream may start at any time step.
 
-cuDNN's networks take one initial state for a window, so they need aligned windows. Here are the two ways to take packed
-ones: a cell called step by step, and a scan for linear recurrences.
-
-Guarantee: each stream's outputs are those of the stream run alone; nothing of the stream before it gets into them, NaN
-and infinity included.
+Guarantee: each stream's outputs are those of the stream run alone, also behind one of NaN and infinity.
 """
 
 from __future__ import annotations

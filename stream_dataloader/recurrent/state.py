@@ -218,8 +218,7 @@ class RecurrentState:
     def burning_in(self, batch: StreamBatch) -> contextlib.AbstractContextManager[Any]:
         """A context for the first `burn_in` time steps: no gradient if they are burn-in or padding in each lane.
 
-        With an initial state that may be learnt it does nothing, and `cut_burn_in` all: that leaves a gradient of zero,
-        which other ranks wait for.
+        With an initial state that may be learnt it does nothing, as other ranks wait for that one's gradient.
         """
         host, head = on_host(batch), slice(0, self._burn_in)
         if self._initial.is_in_every_graph or not self._burn_in:

@@ -1,8 +1,5 @@
 """`States`: tensors of some lanes, in the structure of a model's state, and where the lanes are in each.
 
-A state is a tensor, or a tuple, list, dict or dataclass of states; or None. Its structure is like that of an item
-(`_items/structure.py`), with lists and None as containers.
-
 Guarantee: the dimension of the lanes is never guessed. It is given, or only one can be meant.
 """
 
@@ -39,7 +36,6 @@ class States(NamedTuple):
 
     @property
     def tree(self) -> Any:
-        """The state, as a model takes it."""
         return unflatten(self.node, iter(self.leaves))
 
     @property
@@ -52,16 +48,13 @@ class States(NamedTuple):
         return States(self.node, list(map(function, self.leaves, self.dims)), self.dims)
 
     def to(self, device: torch.device) -> States:
-        """The same on a device."""
         return self.map(lambda leaf, _: leaf.to(device, non_blocking=True))
 
     def columns(self, rows: npt.NDArray[np.int64]) -> States:
-        """Some of the lanes, by their places here."""
         index = torch.from_numpy(rows)
         return self.map(lambda leaf, dim: leaf.index_select(dim, index.to(leaf.device, non_blocking=True)))
 
     def zeros(self, lanes: int) -> States:
-        """Zeros of the same kind, for a number of lanes."""
         return self.map(lambda leaf, dim: leaf.new_zeros(_with_lanes(leaf, dim, lanes)))
 
     def expanded(self, lanes: int) -> States:

@@ -26,8 +26,7 @@ from stream_dataloader.recurrent.states import Lanes, States
 class FiniteCheck:
     """Whether all numbers of some lanes' states are finite, found without making an accelerator's host wait.
 
-    The sum is not finite if anything in it is not, or if it overflows: then a closer look says so. From a CUDA device
-    it is copied while the model trains on.
+    If their sum is not, a closer look says so. From a CUDA device it is copied while the model trains on.
     """
 
     def __init__(self, states: States) -> None:
@@ -76,15 +75,12 @@ class Piece:
         self.check = FiniteCheck(states) if is_checked else None
 
     def like(self, lanes: Lanes, states: States, uncut: int) -> Piece:
-        """Other lanes' states, made of these."""
         return Piece(lanes, states, uncut=uncut, is_checked=self.check is not None)
 
     def columns(self, rows: Lanes) -> Piece:
-        """Some of the lanes, by their place in the piece."""
         return self.like(self.lanes[rows], self.states.columns(rows), self.uncut)
 
     def to(self, device: torch.device) -> Piece:
-        """The same on a device."""
         return self.like(self.lanes, self.states.to(device), self.uncut)
 
 
@@ -99,7 +95,6 @@ class LaneStore:
 
     @property
     def lanes(self) -> Lanes:
-        """The lanes that have a state, in order."""
         found = [piece.lanes for piece in self]
         return np.sort(np.concatenate(found)) if found else np.empty(0, np.int64)
 
@@ -114,14 +109,12 @@ class LaneStore:
         return max((piece.uncut for piece in self), default=0)
 
     def put(self, piece: Piece) -> None:
-        """Keep a piece in place of what was kept for its lanes."""
         key = piece.lanes.tobytes()
         if key not in self._pieces:
             self.drop(piece.lanes)
         self._pieces = self._pieces | {key: piece}
 
     def drop(self, lanes: Lanes) -> None:
-        """Keep nothing for some lanes."""
         kept = {}
         for piece in self:
             stays = ~np.isin(piece.lanes, lanes)

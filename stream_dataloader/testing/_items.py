@@ -23,7 +23,6 @@ from stream_dataloader.testing.resume import leaf_key
 
 
 def iterated(stream: Any) -> Iterator[Any]:
-    """Its items, as copies."""
     for item in stream:
         yield map_leaves(item, copied)
 
@@ -44,7 +43,6 @@ def copied(leaf: Any) -> Any:
 
 
 def close(stream: Any) -> None:
-    """Close it, if it can be closed."""
     if callable(close := getattr(stream, "close", None)):
         close()
 

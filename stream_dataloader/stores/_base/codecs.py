@@ -66,9 +66,8 @@ def unpack(name: str, data: bytes, size: int, what: str) -> Any:
         if found != size:
             raise ValueError(f"there are {found:,}")
     except Exception as error:  # one of its own, also for what has no room in `out`
-        raise StoreError(
-            f"{what} cannot be unpacked ({name}) to {size:,} bytes: {error}; fetch or write it anew"
-        ) from error
+        told = f"{what} cannot be unpacked ({name}) to {size:,} bytes: {error}"
+        raise StoreError(f"{told}; fetch or write it anew") from error
     return out
 
 
@@ -85,6 +84,5 @@ def check_hashes(hashes: Mapping[str, str], data: Any, what: str) -> None:
     """Raise if the bytes of the file `what` differ from what hashes of them say."""
     for name, wanted in hashes.items():
         if (found := hash_of(name, data)) != wanted:
-            raise StoreError(
-                f"{what} is damaged: its {name} is {found}, and should be {wanted}; fetch or write it anew"
-            )
+            told = f"its {name} is {found}, and should be {wanted}"
+            raise StoreError(f"{what} is damaged: {told}; fetch or write it anew")

@@ -192,9 +192,8 @@ def _window(name: str, window: Iterable[int]) -> NDArray[np.int64]:
     try:
         found = np.array([operator.index(step) for step in window], np.int64)
     except TypeError:
-        raise TypeError(
-            f"deltas[{name!r}] is {shorten(window)}; give steps as whole numbers, such as range(16)"
-        ) from None
+        what = f"deltas[{name!r}] is {shorten(window)}"
+        raise TypeError(f"{what}; give steps as whole numbers, such as range(16)") from None
     if not len(found):
         raise ValueError(f"deltas[{name!r}] is empty; give at least one step, such as (0,)")
     return found

@@ -43,10 +43,8 @@ def hub_folder(path: str) -> str:
             raise
         raise FileNotFoundError(f"there is nothing at {path} here, and {error}") from error
     if not os.path.exists(os.path.join(folder, "meta", "info.json")):
-        raise StoreError(
-            f"{path}: the dataset {repo} of the Hub has no meta/info.json, as LeRobot's have; give files of another by "
-            f"a pattern, such as 'hf://datasets/{repo}/**/*.parquet'"
-        )
+        what = f"{path}: the dataset {repo} of the Hub has no meta/info.json, as LeRobot's have"
+        raise StoreError(f"{what}; give files of another by a pattern, 'hf://datasets/{repo}/**/*.parquet'")
     return folder
 
 

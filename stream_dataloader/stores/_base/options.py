@@ -44,9 +44,8 @@ def check_options(kind: Callable[..., object], options: Mapping[str, object], ta
     """
     known = [option for option in signature(kind).parameters if option not in ("path", "folder")]
     if unknown := sorted(options.keys() - {*known, *getattr(kind.__init__, "older_names", ())}):
-        raise TypeError(
-            f"{taken}, which has no option {unknown[0]!r}; it has {', '.join(known)}; format= names another"
-        )
+        what = f"{taken}, which has no option {unknown[0]!r}"
+        raise TypeError(f"{what}; it has {', '.join(known)}; format= names another")
     check_flags(kind, options)
 
 

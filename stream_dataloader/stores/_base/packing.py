@@ -162,10 +162,8 @@ class Rows:
         layout = first_layout(item)
         objects = [path for path, spec in zip(layout.paths, layout.specs, strict=True) if spec.dtype is None]
         if objects:
-            raise TypeError(
-                f"{', '.join(objects)}: {self._kind} holds numbers, and this is an object such as a string; "
-                "leave it out, with transform="
-            )
+            what = f"{self._kind} holds numbers, and this is an object such as a string"
+            raise TypeError(f"{', '.join(objects)}: {what}; leave it out, with transform=")
         structure, said = agreed(self._folder, layout, leaves=leaves_json(layout.specs))
         leaves = tuple(map(leaf_spec, said["leaves"]))
         self.layout = Layout(structure, tuple(Spec(leaf.dtype, leaf.shape) for leaf in leaves), windowed=False)

@@ -41,9 +41,7 @@ class Pictures:
         if out is None:
             out = own
         elif (own.dtype, own.shape) != (out.dtype, out.shape):
-            raise StoreError(
-                f"{name} is an image of {own.dtype} {own.shape}, and those before are {out.dtype} {out.shape}; give "
-                "size=(height, width) to rescale all"
-            )
+            what = f"{name} is an image of {own.dtype} {own.shape}, and those before are {out.dtype} {out.shape}"
+            raise StoreError(f"{what}; give size=(height, width) to rescale all")
         converter.write(image, out)
         return out

@@ -76,10 +76,8 @@ def check_row(name: str, row_shape: Sequence[int], dtype: np.dtype[Any]) -> None
     """Refuse rows of more bytes than a time step may have."""
     size = math.prod(row_shape) * dtype.itemsize
     if size > LARGEST_ROW_BYTES:
-        raise StoreError(
-            f"{name} is {dtype} {tuple(row_shape)} a step, {size:,} bytes of {LARGEST_ROW_BYTES:,} that one may have: "
-            "the store is damaged, or its first axis is not time; leave it out, by columns="
-        )
+        what = f"{name} is {dtype} {tuple(row_shape)} a step, {size:,} bytes of {LARGEST_ROW_BYTES:,} at most"
+        raise StoreError(f"{what}: it is damaged, or its first axis is not time; leave it out, by columns=")
 
 
 def check_lengths(name: str, lengths: Mapping[str, int]) -> int:
@@ -90,9 +88,8 @@ def check_lengths(name: str, lengths: Mapping[str, int]) -> int:
     if len(by_length) > 1:
         found = "; ".join(f"{length} steps of {shorten(leaves, 200)}" for length, leaves in by_length.items())
         most = max(by_length.values(), key=len)
-        raise StoreError(
-            f"{name}: there are {found}; choose some that have, such as columns={shorten(most, 200)}, or cut the others"
-        )
+        remedy = f"choose some, such as columns={shorten(most, 200)}, or cut the others"
+        raise StoreError(f"{name}: there are {found}; {remedy}")
     return next(iter(by_length), 0)
 
 

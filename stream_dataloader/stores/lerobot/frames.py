@@ -118,10 +118,8 @@ def frames_of_rows(
     borders = video.begin - slack, video.end - slack
     first, stop = map(int, np.searchsorted(seconds, borders))
     if stop - first < rows:
-        raise StoreError(
-            f"{name}: its video has {stop - first} frames (from {video.begin:.3f} s "
-            f"to {video.end:.3f} s of {video.path}), and its table {rows} rows"
-        )
+        where = f"from {video.begin:.3f} s to {video.end:.3f} s of {video.path}"
+        raise StoreError(f"{name}: its video has {stop - first} frames ({where}), and its table {rows} rows")
     wanted = video.begin + timestamps.astype(np.float64)
     after = np.clip(np.searchsorted(seconds, wanted), 0, len(seconds) - 1)
     before = np.maximum(after - 1, 0)
@@ -130,15 +128,11 @@ def frames_of_rows(
     away = np.abs(seconds[frames] - wanted)
     if len(far := np.flatnonzero(~(away <= tolerance))):  # also if it is NaN
         row = int(far[0])
-        raise StoreError(
-            f"{name}, step {row}: it is at {wanted[row]:.4f} s of {video.path}, the nearest "
-            f"frame at {seconds[frames[row]]:.4f} s; tolerance_s is {tolerance:.4f} s"
-        )
+        nearest = f"the nearest frame at {seconds[frames[row]]:.4f} s; tolerance_s is {tolerance:.4f} s"
+        raise StoreError(f"{name}, step {row}: it is at {wanted[row]:.4f} s of {video.path}, {nearest}")
     if frames[0] < first or frames[-1] >= stop or (np.diff(frames) <= 0).any():
-        raise StoreError(
-            f"{name}: its timestamps take frames {frames[0]} to {frames[-1]} of {video.path}, "
-            f"not each another one of its own, {first} to {stop - 1}"
-        )
+        what = f"{name}: its timestamps take frames {frames[0]} to {frames[-1]} of {video.path}"
+        raise StoreError(f"{what}, not each another one of its own, {first} to {stop - 1}")
     return frames.astype(np.int64)
 
 

@@ -92,9 +92,8 @@ def read_info(folder: str) -> Info:
     content = read_json(path, dict)
     version = content.get("codebase_version")
     if not isinstance(version, str) or not _VERSION.fullmatch(version):
-        raise StoreError(
-            f"{path} is of version {shorten(version)}, and v3.0, v2.1 and v2.0 are read; lerobot's scripts convert it"
-        )
+        known = "v3.0, v2.1 and v2.0 are read; lerobot's scripts convert it"
+        raise StoreError(f"{path} is of version {shorten(version)}, and {known}")
     videos, episodes = content.get("video_path"), content.get("total_episodes")
     try:
         info = Info(

@@ -75,12 +75,10 @@ class LmdbPacker:
         json.dumps(self._metadata)
 
     def part(self, worker: int) -> _Part:
-        """See `Packer`."""
         first = worker * self._databases
         return _Part(self._folder, range(first, first + self._databases), self._window, self._codec, self._quality)
 
     def finish(self, records: Sequence[StreamRecord], synced: Sequence[Any] = ()) -> list[str]:
-        """See `Packer`."""
         del synced
         places = [record.place or {"database": 0, "first": 0, "crc": 0} for record in records]
         numbers = sorted({record.place["database"] for record in records if record.place})
@@ -123,7 +121,6 @@ class _Part:
         self._writers = [_Writer(os.path.join(folder, _file(number))) for number in databases]
 
     def write(self, number: int, key: str, items: Iterable[Any]) -> tuple[int, Any]:
-        """See `PartPacker`."""
         del key
         turn = number % len(self._writers)
         writer = self._writers[turn]
@@ -151,12 +148,10 @@ class _Part:
         return self._block
 
     def sync(self) -> None:
-        """See `PartPacker`."""
         for writer in self._writers:
             writer.flush()
 
     def close(self) -> None:
-        """See `PartPacker`."""
         with contextlib.ExitStack() as stack:
             for writer in self._writers:
                 stack.callback(writer.close)

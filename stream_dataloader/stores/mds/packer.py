@@ -69,7 +69,6 @@ class MdsPacker:
         ShardWriter(folder, {key_column: "str", **self._encodings}, **self._options)
 
     def part(self, worker: int) -> _Part:
-        """See `Packer`."""
         return _Part(self, worker)
 
     def writer(self, item: Any, name: str) -> tuple[Layout, dict[str, Any], ShardWriter]:
@@ -89,7 +88,6 @@ class MdsPacker:
         return layout, said, ShardWriter(self._folder, said["encodings"], name=name, **self._options)
 
     def finish(self, records: Sequence[StreamRecord], synced: Sequence[Any]) -> list[str]:
-        """See `Packer`."""
         entries, first_of, total = [], {}, 0
         for group in filter(None, synced):
             first_of[group["group"]] = total
@@ -122,7 +120,6 @@ class _Part:
         self._entered = self._count = 0  # shards that were synced, and samples since
 
     def write(self, number: int, key: str, items: Iterable[Any]) -> tuple[int, Any]:
-        """See `PartPacker`."""
         del number
         steps, text = 0, key.encode("utf-8", "backslashreplace").decode()
         if self._writer is not None:
@@ -155,7 +152,6 @@ class _Part:
         return f"{self._worker}.{self._entered}"
 
     def sync(self) -> Any:
-        """See `PartPacker`."""
         if self._writer is None:
             return None
         self._writer.flush()

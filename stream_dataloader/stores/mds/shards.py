@@ -140,7 +140,6 @@ class Rows:
         return len(self.numbers)
 
     def part(self, row: int, column: Column) -> memoryview:
-        """The bytes of a value."""
         return self.shard.content[self.begins[row, column.place] : self.stops[row, column.place]]
 
     def read(self, row: int, column: Column, method: Callable[[memoryview], Any]) -> Any:
@@ -152,7 +151,6 @@ class Rows:
             raise StoreError(f"{where}: the column {column.name!r} has {error}") from error
 
     def values(self, row: int) -> list[Any]:
-        """All columns' values in a row, as copies."""
         return [self.read(row, column, column.encoding.decode) for column in self.columns]
 
     @functools.cached_property
@@ -178,7 +176,6 @@ class Rows:
         return view
 
     def write(self, first: int, leaves: Sequence[Any]) -> None:
-        """Write rows, from `first` on, to an array `(n, ...)` for each column."""
         for column, view, leaf in zip(self.columns, self._views, leaves, strict=True):
             if view is not None:
                 _put(column, view[first : first + len(leaf)], leaf)
@@ -252,7 +249,6 @@ class Shards:
             raise replaced(self._folder)
 
     def close(self) -> None:
-        """Close what no stream reads."""
         self._opened.close()
 
     def file(self, number: int) -> LocalFile:

@@ -97,7 +97,6 @@ class ShardWriter:
         self._before, self._whole = len(self._samples), len(self.entries)
 
     def take_back(self) -> None:
-        """Forget the samples of the stream that was begun."""
         del self.entries[self._whole :], self._samples[self._before :]
         self._size = sum(map(len, self._samples))
 

@@ -1,7 +1,6 @@
 """What is in a tar, and where: read once from its headers, and kept in this library's cache.
 
 Guarantee: headers have their checksums, members lie in the file, and nothing is behind the end mark.
-An index is used only for a file that has not changed.
 """
 
 from __future__ import annotations
@@ -48,17 +47,14 @@ class TarIndex(NamedTuple):
 
     @property
     def samples(self) -> int:
-        """How many there are."""
         return len(self.key_stops)
 
     def key(self, sample: int) -> str:
-        """A sample's key."""
         begin = int(self.key_stops[sample - 1]) if sample else 0
         key = self.keys[begin : int(self.key_stops[sample])].tobytes()
         return key.decode("utf-8", "surrogateescape")
 
     def all_keys(self) -> list[str]:
-        """All samples' keys."""
         keys = self.keys.tobytes()
         borders = itertools.pairwise([0, *self.key_stops.tolist()])
         return [keys[begin:stop].decode("utf-8", "surrogateescape") for begin, stop in borders]

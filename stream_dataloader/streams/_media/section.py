@@ -200,9 +200,8 @@ class KnownFile(NamedTuple):
         except FileNotFoundError:
             raise StoreError(f"{self.name} is missing: it was deleted or moved since it was opened") from None
         if found.st_size < self.size:
-            raise StoreError(
-                f"{self.name} was cut off while it was read: {found.st_size:,} bytes are left of {self.size:,}"
-            )
+            left = f"{found.st_size:,} bytes are left of {self.size:,}"
+            raise StoreError(f"{self.name} was cut off while it was read: {left}")
         if (found.st_ino, found.st_size, found.st_mtime_ns) != (self.inode, self.size, self.modified_ns):
             raise StoreError(f"{self.name} is another file now: it was replaced or written to; open it again")
 

@@ -98,10 +98,8 @@ def check_audio_not_cut(
     else:
         return
     if declared - found > tolerated:
-        raise ValueError(
-            f"{path} is cut off or damaged: its audio was read up to {found:.3f} s, and its header declares "
-            f"{declared:.3f} s; repair the file, or give on_corrupt='keep' or 'drop'"
-        )
+        what = f"its audio was read up to {found:.3f} s, and its header declares {declared:.3f} s"
+        raise ValueError(f"{path} is cut off or damaged: {what}; repair it, or give on_corrupt='keep' or 'drop'")
 
 
 def _end_seconds(container: Any, stream: Any) -> float | None:

@@ -166,10 +166,8 @@ def _decompressed(path: str, name: str, decoder: Callable[[], Any]) -> Generator
             if frame is not None:
                 raise EOFError("the file ends before its compressed data does")
         except Exception as error:  # zlib, zstandard and zstd of the standard library each raise their own
-            raise ValueError(
-                f"{name} cannot be decompressed behind byte {place} of its text: {error}; "
-                "it is damaged or was cut short: make or fetch it again"
-            ) from error
+            what = f"{name} cannot be decompressed behind byte {place} of its text: {error}"
+            raise ValueError(f"{what}; it is damaged or was cut short: fetch it again") from error
 
 
 def encoding_name(encoding: str) -> str:

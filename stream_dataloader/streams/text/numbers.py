@@ -42,9 +42,8 @@ def tokenizing(tokenizer: Any) -> Callable[[str], Any]:
         try:
             import tokenizers
         except ImportError as error:
-            raise ImportError(
-                f"{path} is read with the package tokenizers: pip install 'stream-dataloader[text]'"
-            ) from error
+            remedy = "pip install 'stream-dataloader[text]'"
+            raise ImportError(f"{path} is read with the package tokenizers: {remedy}") from error
         try:
             tokenizer = tokenizers.Tokenizer.from_file(path)
         except Exception as error:  # it raises nothing more special

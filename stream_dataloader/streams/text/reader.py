@@ -279,9 +279,8 @@ class TokenReader(TextReader):
             raise invalid(self._file, "utf-8", error, self._where) from None
         except Exception as error:
             where = self._file.place.format(self._where)
-            raise ValueError(
-                f"{self._file.name}: the tokenizer failed on the {len(text)} characters from {where} on: {error}"
-            ) from error
+            what = f"the tokenizer failed on the {len(text)} characters from {where} on"
+            raise ValueError(f"{self._file.name}: {what}: {error}") from error
 
 
 def _continues(data: bytes, place: int) -> bool:

@@ -214,10 +214,8 @@ class FrameReader:
         if self._container.format.name.startswith("mov,") and self.stream.index_entries:
             declared = min(declared, len(self.stream.index_entries))  # without what an edit list cuts off
         if declared and tally.packets < declared:
-            raise ValueError(
-                f"{self._path} is cut off: it has {tally.packets} frames, and its header declares {declared}; "
-                'use on_corrupt="drop" for what there is'
-            )
+            what = f"{self._path} is cut off: it has {tally.packets} frames, and its header declares {declared}"
+            raise ValueError(f'{what}; use on_corrupt="drop" for what there is')
         if not tally.frames:
             raise ValueError(f"{self._path}: its video stream {self._index} has no frame that can be decoded")
 

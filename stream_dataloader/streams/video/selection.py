@@ -105,10 +105,8 @@ class Selection(NamedTuple):
         if count < first or (stop is not None and count < stop):
             total = reader.count()
             until = "its end" if stop is None else stop
-            raise ValueError(
-                f"frames {first} to {until} of {self.section.path} were asked for, and it has "
-                f"{count if total is None else total}"
-            )
+            has = count if total is None else total
+            raise ValueError(f"frames {first} to {until} of {self.section.path} were asked for, and it has {has}")
 
     def _ticks_an_item(self, reader: FrameReader) -> Fraction:
         assert self.fps is not None
