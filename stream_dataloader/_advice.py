@@ -1,13 +1,6 @@
 """What would make a run faster, judged by its figures: `advise`, for `LoaderStats.advice`.
 
-Guarantee: a pure function. What costs most comes first::
-
-    padding?            fewer lanes | schedule | sections | packed windows: computed for nothing
-    the trainer waits?  no: nothing to gain
-    account of windows? larger windows
-    grants?             lookahead                                     workers wait for each other
-    workers busy?       yes: open ahead | more workers | more lanes | pack it | smaller items
-                        no:  arrays in place of objects | prefetch
+Guarantee: a pure function. What costs most comes first.
 """
 
 from __future__ import annotations

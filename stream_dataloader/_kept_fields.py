@@ -34,7 +34,7 @@ class KeptFields:
 
     @classmethod
     def _of_checked(cls, later: Callable[[str], Mapping[str, Any]], **values: Any) -> Self:
-        """A batch of values that are known to fit together; `later` makes a field that is not given, and its like."""
+        """A batch of values that are known to fit together; `later` makes what is not given."""
         batch = object.__new__(cls)
         batch.__dict__.update(values, _later=later)
         return batch
@@ -73,7 +73,6 @@ class KeptFields:
         return self.__dict__.get("_kept") or {}
 
     def _moved_from(self, batch: Self) -> Self:
-        """This batch, told that it is `batch` on another device: it keeps the bookkeeping, for `host`."""
         kept = dict(batch._copied_from())
         for name in self._bookkeeping():
             here, there = getattr(batch, name), getattr(self, name)

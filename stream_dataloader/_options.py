@@ -255,6 +255,6 @@ def check_groups(rules: Rules) -> None:
         raise ValueError(f"there are {rules.draws} sources for {groups.total} groups; give each at least one")
     if rules.padding_mode == "drop" and rules.draws // groups.total < rules.lanes_of_a_group:
         everywhere = groups.total * rules.lanes_of_a_group
-        what = f'padding_mode="drop" ends at the first idle lane, and {rules.draws} sources leave some of {everywhere}'
+        what = f'padding_mode="drop" ends at once, with {rules.draws} sources for {everywhere} lanes'
         most = rules.draws // groups.total * groups.count
-        raise ValueError(f"{what} lanes idle from the start; lower batch_size to at most {most}, or pad")
+        raise ValueError(f"{what}; lower batch_size to at most {most}, or pad")

@@ -128,7 +128,6 @@ class Drawing:
         return self.place(self.fetched)
 
     def place(self, batches: int) -> Snapshot:
-        """Where it stood after so many batches of the epoch: replayed, from the nearest place that was kept."""
         number, first = self.start.epoch
         if not first <= batches <= self.fetched:
             what = f"the state as of step {batches} is not known: batches {first} to {self.fetched}"

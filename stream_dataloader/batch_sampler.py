@@ -183,8 +183,7 @@ class LaneBatchSampler(Sampler[list[int]]):
     def set_epoch(self, epoch: int) -> None:
         """Set the number of the epoch that the next iteration draws; later iterations count on from it.
 
-        Without it the first epoch is 0, and each iteration takes the next number with its first `next`. For
-        `batches_per_epoch`, see `StreamDataLoader.set_epoch`.
+        See `StreamDataLoader.set_epoch`.
         """
         self._position.set_epoch(options.integer("epoch", epoch, 0, 2**62))
 

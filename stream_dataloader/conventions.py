@@ -18,8 +18,7 @@ __all__ = ["Conventions"]
 class Conventions:
     """Methods of `StreamBatch` that are named after what others call it.
 
-    All results are new tensors on the batch's device. A guide has them in one table, with the mistakes that are easily
-    made: `docs/guides/conventions.md`.
+    All results are new tensors on the batch's device. A guide has them in one table: `docs/guides/conventions.md`.
     """
 
     if TYPE_CHECKING:  # what a batch has
@@ -111,8 +110,7 @@ class Conventions:
             `(B, T, 1)` bool, for a TensorDict of batch size `(B, T)`.
 
         Raises:
-            ValueError: The dataset was made without `mark_ends=True`. That a stream ends is known only when its next
-                item is asked for, so it costs one item of foresight.
+            ValueError: The dataset was made without `mark_ends=True`.
 
         Example:
             >>> from stream_dataloader import StreamDataLoader, StreamDataset
@@ -125,10 +123,7 @@ class Conventions:
         return _rows(self.is_last).unsqueeze(-1)
 
     def segments(self) -> Segments:
-        """Where the lanes, laid end to end by `flatten_lanes`, are cut, and which segments continue a carried state.
-
-        It is made of `host`. So it waits for a device only if `host` does.
-        """
+        """Where the lanes, laid end to end by `flatten_lanes`, are cut, and which segments continue a carried state."""
         host = self.host
         return find_segments(host.is_start, host.source < 0, self.is_start.device)
 

@@ -72,8 +72,7 @@ class StreamDataset(IterableDataset[StreamBatch]):
         deterministic: Assign sources in logical time: batches are the same for any number of workers. False assigns
             them first come, first served, for live sources.
         lookahead: Number of sources that each lane reserves, so that workers do not wait for each other. With 0 a lane
-            takes a source only when it needs one. None stands for 1, but for 0 with `"longest_first"`, where lanes
-            that read long sources would reserve the longest of the rest.
+            takes a source only when it needs one. None stands for 1, but for 0 with `"longest_first"`.
         open_early: Whether workers open reserved sources in a background thread while they read other streams. None:
             if `open_stream`, and a sequence that computes the sources, declare that this is safe
             (`protocols.OpensEarly`). True: always, also with `num_workers=0`. False: never. Batches are the same.
@@ -81,8 +80,7 @@ class StreamDataset(IterableDataset[StreamBatch]):
             `open_stream` says, as stores do (`protocols.KnowsLengths`). Makes `len(loader)` known: exact, as long as no
             stream is skipped. A stream of another length is then an error.
         on_error: `"raise"`; `"skip"`: the lane continues with its next source; or a callable that is given the
-            `StreamError`, in the worker, and returns one of the two. Streams that do not fit beside each other always
-            raise, as only the main process sees which one differs; to skip them, have `open_stream` raise.
+            `StreamError`, in the worker, and returns one of the two. Streams that do not fit each other always raise.
         max_failures: How many sources may be skipped, over all epochs and resumes; one more is an error of
             `StreamDataLoader`. A source that fails in each epoch counts once. None: any number.
         retries: How often in a row a stream that raises is opened again, at the item it had reached, before this counts
@@ -90,8 +88,7 @@ class StreamDataset(IterableDataset[StreamBatch]):
         retry_on: The exceptions of the stream or `open_stream` for which it is opened again: a class, or several.
         fingerprint: Names the list of sources in saved states; None hashes the list. Give one if paths may move.
         mark_ends: Mark the last time step of each stream in `batch.is_last`. Unless `lengths` tells whether a stream
-            goes on behind a window, its next item is taken one step ahead; batches are the same otherwise. States may
-            be loaded with or without it. With a `collate_fn` it has no effect.
+            goes on behind a window, its next item is taken one step ahead. With a `collate_fn` it has no effect.
         sections: Cuts sources into shorter streams, at places drawn anew in each epoch or at fixed ones: what
             `sections(lengths, steps)` returns. None reads sources whole.
 

@@ -41,12 +41,10 @@ def interleave(
     """Read several datasets together: each lane draws its next source from one of them, by weight.
 
     The result is a `StreamDataset` of all sources, those of one dataset after those of the other. `batch.source` and
-    `get_stream_info().source_index` count over all datasets; `locate` returns the dataset and the index in it. The
-    datasets do not change. Each one's `open_stream`, `open_early`, `lengths`, `shuffle` and `schedule` still hold for
-    its own sources. If all have `lengths`, `len(loader)` is exact.
+    `get_stream_info().source_index` count over all datasets; `locate` returns the dataset and the index in it. Each
+    one's `open_stream`, `open_early`, `lengths`, `shuffle` and `schedule` still hold for its own sources.
 
-    A weight is a share of the sources drawn, not of the time steps. For shares of time steps, divide each weight by the
-    mean length of the dataset's streams. In any stretch of draws each dataset has its share, give or take a few draws.
+    A weight is a share of the sources drawn. For shares of time steps, divide each by its streams' mean length.
 
     Args:
         datasets: The `StreamDataset`s to read.
@@ -55,10 +53,9 @@ def interleave(
         exhausted: What happens when all sources of a dataset were drawn. `"drop"`: the dataset is left out, and the
             others share the draws by their weights; every source comes once. `"repeat"`: the dataset starts again, in
             a new order with its `shuffle`, and with new random numbers in its streams; what comes again counts as new
-            (`mask` is set). The epoch ends when each dataset was drawn once in full, and has the same number of draws
-            each time. None stands for `"drop"`, but for `"repeat"` with `padding_mode="cycle"`: the mix then never
-            ends, and each pass over a dataset is an epoch for that dataset. With `"cycle"` and `"drop"`, each pass over
-            all datasets is an epoch.
+            (`mask` is set). The epoch ends when each dataset was drawn once in full. None stands for `"drop"`, but for
+            `"repeat"` with `padding_mode="cycle"`: the mix then never ends, and each pass over a dataset is an epoch
+            for that dataset. With `"cycle"` and `"drop"`, each pass over all datasets is an epoch.
         shuffle: True draws at random, seeded from (seed, epoch). False draws as evenly as possible, in the same order
             each epoch. None stands for True if one of the datasets has `shuffle=True`. Each dataset's own `shuffle`
             decides whether its sources are shuffled.
@@ -69,9 +66,8 @@ def interleave(
             agree on each of them that is not given.
 
     Raises:
-        ValueError: There are no datasets; they disagree on an option that is not given; a weight is not positive and
-            finite; or there is not one weight for each dataset.
-        TypeError: One of them is not a `StreamDataset`, or is interleaved itself.
+        ValueError: There are no datasets, they disagree on an option, or there is not one positive weight for each.
+        TypeError: One is no `StreamDataset`, or is interleaved itself.
 
     Example:
         >>> from stream_dataloader import StreamDataLoader, StreamDataset, interleave

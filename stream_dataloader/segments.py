@@ -7,8 +7,7 @@ Kernels for sequences of different lengths take such a row, and `cu_seqlens`, th
 
     row     a a a . . b b C C C      cu_seqlens  0 3 5 7 10      continues  1 0 1 0
 
-Guarantee: no segment has steps of two lanes, of two streams, or both of a stream and of padding. A segment that begins
-its lane and goes on with a stream is told apart from one that starts it.
+Guarantee: no segment has steps of two lanes, of two streams, or both of a stream and of padding.
 """
 
 from __future__ import annotations

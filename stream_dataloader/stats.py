@@ -163,9 +163,6 @@ class LoaderStats(Figures):
     def save_trace(self, path: str | os.PathLike[str]) -> None:
         """Write the last few thousand events for Perfetto (https://ui.perfetto.dev) or `chrome://tracing`.
 
-        One row is the trainer's, one each worker's (or each of its threads'), and one that of the background thread
-        that opens streams for it.
-
         Args:
             path: A JSON file in Chrome's trace event format; an existing one is replaced.
 

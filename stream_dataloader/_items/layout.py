@@ -177,7 +177,6 @@ class Layout:
             raise _unreadable(item, error) from error
 
     def _read_alone(self, item: Any) -> np.ndarray[Any, Any] | None:
-        """The fast path of the most frequent case: an item that is one array or tensor, as the first was."""
         dtype, shape = self._array_alone
         if dtype is None:
             return None
@@ -192,13 +191,12 @@ class Layout:
 
     @cached_property
     def _array_alone(self) -> tuple[np.dtype[Any] | None, tuple[int, ...]]:
-        """What an item that is one array must be, dtype and shape; no dtype, where items are something else."""
+        """What an item that is one array must be; no dtype, where items are something else."""
         spec = self.specs[0] if self.structure is LEAF else Spec(None, ())
         dtype = None if spec.dtype is None or not spec.timed else DTYPES_OF_NUMPY.get(spec.dtype)
         return dtype, spec.shape
 
     def read_window(self, item: Any) -> tuple[Leaves, int]:
-        """The leaves of a window, and how many time steps it has; a `Misfit` as for `read` and `window_length`."""
         if (array := self._read_alone(item)) is not None:
             return (array,), len(array)
         leaves = self.read(item)

@@ -166,8 +166,8 @@ def _groups_of_ids(ids: Any, dataset_length: int | None, order: Order | None) ->
         number = int(np.flatnonzero(runs < np.maximum.accumulate(runs))[0])  # codes count up as ids come first
         again, earlier = int(begins[number]), int(begins[runs == runs[number]][0])
         what = f"groups has id {_shown(ids[again])} at index {earlier}, and again at index {again}"
-        remedy = "order= a sort key for each index, such as its time, or order=range(len(dataset))"
-        raise ValueError(f"{what}, with others between; give ids that differ, or if it is one group {remedy}")
+        remedy = "give ids that differ, or, if it is one group, order= a sort key for each index"
+        raise ValueError(f"{what}, with others between; {remedy}")
     return IndexGroups(np.diff(begins, append=count), None, count)
 
 

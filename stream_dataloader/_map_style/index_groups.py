@@ -87,7 +87,6 @@ class IndexGroups(Sources):
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """Tells these groups, and the length of the dataset, from others; says the numbers, for errors."""
         digest = hashlib.blake2b(digest_size=8)
         for array in (self._offsets, self._values):
             for begin in range(0, len(array), _HASHED_AT_ONCE):

@@ -77,7 +77,6 @@ class AgreedSteps(Steps):
             self._listener = speak(partial(self._listen, rendezvous.connect), "rank-listener")
 
     def delivers(self, step: int, has_data: bool) -> bool:
-        """See `Steps`."""
         if has_data:
             with self._news:
                 self._known = step + 1
@@ -108,8 +107,6 @@ class AgreedSteps(Steps):
                 self._news.notify()
 
     def layout(self) -> Any:
-        """See `Steps`."""
-
         def ask(connection: StoreConnection) -> str:
             return connection.wait(keys.LAYOUT, "tell what its items are like", keys.END)
 
@@ -172,7 +169,6 @@ class AgreedSteps(Steps):
         return self._wait(connection, step, keys.have(step))
 
     def _wait(self, connection: StoreConnection, step: int, counted: str) -> bool:
-        """Whether there is data for a step; those who are not `counted` may have some."""
         self._asked = step
         self._waiting = True
         try:

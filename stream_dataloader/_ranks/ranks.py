@@ -75,7 +75,6 @@ class Ranks:
         return loaded
 
     def resumed(self, loaded: LoadedState) -> tuple[int, Snapshot | None]:
-        """The epoch and the place to go on from; behind an epoch's last batch, the next one."""
         rules, snapshot = self.reading.rules, loaded.snapshot
         if snapshot is None or not snapshot.step or not rules.deterministic:
             return loaded.epoch, snapshot

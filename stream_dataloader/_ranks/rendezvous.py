@@ -152,7 +152,6 @@ class Rendezvous:
 
     @property
     def connect(self) -> Callable[[], StoreConnection]:
-        """Opens a connection of this epoch's; also when that is over, for what is still to be said."""
         return partial(StoreConnection, self._store, self._name, self._patience, self.place, self.written)
 
     def ask(self, task: Callable[[StoreConnection], Any]) -> Any:
@@ -239,7 +238,6 @@ class Rendezvous:
                 clock.sleep(_LOOK_SECONDS)
 
     def _give_up(self, error: BaseException) -> None:
-        """Let those that wait, and those that come later, know that the epoch does not begin."""
         rank = self.place.rank
         reported = RankError(f"rank {rank} left before the epoch began; see its log", [rank])
         if isinstance(error, RankError):
@@ -256,7 +254,6 @@ class Rendezvous:
         self.say_last(leave, busy=not isinstance(error, RankError))  # it was interrupted
 
     def say_last(self, task: Callable[[StoreConnection], Any], *, busy: bool) -> None:
-        """Have one more task done, if that is soon; on another connection if the main thread's is busy."""
         farewell = StoreThread(self.connect) if busy else self.speaker
         with contextlib.suppress(RankError):
             farewell.call(task, FAREWELL_SECONDS, 0)

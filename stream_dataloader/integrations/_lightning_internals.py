@@ -30,10 +30,7 @@ def forget_place(loader: StreamDataLoader[Any]) -> None:
 
 
 def call_before_first_fetch(trainer: Any, function: Callable[[], None]) -> None:
-    """Have a function called before Lightning fetches the first batch.
-
-    Lightning fetches it before `on_train_start`, if it does not know how many there are. No hook comes between.
-    """
+    """Have a function called before Lightning fetches the first batch, where it has no hook."""
     loop = trainer.fit_loop
     needed = {
         "FitLoop": (loop, [_BEFORE_FETCH, "setup_data", "epoch_progress", "max_batches", "_combined_loader"]),
@@ -88,8 +85,7 @@ def load_states(combined: Any, states: list[dict[str, Any]], *, needed: bool) ->
         if needed:
             raise
         warnings.warn(
-            f"the checkpoint was saved between two epochs, and the next one is read from its beginning, without the "
-            f"loader's state: {error}",
+            f"the next epoch is read from its beginning, without the loader's state: {error}",
             stacklevel=2,
         )
         return False

@@ -5,8 +5,8 @@ Lightning counts an event four times: ready, started, processed, completed. Call
     epoch    ready ─ on_train_epoch_start ─ started ─ batches, validation ─ processed ─ on_train_epoch_end ─ completed
     batch    ready ─ on_train_batch_start ─ started ─ training_step ─ processed ─ on_train_batch_end ─ completed
 
-Its own rules for going on lose a validation, a batch or an epoch at some of these points. So the counters are first
-made to say one of three things, see `Stage`. The places of the last few batches are kept, as some are fetched ahead.
+Its own rules for going on lose a validation, a batch or an epoch there. So the counters are first made to say one of
+three things, see `Stage`.
 """
 
 from __future__ import annotations

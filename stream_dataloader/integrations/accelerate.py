@@ -1,10 +1,7 @@
 """Accelerate: a loader whose end it sees, on its device, with checkpoints that go on at the very next batch.
 
-Guarantees: gradients that are accumulated are applied with an epoch's last batch; a checkpoint holds the place after
-the batch in hand, on all ranks, whatever was read ahead.
-
-Accelerate asks a loader that it knows whether the batch in hand is the last one. To know that, one batch is fetched
-ahead, unless epochs have a fixed number of batches::
+Accelerate applies accumulated gradients with a batch that the loader calls the last one. To know that, one batch is
+fetched ahead, unless epochs have a fixed number of batches::
 
     fetched from the loader    0  1  2  3  end
     in hand                       0  1  2  3      the checkpoint is that of the batch in hand
@@ -54,8 +51,7 @@ def prepare(
         device_placement: Whether batches come on `accelerator.device`; None does what the accelerator was built with.
             A loader that has a device already keeps it.
         carry: What the model carries along the loader's lanes: a `RecurrentState`, or a list of them. `save_state` and
-            `load_state` include it, of all ranks, as of the last batch that was passed to `after`. (What is given to
-            `register_for_checkpointing` is saved on one rank only.)
+            `load_state` include it, of all ranks, as of the last batch that was passed to `after`.
 
     Raises:
         TypeError: It is no `StreamDataLoader`, or `carry` is something else.
@@ -141,10 +137,7 @@ class PreparedLoader(Generic[Batch], DataLoaderStateMixin):
 
     @property
     def epoch(self) -> int:
-        """The number of the epoch that is being read, or comes next.
-
-        A loop that goes on from a checkpoint is right with `for epoch in range(loader.epoch, epochs)`.
-        """
+        """The number of the epoch that is being read, or comes next; see `StreamDataLoader.epoch`."""
         if self._ended is not None:
             return self._ended
         return self.loader.epoch if self._place is None else self._place.epoch
@@ -271,7 +264,6 @@ class _OfAllRanks:
         self._accelerator, self._prepared, self._carried = accelerator, prepared, carried
 
     def state_dict(self) -> dict[str, Any]:
-        """The ranks' states, and the epoch that the loop is in; all ranks call it."""
         others = getattr(self._accelerator, "_custom_objects", [])
         if self._accelerator.num_processes > 1 and any(isinstance(other, RecurrentState) for other in others):
             what = "register_for_checkpointing saves the RecurrentState of one process, and there are"
@@ -281,10 +273,9 @@ class _OfAllRanks:
         return state | {"carried": gathered(self._carried.state_dict())} if self._carried else state
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Load this rank's own state, or what another number of ranks saved."""
         if "states" not in saved:
             what = "the checkpoint holds another object's state where this loader's should be"
-            raise StateError(f"{what}; register objects and prepare loaders in the order of the run that saved it")
+            raise StateError(f"{what}; prepare loaders in the order of the run that saved it")
         self._prepared.load_state_dict(own_state(saved["states"]))
         if "carried" in saved:
             self._carried.load(saved["carried"])

@@ -100,7 +100,6 @@ class StreamEpochs(Callback):
                 self._carried.load(carried)
 
     def _prepare(self, trainer: Trainer) -> None:
-        """Have the train loaders stand where the first epoch begins, or goes on."""
         combined, resume = internals.train_loaders(trainer), self._resume
         if resume is None:
             epoch = internals.epochs_processed(trainer)
@@ -115,7 +114,6 @@ class StreamEpochs(Callback):
         self._prepared = combined
 
     def _go_on(self, trainer: Trainer, resume: _Resume) -> None:
-        """Have the train loaders stand where a checkpoint says."""
         combined, (stage, epoch, *_) = internals.train_loaders(trainer), resume.standing
         states = resume.states
         if stage is not Stage.WITHIN:
@@ -173,7 +171,6 @@ class StreamEpochs(Callback):
         self._set_validation_epoch(trainer)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        """Note where loaders stand, and how many lanes the batch has."""
         if self._is_first(trainer):
             self._resume = None
             if internals.fetches_batches(trainer):
@@ -189,13 +186,11 @@ class StreamEpochs(Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        """Tell Lightning how many lanes the batch has."""
         _set_batch_size(trainer, batch)
 
     on_test_batch_start = on_validation_batch_start
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Set the epoch of the next one."""
         self._set_validation_epoch(trainer)
 
     on_test_end = on_predict_end = on_validation_end

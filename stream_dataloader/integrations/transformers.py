@@ -49,12 +49,10 @@ class StreamTrainerMixin:
 
     A run reads from where the loader stands, one epoch of the loader after another, for as many batches as the
     Trainer plans. With the dataset's `lengths` that is `num_train_epochs` epochs, rounded up to the same number of
-    batches for each. Where the number of batches is not known, give `max_steps`. Checkpoints hold the loader's place on
-    all ranks. An evaluation reads epoch 0 each time.
+    batches for each; without, give `max_steps`. An evaluation reads epoch 0 each time.
 
     Args:
-        model_inputs: Makes the model's keyword arguments of a `StreamBatch`; None stands for `ModelInputs()`. What a
-            loader's `collate_fn` returned is passed on as it is, and must be a dict.
+        model_inputs: Makes the model's keyword arguments of a `StreamBatch`; None stands for `ModelInputs()`.
         carry: What the model carries along the lanes of `train_dataset`: a `RecurrentState`, or a list of them.
             Checkpoints hold it, of all ranks.
 
@@ -96,10 +94,7 @@ class StreamTrainerMixin:
     def train(
         self, resume_from_checkpoint: str | os.PathLike[str] | bool | None = None, *args: Any, **kwargs: Any
     ) -> Any:
-        """Train; see `Trainer.train`. To go on from a checkpoint opens streams where they were, and reads nothing.
-
-        `ignore_data_skip` has no effect: what the Trainer skips is numbers, by which it knows when to evaluate.
-        """
+        """Train; see `Trainer.train`. `ignore_data_skip` has no effect: what the Trainer skips is numbers."""
         folder = resume_from_checkpoint
         if folder is True:
             folder = get_last_checkpoint(self.args.output_dir)
@@ -172,7 +167,6 @@ class StreamTrainerMixin:
         return inputs
 
     def save_place(self, folder: Path) -> None:
-        """Save where the loader stands, on all ranks, in a checkpoint; all ranks call it."""
         if self._run is None:
             return
         states, carried = gathered(dict(self._run.state_dict())), gathered(self._carried.state_dict())
@@ -182,7 +176,6 @@ class StreamTrainerMixin:
             partial.replace(folder / STATE_NAME)
 
     def _load(self, folder: Path) -> tuple[Mapping[str, Any], int | None]:
-        """The place of a checkpoint, and the number of batches of an epoch that its run counted with."""
         file = folder / STATE_NAME
         if not file.exists():
             what = f"the checkpoint {folder} has no {STATE_NAME}, which says where the stream was"

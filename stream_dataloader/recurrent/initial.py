@@ -60,7 +60,7 @@ class Initial:
         for i, (leaf, one, of_one_lane) in enumerate(zip(states.leaves, own, states.shapes, strict=True)):
             if one.shape not in (leaf.shape, of_one_lane):
                 what = f"the initial value of {names_of(node)[i]} is {tuple(one.shape)}"
-                raise ValueError(f"{what}, and must be {tuple(of_one_lane)}, of one lane, or {tuple(leaf.shape)}")
+                raise ValueError(f"{what}, and must be {tuple(of_one_lane)} or {tuple(leaf.shape)}")
         return states.blended(torch.from_numpy(fresh), own)
 
 

@@ -76,8 +76,7 @@ def check_no_start_inside(batch: StreamBatch) -> None:
     if host.is_start[1:].any():
         t, row = (host.is_start[1:].nonzero()[0] + torch.tensor([1, 0])).tolist()
         what = f"lane {host.lane[row]} starts source {host.source[t, row]} at t = {t}, inside the window"
-        remedy = 'build the dataset with windows="aligned", or a model that looks at is_start: packed=True'
-        raise ValueError(f"{what}; {remedy}")
+        raise ValueError(f'{what}; use windows="aligned", or packed=True with a model that looks at is_start')
 
 
 class LaneOrder:

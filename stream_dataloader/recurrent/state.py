@@ -56,8 +56,6 @@ class RecurrentState:
             True, and then call `backward()`.
         nonfinite: What to do if a lane goes on with NaN or infinity in its state. `"raise"`: `NonFiniteStateError`.
             `"reset"`: give the lane the initial value, with a warning. `"keep"`: nothing; it is not looked for.
-            `before` looks at a sum that `after` had computed. On a CUDA device it waits for that, which by then is most
-            likely done.
         burn_in: Number of steps that count as burn-in, see `loss_mask`: they bring the state up to date and teach
             nothing (Kapturowski et al., Recurrent Experience Replay in Distributed Reinforcement Learning, 2019).
         burn_in_at: `"start"`: of each stream. `"window"`: of each window.
@@ -174,7 +172,7 @@ class RecurrentState:
         return cut
 
     def reset(self, lanes: Iterable[int] | None = None) -> None:
-        """Forget the state of lanes: each has the initial value before its next batch, wherever in its stream that is.
+        """Forget the state of lanes: each has the initial value before its next batch.
 
         Args:
             lanes: The lanes' numbers; None for all.
@@ -249,8 +247,7 @@ class RecurrentState:
         `recurrent.merge_states` makes one of all of them. A learnt initial state is in the module's own state.
 
         Raises:
-            StateError: Gradients go back beyond the last batch, and cannot be saved; or a class in the state's
-                structure could not be found again.
+            StateError: Gradients go back beyond the last batch; or a class in the state could not be found again.
         """
         if self._store.uncut:
             what = f"gradients go back {self._store.uncut} of {self._detach_every} windows (detach_every)"
@@ -262,8 +259,7 @@ class RecurrentState:
 
         Args:
             state: What `state_dict()` returned on this rank, with the same number of ranks; or what `merge_states` made
-                of all ranks' states, whose number may have been another. What it holds is not copied. Where its
-                tensors are in host memory and batches are not, they are moved with the first batch.
+                of all ranks' states, of any number. It is not copied, but moved where the first batch is.
 
         Raises:
             StateError: It is no state, that of another model, or has not this rank's lanes.

@@ -96,7 +96,7 @@ def take_apart(value: Any, name: str = "state") -> tuple[Node, list[torch.Tensor
     for i, leaf in enumerate(leaves):
         if not isinstance(leaf, torch.Tensor):
             what = f"{leaf_paths(node, name)[i]} is a {type(leaf).__name__}"
-            raise TypeError(f"{what}; a state holds tensors, None, and tuples, lists, dicts and dataclasses of them")
+            raise TypeError(f"{what}; a state holds tensors, or nested containers of them")
     return node, leaves
 
 

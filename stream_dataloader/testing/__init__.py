@@ -1,6 +1,6 @@
 """Contracts that test users' loaders and streams, as they test the library's own.
 
-It may import all of the package but `cli`; only tests import it. Open `resume` first.
+Open `resume` first.
 """
 
 from stream_dataloader.testing.resume import batch_key, check_resume

@@ -68,7 +68,6 @@ class StoreContract(StreamContract):
     has_checksums: bool = False
 
     def test_holds_what_was_put_in(self, open_stream: Store, expected: Sequence[Any]) -> None:
-        """Every stream has the items it was made of."""
         assert list(open_stream.sources) == list(range(len(expected)))
         for number, items in enumerate(expected):
             assert_same(items_of(open_stream(number)), list(items), open_stream.path, f"read from stream {number}")
@@ -84,7 +83,6 @@ class StoreContract(StreamContract):
             assert_same(items_of(opened(number)), list(expected[number]), open_stream.path, "opened again")
 
     def test_knows_its_lengths(self, open_stream: Store, expected: Sequence[Any]) -> None:
-        """`lengths` and `length` are the number of items, or None."""
         known = open_stream.lengths is not None
         steps = [len(items) if known else None for items in expected]
         assert [open_stream.length(number) for number in range(len(steps))] == steps
@@ -102,12 +100,10 @@ class StoreContract(StreamContract):
         assert_same(late, items[start + 1 :], name, "cut and begun late")
 
     def test_keys_name_streams(self, open_stream: Store, expected: Sequence[Any]) -> None:
-        """Each stream has a key of its own, which finds it."""
         keys = [open_stream.key(number) for number in range(len(expected))]
         assert [open_stream.number(key) for key in keys] == list(range(len(expected)))
 
     def test_tells_what_it_holds(self, open_stream: Store, expected: Sequence[Any]) -> None:
-        """`info` has the number of streams, of steps and of leaves."""
         info = open_stream.info()
         assert (info.path, info.format, info.streams) == (open_stream.path, open_stream.format, len(expected))
         assert info.steps in (None, sum(map(len, expected)))
@@ -133,7 +129,6 @@ class StoreContract(StreamContract):
         assert_same(items_of(open_stream(number)), list(expected[number]), name, "not written to")
 
     def test_can_be_used_after_it_was_closed(self, open_stream: Store, expected: Sequence[Any]) -> None:
-        """A stream that is open stays open; the store opens its index again."""
         number = _longest(expected)
         stream, items = open_stream(number), list(expected[number])
         open_stream.close()
@@ -141,7 +136,6 @@ class StoreContract(StreamContract):
         assert_same(items_of(open_stream(number)), items, open_stream.path, "opened after close")
 
     def test_is_whole(self, open_stream: Store, expected: Sequence[Any]) -> None:
-        """`verify` finds nothing wrong, and says how far it is."""
         told: list[tuple[int, int]] = []
         assert open_stream.verify(lambda *numbers: told.append(numbers)) == []
         assert told == [(number + 1, len(expected)) for number in range(len(expected))]
@@ -153,7 +147,6 @@ class StoreContract(StreamContract):
         assert len(cloudpickle.dumps(open_stream)) < _MOST_PICKLED_BYTES
 
     def test_refuses_what_is_no_stream(self, open_stream: Store, expected: Sequence[Any]) -> None:
-        """What is no number of a stream is an error that names the store."""
         for wrong, kind in ((len(expected), ValueError), (-1, ValueError), ("no such", TypeError)):
             error = _error_of(open_stream, wrong, kind)
             assert str(open_stream.path) in str(error), f"{wrong!r}: {error}"

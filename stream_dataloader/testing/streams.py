@@ -92,13 +92,11 @@ class StreamContract:
         return [name.removeprefix("test_") for name in names]
 
     def test_the_same_twice(self, open_stream: Open, sources: Sequence[Any]) -> None:
-        """A source yields the same items each time it is opened."""
         for source in sources:
             first = items_of(open_stream(source))
             assert_same(items_of(open_stream(source)), first, source, "opened a second time")
 
     def test_items_are_alike(self, open_stream: Open, sources: Sequence[Any]) -> None:
-        """All items have one structure, one dtype and one shape a leaf."""
         shapes = [(source, shapes_of(item)) for source in sources for item in items_of(open_stream(source))]
         for source, shape in shapes:
             assert shape == shapes[0][1], f"{source!r} has {shape}, and the first item is {shapes[0][1]}"
@@ -195,7 +193,6 @@ class StreamContract:
                 assert found == wanted, f"{source!r} marks {found} from item {start} on, not {wanted}"
 
     def test_two_at_once(self, open_stream: Open, sources: Sequence[Any]) -> None:
-        """Streams that are read in turn do not disturb each other."""
         expected = [items_of(open_stream(source)) for source in sources]
         streams = [open_stream(source) for source in sources]
         found = list(itertools.zip_longest(*map(iterated, streams), fillvalue=_NOTHING))
@@ -231,7 +228,6 @@ class StreamContract:
             assert_same(items_of(copy(sent)), items_of(open_stream(source)), source, "opened by a pickled factory")
 
     def test_workers_do_not_matter(self, open_stream: Open, sources: Sequence[Any]) -> None:
-        """Batches are bit-identical for any number of workers, and hold the items in order."""
         expected = None
         for workers in self.num_workers:
             loader = StreamDataLoader(_dataset(open_stream, sources), workers)
@@ -241,8 +237,6 @@ class StreamContract:
         assert expected or not any(items_of(open_stream(source)) for source in sources), "no item was read"
 
     def test_resumes(self, open_stream: Open, sources: Sequence[Any]) -> None:
-        """A loader of them goes on exactly from every place, with another number of workers."""
-
         def loader(workers: int) -> StreamDataLoader:
             return StreamDataLoader(_dataset(open_stream, sources), workers)
 

@@ -1,7 +1,6 @@
 """Pictures of an epoch: which stream lies in which lane when.
 
-`timeline` finds out what lanes read, and `picture` shows it.
-It may import all of the package but `cli`. Open `timeline` first.
+`timeline` finds out what lanes read, and `picture` shows it. Open `timeline` first.
 """
 
 from stream_dataloader.visualize.picture import Segment, Timeline

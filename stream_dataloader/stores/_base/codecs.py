@@ -66,8 +66,7 @@ def unpack(name: str, data: bytes, size: int, what: str) -> Any:
         if found != size:
             raise ValueError(f"there are {found:,}")
     except Exception as error:  # one of its own, also for what has no room in `out`
-        told = f"{what} cannot be unpacked ({name}) to {size:,} bytes: {error}"
-        raise StoreError(f"{told}; fetch or write it anew") from error
+        raise StoreError(f"{what} cannot be unpacked ({name}) to {size:,} bytes: {error}") from error
     return out
 
 

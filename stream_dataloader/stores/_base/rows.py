@@ -77,7 +77,7 @@ def check_row(name: str, row_shape: Sequence[int], dtype: np.dtype[Any]) -> None
     size = math.prod(row_shape) * dtype.itemsize
     if size > LARGEST_ROW_BYTES:
         what = f"{name} is {dtype} {tuple(row_shape)} a step, {size:,} bytes of {LARGEST_ROW_BYTES:,} at most"
-        raise StoreError(f"{what}: it is damaged, or its first axis is not time; leave it out, by columns=")
+        raise StoreError(f"{what}: its first axis may not be time; leave it out, by columns=")
 
 
 def check_lengths(name: str, lengths: Mapping[str, int]) -> int:

@@ -92,7 +92,6 @@ class Windows:
             self._cv2: Any = import_opencv('codec="jpeg"')
 
     def encode(self, columns: Sequence[Any], steps: int) -> tuple[bytes, int]:
-        """A value of some steps of each leaf's column, and its checksum."""
         parts: list[Any] = []
         for column, is_image in zip(columns, self.images, strict=True):
             if is_image:
@@ -107,7 +106,6 @@ class Windows:
         return _HEAD.pack(checksum, steps) + body, checksum
 
     def columns(self, value: Any, steps: int) -> list[Any]:
-        """The steps of each leaf: an array that lies in the value, or a list of JPEG files."""
         if _HEAD.unpack_from(value)[1] != steps:
             raise ValueError(f"it has not the {steps} steps that it should have")
         body = value[_HEAD.size :]
@@ -129,7 +127,6 @@ class Windows:
         return found
 
     def copy(self, column: Any, out: Any) -> None:
-        """Write some steps of a leaf to an array of as many."""
         if not isinstance(column, list):
             out[...] = column
             return

@@ -72,7 +72,6 @@ class MdsPacker:
         return _Part(self, worker)
 
     def writer(self, item: Any, name: str) -> tuple[Layout, dict[str, Any], ShardWriter]:
-        """The layout of items, their columns, as all processes agreed, and what writes shards."""
         layout = first_layout(item)
         columns = _column_names(layout.structure, self.key_column)
         encodings, bools = {self.key_column: "str"}, []

@@ -10,8 +10,8 @@ Source: `streaming/base/format/mds/reader.py` and `writer.py` of mosaicml-stream
 
 All numbers are little-endian. A local shard that is not compressed is mapped where it is, any other lies in the cache.
 
-Guarantee: a shard that does not hold what the index says is an error, and is not kept. A file that is written to while
-it is read is an error. A damaged sample is one for the streams that it is in.
+Guarantee: a shard that does not hold what the index says, or is written to while it is read, is an error. A damaged
+sample is one for the streams that it is in.
 """
 
 from __future__ import annotations
@@ -86,7 +86,6 @@ class Shard:
         self._held.close()
 
     def bounds(self, start: int, stop: int) -> NDArray[np.int64]:
-        """Where the columns of samples `[start, stop)` begin, and where the last one ends."""
         with damage_named(self.name):  # NumPy refuses places outside of the file
             offsets = self._offsets[start : stop + 1].astype(np.int64)
             begins, stops = offsets[:-1, None], offsets[1:]
@@ -122,7 +121,7 @@ class Rows:
         return cls(shard, columns, range(start, stop), bounds[:, :-1], bounds[:, 1:])
 
     def of_sample(self) -> Rows:
-        """What the first of these samples holds: elements of lists, rows of arrays, and in each step all else."""
+        """Elements of lists, rows of arrays, and in each step all else, of the first of these samples."""
         with self.shard.known:
             split = [self.read(0, column, column.encoding.split) for column in self.columns]
         found = zip(self.columns, split, strict=True)
@@ -244,7 +243,6 @@ class Shards:
             return shard
 
     def _check(self) -> None:
-        """Raise if another dataset is in the folder now than that of the index."""
         if not self._remote and stamp_of([in_folder(self._folder, INDEX)]) != self._stamp:
             raise replaced(self._folder)
 
@@ -268,7 +266,6 @@ class Shards:
                 raise StoreError(f"{name} is missing: the store is unfinished or damaged") from error
 
     def _make(self, entry: ShardEntry, name: str, path: str) -> None:
-        """Fetch a shard, or what it is unpacked from, and write what it must be to a path."""
         source = entry.zip or entry.raw
         packed = self._name(source)
         if self._remote:

@@ -74,7 +74,6 @@ class ShardWriter:
         self.entries: list[dict[str, Any]] = []
 
     def encode(self, sample: Mapping[str, Any]) -> bytes:
-        """A sample's bytes; values that are bytes are taken as they are."""
         sizes, parts = [], []
         for name, kind, encoding in self._encodings:
             if name not in sample:
@@ -101,7 +100,6 @@ class ShardWriter:
         self._size = sum(map(len, self._samples))
 
     def add(self, sample: bytes) -> None:
-        """Collect a sample; where a shard has no room for it, earlier ones are written first."""
         if self._before and not self._has_room(sample):  # those of earlier streams by themselves
             self.flush(self._before)
             self._before, self._whole = 0, len(self.entries)

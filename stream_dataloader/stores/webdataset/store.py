@@ -42,8 +42,7 @@ class WebDatasetStore(Store):
     A sample's key is the name of its members up to the first dot behind the last slash, its columns are what follows,
     as of `video_0001/000017.jpg`. Items are dicts, decoded as `stream_dataloader.stores.webdataset.samples` says.
 
-    A stream may go on in the next tar. Tars on servers are fetched when the store is opened first, and as they are
-    read.
+    A stream may go on in the next tar. Tars on servers are fetched when the store is opened first.
 
     Args:
         path: A folder of tars, one tar, or a pattern: `"train-{000..015}.tar"`, also of URLs, or `"train-*.tar"`.

@@ -127,7 +127,6 @@ class TextReader:
             raise ValueError(f"{name} has {done} {units} here, and start is {start}")
 
     def _made(self, first: int, data: bytes) -> Iterator[Codes]:
-        """The units that end in a block that begins at `first`; an empty one is the end."""
         error: Exception | None = None
         try:
             rows = codes = self._codes(data)

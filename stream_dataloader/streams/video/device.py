@@ -79,7 +79,7 @@ class DeviceDecoder:
             except RuntimeError:  # PyAV found no stream that has a decoder on the device
                 raise self._not_opened(_NO_DECODER) from None
         why = "there is no such GPU or driver, its memory is full, or this process was forked after CUDA was used"
-        raise self._not_opened(f'it does not come up ({problem}): {why} (see multiprocessing_context="forkserver")')
+        raise self._not_opened(f'it does not come up ({problem}): {why}; multiprocessing_context="spawn" helps')
 
     def _not_opened(self, why: str) -> DeviceError:
         """The error to return, unless the file itself is at fault, which is raised here."""

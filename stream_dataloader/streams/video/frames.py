@@ -149,7 +149,6 @@ class FrameReader:
         return self._packets()
 
     def _packets(self) -> Iterator[Any]:
-        """Packets, then None, which makes the decoder return the frames that it still holds."""
         failed = 0
         while failed < _MOST_FAILURES:
             try:
@@ -193,7 +192,6 @@ class FrameReader:
             self._check_complete(tally, sought=sought)
 
     def _is_wanted(self, frame: Any, tally: Tally) -> bool:
-        """Whether a decoded frame is handed out; sets the time stamp of one that has none."""
         if self._ticks is not None:
             frame.pts = round(tally.frames * self._ticks)
         elif frame.pts is not None and tally.first_time is not None and frame.pts < tally.first_time:

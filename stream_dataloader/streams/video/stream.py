@@ -164,7 +164,6 @@ class OpenVideo(PictureItems):
             return self._opened(by_cpu=True)
 
     def _or_by_cpu(self, frames: Iterator[Any], start: int) -> Generator[tuple[Any, Any], None, None]:
-        """The frames; the CPU continues at the first one that the device cannot decode."""
         read = 0
         try:
             for item in frames:
