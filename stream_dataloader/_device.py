@@ -11,8 +11,7 @@ place of its batch, which is tried again when asked again. Six batches lie on th
 
 - The current stream waits for the copy's event.
 - Memory on the device is allocated while the copy stream is current, so torch hands it out again only to that stream,
-  and, by `record_stream`, behind what the current stream does with it. Sparse tensors and objects with a `to` are
-  moved when they are handed out.
+  and, by `record_stream`, behind what the current stream does with it.
 - A copy from page-locked memory returns immediately. The host waits, asleep, where two copies are under way, or where
   it is three batches ahead.
 """

@@ -1,7 +1,6 @@
 """`KeptFields`: what a batch has beside its fields, and nobody sees: fields to come, host copies, the loader's state.
 
-Guarantee: a field is the same tensor each time it is asked for, in any thread. What was copied to a device, and what it
-was copied from, stay together as long as the field holds that very tensor.
+Guarantee: a field is the same tensor each time it is asked for, in any thread.
 """
 
 from __future__ import annotations

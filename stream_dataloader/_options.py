@@ -167,8 +167,8 @@ def batches_per_epoch(value: Any, padding_mode: PaddingMode) -> int | None:
         return None
     number = integer("batches_per_epoch", value, 1)
     if padding_mode != "cycle":
-        what = f"batches_per_epoch is {number}, and the dataset's padding_mode is {padding_mode!r}"
-        raise ValueError(f'{what}; choose padding_mode="cycle", or leave batches_per_epoch out')
+        what = f'batches_per_epoch is {number}, which needs padding_mode="cycle"'
+        raise ValueError(f"{what} of the dataset, and it is {padding_mode!r}; choose that, or leave it out")
     return number
 
 
@@ -255,6 +255,6 @@ def check_groups(rules: Rules) -> None:
         raise ValueError(f"there are {rules.draws} sources for {groups.total} groups; give each at least one")
     if rules.padding_mode == "drop" and rules.draws // groups.total < rules.lanes_of_a_group:
         everywhere = groups.total * rules.lanes_of_a_group
-        what = f'padding_mode="drop" ends at once, with {rules.draws} sources for {everywhere} lanes'
+        what = f'with padding_mode="drop", {rules.draws} sources leave some of {everywhere} lanes idle from the start'
         most = rules.draws // groups.total * groups.count
         raise ValueError(f"{what}; lower batch_size to at most {most}, or pad")

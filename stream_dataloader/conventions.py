@@ -1,7 +1,6 @@
 """A batch's bookkeeping under the names, and in the layouts, that others' models and kernels take.
 
-Guarantee: nothing is looked at that would make the host wait for a device. Only `segments` and `cu_seqlens` have a
-length that follows from the data: they are made of `batch.host`.
+Guarantee: none makes the host wait for a device; `segments` and `cu_seqlens` are made of `batch.host`.
 """
 
 from __future__ import annotations

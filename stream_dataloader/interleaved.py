@@ -48,8 +48,7 @@ def interleave(
 
     Args:
         datasets: The `StreamDataset`s to read.
-        weights: One positive number for each dataset, at any scale; None stands for equal weights. With the numbers of
-            sources as weights, all datasets end together.
+        weights: One positive number for each dataset, at any scale; None stands for equal weights.
         exhausted: What happens when all sources of a dataset were drawn. `"drop"`: the dataset is left out, and the
             others share the draws by their weights; every source comes once. `"repeat"`: the dataset starts again, in
             a new order with its `shuffle`, and with new random numbers in its streams; what comes again counts as new

@@ -70,7 +70,9 @@ class Sections:
             return lengths
         if lengths is not None and not np.array_equal(np.asarray(lengths), self.lengths):
             own = shorten(self.lengths.tolist())
-            raise ValueError(f"lengths= is {shorten(lengths)}, and sections= has {own}; give lengths to one only")
+            raise ValueError(
+                f"lengths= is {shorten(lengths)}, and sections= has {own}; give lengths to one of them only"
+            )
         return self.lengths
 
     def __repr__(self) -> str:

@@ -1,7 +1,7 @@
 """What a running stream can know of itself: its source, epoch, lane, worker and random generators.
 
 Guarantee: random numbers depend on (seed, epoch, source) alone, on `repeat` where a source comes again, and with
-`rng_at` on the position. So augmentation is the same in any worker, lane or process.
+`rng_at` on the position.
 """
 
 from __future__ import annotations

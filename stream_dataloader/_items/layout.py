@@ -93,10 +93,7 @@ def _can_be_filled(dtype: torch.dtype) -> bool:
 
 
 def is_dense(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is what its shape, dtype and memory say: not sparse, nested, quantized or without data.
-
-    Nor a subclass that does torch's operations itself, such as masked tensors: it may hold anything.
-    """
+    """Whether a tensor is what its shape and dtype say: not sparse, nested, quantized, masked or without data."""
     return (
         tensor.layout is torch.strided
         and not (tensor.is_nested or tensor.is_quantized or tensor.is_meta)

@@ -44,7 +44,7 @@ def groups_of(
         raise ValueError("groups is empty; give at least one group")
     are_lists, first = _is_group(listed[0]), listed[0]
     if not are_lists and numbers is None and isinstance(first, (int, np.integer)) and not isinstance(first, bool):
-        what = f"groups_or_lengths, {shorten(listed, 60)}, may be each index's group or each group's length"
+        what = f"a flat list of integers, {shorten(listed, 60)}, may be each index's group or each group's length"
         raise ValueError(f'{what}; say numbers="ids" or numbers="lengths"')
     if not are_lists and numbers != "lengths":
         groups = _groups_of_ids(listed, dataset_length, order)
@@ -165,9 +165,9 @@ def _groups_of_ids(ids: Any, dataset_length: int | None, order: Order | None) ->
     if len(runs) > codes.max() + 1:
         number = int(np.flatnonzero(runs < np.maximum.accumulate(runs))[0])  # codes count up as ids come first
         again, earlier = int(begins[number]), int(begins[runs == runs[number]][0])
-        what = f"groups has id {_shown(ids[again])} at index {earlier}, and again at index {again}"
+        what = f"groups has id {_shown(ids[again])} at index {earlier}, and, with other ids between, again at"
         remedy = "give ids that differ, or, if it is one group, order= a sort key for each index"
-        raise ValueError(f"{what}, with others between; {remedy}")
+        raise ValueError(f"{what} index {again}; {remedy}")
     return IndexGroups(np.diff(begins, append=count), None, count)
 
 

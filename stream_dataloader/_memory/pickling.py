@@ -244,9 +244,8 @@ class ByValue:
         except Exception as error:
             if not self.name:
                 raise
-            what = f"{self.name} ({shorten(self.value, 80)}) cannot be pickled ({error})"
-            remedy = "make locks, open files and connections in the worker, or start it by"
-            raise TypeError(f'{what}; {remedy} multiprocessing_context="fork"') from error
+            what = f"{self.name} ({shorten(self.value, 80)}) cannot be pickled ({error}); make locks, open files and"
+            raise TypeError(f'{what} connections in the worker, or pass multiprocessing_context="fork"') from error
 
 
 def _by_value(pickled: bytes) -> ByValue:

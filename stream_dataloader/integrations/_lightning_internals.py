@@ -24,7 +24,7 @@ _BEFORE_FETCH = "_load_combined_loader_states"
 
 
 def forget_place(loader: StreamDataLoader[Any]) -> None:
-    """Read the coming epoch from its beginning; a shorter loader beside others may have been begun anew in it."""
+    """Read the coming epoch from its beginning; a shorter loader may have been begun anew in it."""
     if loader._position.coming_step and loader.batches_per_epoch is None:
         loader._position.forget_place()
 
@@ -93,7 +93,7 @@ def load_states(combined: Any, states: list[dict[str, Any]], *, needed: bool) ->
 
 
 def at_beginning(state: Any, epoch: int) -> Any:
-    """A state of an endless run as of the beginning of an epoch, which `limit_train_batches` may have left early."""
+    """A state of an endless run as of an epoch's beginning; `limit_train_batches` may have left it early."""
     if not isinstance(state, dict) or "stretch" not in state:
         return state
     return {**state, "stretch": {**state["stretch"], "number": epoch, "delivered": 0}}
@@ -133,7 +133,7 @@ def renew_length(trainer: Any) -> None:
 
 
 def will_iterate(trainer: Any) -> bool:
-    """Whether Lightning calls `iter` once more for the epoch that starts; for the first one it did so beforehand."""
+    """Whether Lightning calls `iter` once more for the epoch that starts; not for the first one."""
     loop = trainer.fit_loop
     is_resuming = getattr(loop, "is_resuming", False)  # since 2.5.1; 2.4 calls `iter` again
     return trainer.current_epoch > 0 and not is_resuming and not loop.epoch_loop.restarting
@@ -153,12 +153,12 @@ def leave_no_batch(trainer: Any) -> None:
 
 
 def begin_anew(trainer: Any) -> None:
-    """Have the epoch begin as any other; with `max_steps`, Lightning takes every epoch that is loaded for a part."""
+    """Have the epoch begin as any other; with `max_steps`, Lightning takes each for a part."""
     trainer.fit_loop.epoch_loop.restarting = False
 
 
 def count_step_for_loggers(trainer: Any) -> None:
-    """Count the step that was not counted when the checkpoint was saved, unless the validation that is due does so."""
+    """Count the step that the checkpoint had not, unless the validation that is due does so."""
     loop = trainer.fit_loop.epoch_loop
     if hasattr(loop, "restarted_on_last") and not loop._should_check_val_fx(trainer.fit_loop._data_fetcher):
         loop._batches_that_stepped += not loop._should_accumulate()
@@ -182,6 +182,6 @@ def fetches_batches(trainer: Any) -> bool:
 
 
 def set_batch_size(trainer: Any, lanes: int) -> None:
-    """Number of lanes, by which `self.log` weighs; Lightning would take the first tensor's first dimension, time."""
+    """Number of lanes, by which `self.log` weighs; Lightning would take the first dimension, time."""
     if trainer._results is not None and trainer._results.batch_size is None:
         trainer._results.batch_size = lanes

@@ -59,7 +59,7 @@ def standing_of(loop: dict[str, Any]) -> Standing:
 
 
 def taken_up(loop: dict[str, Any], standing: Standing) -> dict[str, Any]:
-    """A copy of that part without loaders' states, whose counters Lightning takes up as they were meant."""
+    """A copy without loaders' states, whose counters Lightning takes up as they were meant."""
     loop = copy.deepcopy(
         {**loop, "state_dict": {k: v for k, v in loop["state_dict"].items() if k != "combined_loader"}}
     )

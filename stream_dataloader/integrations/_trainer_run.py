@@ -98,7 +98,7 @@ class Numbers:
 
 
 def batches_an_epoch(loader: StreamDataLoader[Any], epochs: int) -> int | None:
-    """The mean number of batches of the coming epochs, rounded up: so many times `epochs` have all of them whole."""
+    """The mean number of batches of the coming epochs, rounded up."""
     state = loader.state_dict()
     first, count = state["epoch"], min(max(epochs, 1), _MOST_EPOCHS_COUNTED)
     total = 0

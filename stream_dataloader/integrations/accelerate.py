@@ -225,7 +225,7 @@ def _fetch(batches: Iterator[Batch]) -> tuple[Batch] | Exception | None:
 
 
 class _Numbers(Generic[Batch]):
-    """The numbers of an epoch's batches, in lists of one, each with the iterator that the batch will come from."""
+    """The numbers of an epoch's batches, in lists of one, each with the iterator it comes from."""
 
     def __init__(self, prepared: PreparedLoader[Batch]) -> None:
         self._prepared = prepared
@@ -240,7 +240,7 @@ class _Numbers(Generic[Batch]):
 
 
 class _Numbered(Generic[Batch]):
-    """An epoch's batches by numbers, which `skip_first_batches` drops: what a state left behind counts as skipped."""
+    """An epoch's batches by numbers; what a state left behind counts as skipped."""
 
     def __init__(self, prepared: PreparedLoader[Batch]) -> None:
         self._prepared = prepared
@@ -258,7 +258,7 @@ class _Numbered(Generic[Batch]):
 
 
 class _OfAllRanks:
-    """The state of a loader on all ranks, and of what its model carries, as only one of them writes checkpoints."""
+    """The state of a loader on all ranks, and of what its model carries."""
 
     def __init__(self, accelerator: Accelerator, prepared: PreparedLoader[Any], carried: Carried) -> None:
         self._accelerator, self._prepared, self._carried = accelerator, prepared, carried

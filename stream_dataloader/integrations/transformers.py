@@ -7,8 +7,6 @@ the Trainer's epochs only count, and the loader's follow each other beneath::
 
     the loader's epochs     0 0 0 0 0 | 1 1 1 | 2 2 2 2 | 3 ...
     the Trainer's           0 0 0 0 | 1 1 1 1 | 2 2 2 2 |          4 batches each: the mean, rounded up
-
-Each loader's epoch is whole. With `batches_per_epoch=` on the loader both are the same.
 """
 
 from __future__ import annotations
@@ -251,6 +249,6 @@ def _check(args: TrainingArguments) -> None:
 
 
 def _place(loader: StreamDataLoader[Any], args: TrainingArguments) -> None:
-    """Have batches come on the Trainer's device, if none was chosen: copied ahead, and put in order there."""
+    """Have batches come on the Trainer's device, if none was chosen."""
     if loader.device is None and args.device.type != "cpu":
         loader.to(args.device)

@@ -35,7 +35,7 @@ class MdsStore(Store):
     """An MDS dataset, in a folder or at a URL.
 
     Items are dicts, with a leaf for each column; of a packed store they are what was packed. Pictures are arrays
-    `(H, W)`, `(H, W, 3)` RGB or `(H, W, 4)`. Those of `jpeg` may differ from another decoder's by a few shades.
+    `(H, W)`, `(H, W, 3)` RGB or `(H, W, 4)`.
 
     Args:
         path: The folder of index.json, or its URL, of any protocol that fsspec knows.
