@@ -153,8 +153,6 @@ class LaneBatchSampler(Sampler[list[int]]):
     def __len__(self) -> int:
         """Number of batches of the epoch that began last; of the one that comes, if none did or `set_epoch` was called.
 
-        It is exact. Shuffled epochs may have numbers that differ, but with `batches_per_epoch`.
-
         Raises:
             TypeError: There is no end.
         """

@@ -47,7 +47,7 @@ def interleave(
     A weight is a share of the sources drawn. For shares of time steps, divide each by its streams' mean length.
 
     Args:
-        datasets: The `StreamDataset`s to read.
+        datasets: What to read.
         weights: One positive number for each dataset, at any scale; None stands for equal weights.
         exhausted: What happens when all sources of a dataset were drawn. `"drop"`: the dataset is left out, and the
             others share the draws by their weights; every source comes once. `"repeat"`: the dataset starts again, in

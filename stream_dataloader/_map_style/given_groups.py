@@ -103,10 +103,7 @@ def _groups_of_lists(listed: Any, dataset_length: int | None) -> IndexGroups:
         if flat[place] < 0:
             why = f"{limit}; a negative index does not count from the end, give the index itself"
         else:
-            why = (
-                f"the dataset has {count} items, so {limit}; leave the index out, or give the dataset that the groups "
-                "were made for"
-            )
+            why = f"the dataset has {count} items, so {limit}; leave the index out"
         raise ValueError(f"groups[{number}][{within}] is {flat[place]}, and {why}")
     return groups
 
@@ -150,10 +147,7 @@ def _groups_of_ids(ids: Any, dataset_length: int | None, order: Order | None) ->
         array = _as_array(ids)
         hint = ""
         if array is not None and array.dtype.kind in "iu" and int(array.sum()) == dataset_length:
-            hint = (
-                f" (they add up to {dataset_length}: if they are the lengths of consecutive groups, give "
-                "[range(end - n, end) for n, end in zip(lengths, itertools.accumulate(lengths))])"
-            )
+            hint = f" (they add up to {dataset_length}: if they are the lengths of consecutive groups, give ranges)"
         what = f"groups has {count} ids, and the dataset {dataset_length} items"
         raise ValueError(f"{what}; give an id for each item, or a list of indices for each group{hint}")
     codes = _codes(ids)

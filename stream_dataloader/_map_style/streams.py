@@ -1,7 +1,7 @@
 """Reads groups of a map-style dataset: each group is a stream, and `dataset[i]` an item.
 
-Guarantee: items come in the order of the group's indices; a stream begins at any item without reading those before. An
-error comes at the item it belongs to, also where several are fetched at once.
+Guarantee: a stream begins at any item without reading those before. An error comes at the item it belongs to, also
+where several are fetched at once.
 """
 
 from __future__ import annotations

@@ -5,8 +5,6 @@
     rank 0 of 2, lanes 0 1 2        merge_states        rank 0 of 3, lanes 0 1
     rank 1 of 2, lanes 0 1 2    ──►  lanes 0 ... 5  ──►  rank 1 of 3, lanes 0 1
                                                         rank 2 of 3, lanes 0 1
-
-Lanes are dealt as the loader deals them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """`RecurrentState`: carries a model's state from batch to batch, lane by lane.
 
-Guarantees: a lane's state goes to the batch that continues the lane, and to no other; where a stream starts, nothing of
-the stream before it is left; no tensor is changed in place; a saved state and the loader's go on bit for bit.
+Guarantees: a lane's state goes to the batch that continues the lane, and to no other; no tensor is changed in place.
 """
 
 from __future__ import annotations

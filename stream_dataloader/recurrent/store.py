@@ -5,8 +5,6 @@
     batches                one piece         lanes 0 1 2 3 4 5
     parts, micro-batches   one for each      lanes 0 1 2 | 3 4 5
 
-What comes back as it was given costs no copy. Where a batch has other lanes than any piece, columns are put together.
-
 Guarantee: no tensor is ever changed in place, so autograd may hold any of them.
 """
 

@@ -5,7 +5,7 @@
     checksum, uint32 | how many steps, uint32 | body
 
 Numbers are little-endian. The checksum is the CRC-32 of the number of steps, of what follows the last whole
-4,096 bytes of the body, and of the sums (uint64) of each whole 4,096 bytes, which take less time.
+4,096 bytes of the body, and of the sums (uint64) of each whole 4,096 bytes.
 
 The body has the steps of each leaf, one leaf after the other; with `"zstd"` it is one frame.
 With `"jpeg"`, a leaf of images is the sizes of all steps' files, uint32 each, and then the files.
