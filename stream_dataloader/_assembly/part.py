@@ -78,7 +78,7 @@ class PackedRuns(Sequence[Run]):
 
 
 class Fault(NamedTuple):
-    """A stream's error that ends the epoch, and whether the stream was read for the first time."""
+    """A stream's error that ends the epoch."""
 
     lane: int
     fresh: bool

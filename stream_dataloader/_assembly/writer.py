@@ -23,7 +23,7 @@ from stream_dataloader._items.structure import Misfit, StreamMisfit, flatten, ha
 
 
 class WindowKind(NamedTuple):
-    """How a window that was put into a block is passed on as the stream made it: a row's steps and leaf types."""
+    """How a window that was put into a block is passed on as the stream made it."""
 
     steps: int
     tensors: tuple[bool, ...]  # the leaf is a tensor, not an array
@@ -84,7 +84,7 @@ class PartWriter:
             raise Misfit(f"a number does not fit its dtype: {error}") from None
 
     def put_run(self, row: int, t: int, stop: int, layout: Layout, stream: Iterator[Any]) -> Taken:
-        """Take time steps `[t, stop)` of a row from a stream, as long as they are plainly of this layout."""
+        """Take time steps `[t, stop)` of a row from a stream, as long as they are like the layout."""
         block = self._block_for_steps(row, layout)
         write = self._step_writers.get(id(layout))
         if write is None:
@@ -204,7 +204,7 @@ class PartWriter:
 
 
 def _lasting(item: object) -> object:
-    """A window whose arrays and tensors are copies: its stream may use one buffer for all of its items."""
+    """A window whose arrays and tensors are copies."""
     try:
         _, leaves = flatten(item)
         return copy.deepcopy(item, {id(leaf): _copied(leaf) for leaf in leaves})

@@ -41,23 +41,14 @@ clock = time.monotonic_ns
 
 
 class Activity(NamedTuple):
-    """What a worker, or one of its threads, was doing when it was looked at.
+    """What a worker, or one of its threads, was doing when it was looked at; -1 is nothing."""
 
-    Attributes:
-        time: What it worked on, as step * lanes + lane, with lanes as the schedule has them; -1 if nothing.
-        step: The step of that.
-        lane: The lane, as the batch has it.
-        source: The source that is open in that lane, -1 if none is.
-        opening: The source that is being opened, -1 if none is.
-        open: All sources that are open in its lanes.
-    """
-
-    time: int
+    time: int  # what it worked on, as step * lanes + lane, with lanes as the schedule has them
     step: int
-    lane: int
-    source: int
-    opening: int
-    open: tuple[int, ...]
+    lane: int  # as the batch has it
+    source: int  # that is open in that lane
+    opening: int  # the source
+    open: tuple[int, ...]  # in its lanes
 
     @property
     def suspects(self) -> frozenset[tuple[int, int]]:

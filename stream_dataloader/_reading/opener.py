@@ -33,15 +33,12 @@ _LONGEST_JOIN_SECONDS = 1.0
 
 
 class Opener:
-    """Opens the sources that the lanes of a reader are granted, early if their factories allow that.
+    """Opens the sources that the lanes of a reader are granted.
 
     Attributes:
-        reading: What is read.
-        reader: Who reads.
-        lanes: Its lanes, as the schedule of its member numbers them.
-        queue: Where sources come from.
+        lanes: Those of the reader, as the schedule of its member numbers them.
         opens_early: Some may be opened ahead of need.
-        taken: The sources that lanes took since somebody looked: lane and grant.
+        taken: The grants that each lane took in this step.
     """
 
     def __init__(self, reading: Reading, number: int, queue: SourceQueue, meter: Meter) -> None:
@@ -51,7 +48,7 @@ class Opener:
         self._plan = reading.plan
         self._meter = meter
         self._held: list[Held] = [() if reading.plan.rules.lookahead else None] * reading.plan.rules.lanes
-        self.taken: list[tuple[int, int]] = []
+        self.taken: dict[int, list[int]] = {}
         self._told_of_slow = False
         self._retries = Retries(reading.plan.retries, reading.plan.retry_on, {})
         allowed = None if reading.recovery.cautious else reading.plan.lists.early(locally=reading.locally)
@@ -67,16 +64,25 @@ class Opener:
 
     def next(self, lane: int, time: int) -> OpenedStream | None:
         """Take the next source for a lane that is out of data; None if there is none left."""
-        take, wait = functools.partial(self._take, lane, time), functools.partial(self._wait, lane)
-        grant, self._held[lane] = next_grant(self._held[lane], self._plan.rules.lookahead, take, wait)
-        stream = None if grant == NONE else self._stream(lane, grant)
-        self.taken.append((lane, grant))
-        source = -1 if stream is None else stream.info.source_index
-        self.reading.board.reading[self._first + lane] = source + 1
+        take_out = self._take_early if self.opens_early else self.queue.take
+        take, wait = functools.partial(take_out, lane, time), functools.partial(self._wait, lane)
+        taken = self.taken.setdefault(lane, [])
+        grant, self._held[lane] = next_grant(self._held[lane], self._plan.rules.held(len(taken) + 1), take, wait)
+        taken.append(grant)
+        stream = None
+        if grant != NONE:
+            opened = self._early.take(lane) if self.opens_early else None
+            if opened is None:
+                stream = self._open(grant, lane)
+            else:
+                begin = clock()
+                stream = opened.result()
+                self._meter.waited_for_opening(begin)
+        self.reading.board.reading[self._first + lane] = 0 if stream is None else stream.info.source_index + 1
         return stream
 
     def resume(self, lane: int, start: LaneState) -> OpenedStream | None:
-        """The stream that a lane was reading before, opened where it stood; None if there is none."""
+        """The stream that a lane was reading before, if any, opened there."""
         if start.grant == NONE:
             return None
         self.reading.board.reading[self._first + lane] = self._source(start.grant) + 1
@@ -89,9 +95,7 @@ class Opener:
             self._meter.retried(stream.retried)
         self.reading.board.reading[self._first + lane] = 0
 
-    def _take(self, lane: int, time: int, ahead: bool) -> int:
-        if not self.opens_early:
-            return self.queue.take(lane, time, ahead)
+    def _take_early(self, lane: int, time: int, ahead: bool) -> int:
         if not ahead:  # tickets ahead were refused, and their numbers are used again
             self._early.forget(lane)
         ticket = self.queue.take(lane, time, ahead)
@@ -105,15 +109,6 @@ class Opener:
         self._meter.granted(begin)
         return grant
 
-    def _stream(self, lane: int, grant: int) -> OpenedStream:
-        """The stream of a grant: opened here if that was not begun before."""
-        if self.opens_early and (opened := self._early.take(lane)) is not None:
-            begin = clock()
-            stream = opened.result()
-            self._meter.waited_for_opening(begin)
-            return stream
-        return self._open(grant, lane)
-
     def _source(self, grant: int) -> int:
         """The source that a grant stands for."""
         number = self.queue.order[grant].source
@@ -122,7 +117,7 @@ class Opener:
     def _open(
         self, grant: int, lane: int, items: int | None = None, state: Any = None, *, ahead: bool = False
     ) -> OpenedStream:
-        """Open the stream of a grant for a lane, at an item, with the stream's state there or None."""
+        """Open the stream of a grant for a lane, at an item."""
         stream = self._unopened(grant, lane, items)
         if stream.has_item or (stream.items == stream.stop and not stream.section.ends):  # an error; no item
             return stream
@@ -145,7 +140,7 @@ class Opener:
         return stream
 
     def _unopened(self, grant: int, lane: int, items: int | None) -> OpenedStream:
-        """The stream of a grant before it is opened; it fails if that cannot be, or may not be."""
+        """The stream of a grant, which fails if it cannot be opened, or may not be."""
         plan = self._plan
         failure: Exception | None = None
         number, epoch, repeat, fresh = self.queue.order[grant]
@@ -188,11 +183,8 @@ class Opener:
 class EarlyOpener:
     """Opens what a reader's lanes have reserved before they need it, in a background thread.
 
-    The thread or the lane opens a source, whichever comes first. The other waits or leaves it alone, so calls on one
-    stream never overlap. An error is kept, and raised when the lane takes the stream.
-
-    Args:
-        allowed: Whether the source of a grant may be opened early; None: none may be, and there is no thread.
+    The thread or the lane opens a source, whichever comes first, so calls on one stream never overlap. An error is
+    raised when the lane takes the stream. `allowed` may be None: no thread.
     """
 
     def __init__(
@@ -219,7 +211,7 @@ class EarlyOpener:
             self._changed.notify()
 
     def take(self, lane: int) -> Future[OpenedStream] | None:
-        """A lane's first reservation, if its stream is open or being opened; None: the lane opens it."""
+        """A lane's first reservation, if it is open or being opened."""
         stream = self._reserved[lane].popleft() if self._reserved[lane] else None
         return None if stream is None or stream.cancel() else stream
 
@@ -259,7 +251,7 @@ class EarlyOpener:
             delay = _FIRST_POLL_SECONDS if settled else min(1.5 * delay, _LONGEST_POLL_SECONDS)
 
     def _settle(self, stream: Future[OpenedStream], lane: int, ticket: int) -> bool:
-        """Open the stream of a ticket if it is granted and may be; False if that is not decided yet."""
+        """Open the stream of a ticket; False if it is not decided yet."""
         if stream.cancelled():
             return True
         grant = self._queue.decision(lane, ticket)

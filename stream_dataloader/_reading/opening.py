@@ -121,7 +121,7 @@ _begun: WeakItems[Any] = WeakItems()  # generators
 
 
 def _why_not_own(iterator: Iterator[Any], reader: Any) -> str:
-    """Why an iterator is not the reader's own, or nothing; the reader has it in `opened` as long as it reads."""
+    """Why an iterator is not the reader's own, or nothing."""
     other = _readers.get(id(iterator))
     if other is not None and other is not reader and other.opened is not None and other.opened.iterator is iterator:
         return f"source {other.info.source_index} is being read from"
@@ -134,19 +134,12 @@ def _why_not_own(iterator: Iterator[Any], reader: Any) -> str:
 
 
 class Opened(NamedTuple):
-    """What a stream is read from, while it is.
-
-    Attributes:
-        iterator: That of what the factory returned.
-        writes: Items can be written where they are wanted, by `read_into`.
-        keeps_state: It has a `state`, and is opened again with that.
-        forget: To be called where it is closed, not only gone.
-    """
+    """What a stream is read from, while it is."""
 
     iterator: Iterator[Any]
-    writes: bool
-    keeps_state: bool
-    forget: list[Callable[[], Any]]
+    writes: bool  # where items are wanted, by `read_into`
+    keeps_state: bool  # with which it is opened again
+    forget: list[Callable[[], Any]]  # to be called where it is closed, not only gone
 
 
 class Handle:

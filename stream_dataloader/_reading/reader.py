@@ -104,7 +104,7 @@ class PartReader:
 
     def _reports_of(self, draft: PartDraft) -> LaneReports:
         """What there is to know of the lanes after the step, to go on from there another time."""
-        taken = tuple(self.opener.taken)
+        taken = tuple([(lane, grant) for lane, grants in self.opener.taken.items() for grant in grants])
         self.opener.taken.clear()
         numbers: list[int] = []
         states: dict[int, Any] = {}
@@ -118,7 +118,7 @@ class PartReader:
         return LaneReports(taken, array("q", numbers).tobytes(), states)
 
     def _read(self, draft: PartDraft) -> None:
-        """Fill this step's windows, those of lanes behind a broken one too: any other worker would."""
+        """Fill this step's windows, also behind a broken one: other workers would."""
         queue, working, number, step = self.queue, self._working, self._number, draft.step
         first_items_first = self._session is not None and self._reads_first_items_first(step, self._session)
         stop = 1 if first_items_first else NEVER
@@ -127,7 +127,7 @@ class PartReader:
         try:
             for lane in self._lanes:
                 time = step * self._total + lane.index
-                queue.publish(time)
+                queue.work_at(time)
                 if not lane.idle:
                     working[number] = time + 1
                     if lane.fill(step, 0, stop) and first_items_first:

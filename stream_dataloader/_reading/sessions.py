@@ -69,7 +69,7 @@ class SessionRow:
         self.ledger = Ledger(carve, rules)
 
     def begin(self, epoch: int, times: Sequence[int], first: Sequence[int]) -> None:
-        """Begin a session, of which no worker has come yet; nor need others wait for it to come, by their `times`."""
+        """Begin a session, of which no worker has come yet."""
         self.epoch[0] = epoch
         self.workers[0] = len(times)
         self.time[:] = NEVER  # nobody waits for workers that there are not
@@ -83,7 +83,7 @@ class SessionRow:
         self.status[worker] = RUNNING
 
     def gone(self, *, all_arrived: bool) -> bool:
-        """Whether every worker that came has left or died; `all_arrived`: and none is still to come."""
+        """Whether every worker that came is gone; `all_arrived`: and all came."""
         status = self.status[: self.workers[0]]
         if all_arrived and (status == ABSENT).any():
             return False

@@ -43,8 +43,8 @@ class SourceQueue:
         self._closed = closed
         self._cursors = list(order.first)
 
-    def publish(self, time: int) -> None:  # noqa: ARG002
-        """Promise to take out no ticket for an earlier time any more.
+    def work_at(self, time: int) -> None:  # noqa: ARG002
+        """Begin with a lane: at this time its next tickets are taken out.
 
         Raises:
             Abandoned: Nothing more is wanted.
@@ -52,21 +52,20 @@ class SourceQueue:
         if self._closed is not None and self._closed():
             raise Abandoned
 
+    def publish(self, time: int) -> None:
+        """Promise to take out no ticket for an earlier time any more."""
+
     def take(self, lane: int, time: int, ahead: bool) -> int:  # noqa: ARG002
-        """Take out a ticket: its grant or `NONE`, if that is known at once; else a number below `PENDING`."""
+        """Take out a ticket: its grant or `NONE`, or a number below `PENDING`."""
         number = self._rules.decide(lane, self._cursors, ahead)
         return NONE if number == NONE else self.order.grant(number)
 
     def decision(self, lane: int, ticket: int) -> int:  # noqa: ARG002
-        """What a ticket was granted, or `PENDING`; decides what can be decided."""
+        """What a ticket was granted, or `PENDING`."""
         return ticket
 
     def wait(self, lane: int, ticket: int) -> int:
-        """The same, once there is a decision.
-
-        Raises:
-            Abandoned: There will be none.
-        """
+        """The same, once there is a decision."""
         return self.decision(lane, ticket)
 
     def finish(self) -> None:
@@ -77,12 +76,7 @@ class SourceQueue:
 
 
 class SessionQueue(SourceQueue):
-    """A reader's end of a session that it shares with others.
-
-    Args:
-        closed: Whether the session was closed from outside; asked while waiting.
-        gives_up: It is asked between two lanes, too.
-    """
+    """A reader's end of a session; `gives_up`: `closed` is asked between lanes."""
 
     def __init__(
         self,
@@ -101,6 +95,9 @@ class SessionQueue(SourceQueue):
         self._worker = worker
         self._lock = lock
         self._is_over = closed
+        self._now = -1
+        self._hidden: set[int] = set()  # lanes whose last tickets others do not see yet
+        self._horizon = -1  # up to which all was decided
 
     @classmethod
     def of_threads(
@@ -113,11 +110,21 @@ class SessionQueue(SourceQueue):
             row.enter(worker)
         return [cls(row, worker, rules, order, lambda: lock, closed, gives_up=True) for worker in range(len(times))]
 
+    def work_at(self, time: int) -> None:
+        """See `SourceQueue`; others learn of steps only, as none has a lane between."""
+        super().work_at(time)
+        self._now = time
+
     def publish(self, time: int) -> None:
-        """See `SourceQueue`."""
-        if time != NEVER:
-            super().publish(time)
-        self._time[self._worker] = time
+        """See `SourceQueue`; tickets are shown before the time behind them is."""
+        if self._hidden:
+            with self._lock():
+                self._row.ledger.show(self._hidden)
+                self._hidden.clear()
+                self._time[self._worker] = time
+                self._grant()
+        else:
+            self._time[self._worker] = time
 
     def is_waited_for(self) -> bool:
         """Some lane has a ticket that cannot be decided yet."""
@@ -125,36 +132,40 @@ class SessionQueue(SourceQueue):
 
     def take(self, lane: int, time: int, ahead: bool) -> int:
         """See `SourceQueue`."""
-        with self._lock():
-            return PENDING - 1 - self._row.ledger.take(lane, time, ahead)
+        self._hidden.add(lane)
+        return PENDING - 1 - self._row.ledger.take(lane, time, ahead)
 
     def decision(self, lane: int, ticket: int) -> int:
         """See `SourceQueue`."""
         if ticket > PENDING:
             return ticket
-        number = PENDING - 1 - ticket
-        horizon = int(self._row.time.min()) if self._rules.deterministic else NEVER
-        if horizon < self._row.ledger.time(lane, number):
-            return PENDING
-        with self._lock():
-            self._row.ledger.grant(horizon)
-            decision = self._row.ledger.decision(lane, number)
+        number, ledger = PENDING - 1 - ticket, self._row.ledger
+        decision = ledger.decision(lane, number)
+        if decision == PENDING and self._reached() != self._horizon:
+            with self._lock():
+                self._grant()
+            decision = ledger.decision(lane, number)
         return decision if decision in (PENDING, NONE) else self.order.grant(decision)
+
+    def _grant(self) -> None:
+        self._horizon = self._reached()
+        self._row.ledger.grant(self._horizon)
+
+    def _reached(self) -> int:
+        """The time that all have reached."""
+        return int(self._row.time.min()) if self._rules.deterministic else NEVER
 
     def wait(self, lane: int, ticket: int) -> int:
         """See `SourceQueue`."""
         decision = self.decision(lane, ticket)
         if decision == PENDING:
+            self.publish(self._now)
             self._poll(lambda: self.decision(lane, ticket) != PENDING)
             decision = self.decision(lane, ticket)
         return decision
 
     def has_read(self, step: int, has_data: bool, *, last: bool) -> None:
-        """Tell others of a step, the last one or not, whether what this worker read has it belong to the epoch.
-
-        The main process of a `StreamDataLoader` sees this from the parts; this is for workers that serve
-        torch's `DataLoader`, which have to end the epoch by themselves.
-        """
+        """Tell others whether a step belongs to the epoch, as far as it was read here."""
         if not has_data:
             self._row.end[self._worker] = min(step, int(self._row.end[self._worker]))
         self._row.read[self._worker] = NEVER if last else step + 1

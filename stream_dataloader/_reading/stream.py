@@ -154,7 +154,7 @@ class OpenedStream(Handle):
             )
 
     def run(self, put: Callable[[Iterator[Any]], Taken]) -> None:
-        """Have its next items taken in one go; `next_item` hands out what comes where that stops, or raises it."""
+        """Have its next items taken in one go; `next_item` has what stops that."""
         assert self.opened is not None
         written, odd, error = put(self.opened.iterator)
         self.items += written
@@ -250,7 +250,7 @@ class OpenedStream(Handle):
 
     @property
     def has_item(self) -> bool:
-        """Something was taken ahead, which `next_item` hands out, or raises, before the stream may write again."""
+        """Something was taken ahead, which `next_item` hands out, or raises."""
         return bool(self._ahead) or self._error is not None
 
     def look_ahead(self, take: Callable[[], list[Any]]) -> bool:

@@ -86,7 +86,7 @@ class StreamWindows:
         return count
 
     def _write(self, t: int, end: int, layout: Layout) -> int:
-        """Have the stream write time steps itself; how many it wrote, 0 if it had ended, -1 for an item to take."""
+        """Have the stream write time steps itself: how many, 0 at its end, -1 for an item to take."""
         try:
             room = self._writer.room(self._row, t, end, layout)
         except Misfit as misfit:

@@ -7,10 +7,7 @@
                          lane 0      0 1       2 -       5 6 ...
                          lane 1      3 4       5 6       7 8
 
-A lane that is out of data takes its next source, in order of time; what lies between two such events is written as a
-whole.
-
-So the steps of an epoch are counted, too: by the last cell that holds something new.
+A lane that is out of data takes its next source, in order of time. So the steps of an epoch are counted, too.
 
 Guarantee: a pure function of rules, order and lengths, the same on every rank; a replay that begins at the place of
 another gives the same cells as that one from there on, padding too.
@@ -144,10 +141,7 @@ class Replay:
         )
 
     def _write(self, run: SourceRun, first: int, places: IntArray, kinds: npt.NDArray[np.uint8]) -> None:
-        """Write what lies of a run in a lane's cells from `first` on.
-
-        The rest of its last window is padded, which a next run overwrites.
-        """
+        """Write what lies of a run in a lane's cells from `first` on; the rest of its last window is padded."""
         begin, end = max(run.begin - first, 0), min(run.end - first, len(places))
         if begin >= end:
             return
@@ -159,12 +153,15 @@ class Replay:
             kinds[begin] |= START
 
     def sources_before(self, stop: int) -> Iterator[tuple[int, SourceRun]]:
-        """Each source with items that a lane takes before a step, in order of time: the lane, and what it fills."""
+        """What lanes take before a step, in order of time, empty sources left out."""
         lanes, window, packed = self._rules.lanes, self._window, self._rules.windows == "packed"
         times, runs, draws = self._times, self._runs, self._draws
+        last, taken = -1, 0
         while times and times[0] < stop * lanes:
-            step, lane = divmod(times[0], lanes)
-            grant = self._next_grant(lane)
+            taken = taken + 1 if times[0] == last else 1
+            last = times[0]
+            step, lane = divmod(last, lanes)
+            grant = self._next_grant(lane, taken)
             if grant == NONE:
                 heapq.heappop(times)
                 draws[lane] += 1
@@ -179,11 +176,11 @@ class Replay:
             else:
                 draws[lane] += 1
 
-    def _next_grant(self, lane: int) -> int:
+    def _next_grant(self, lane: int, taken: int) -> int:
         draws = self._draws[lane]
         if draws and self._rules.gives_up(lane, draws):  # else there was an item just now
             return NONE
-        grant, self._reserved[lane] = next_grant(self._reserved[lane], self._rules.lookahead, self._deciders[lane])
+        grant, self._reserved[lane] = next_grant(self._reserved[lane], self._rules.held(taken), self._deciders[lane])
         return grant
 
     def _run(self, grant: int, begin: int) -> SourceRun:
@@ -196,15 +193,7 @@ class Replay:
 
 
 def steps_of_groups(rules: Rules, epoch: int, lengths: Lengths, order: Order | None = None) -> list[int]:
-    """For how many steps each group of all ranks has something new to read; with `"drop"`, for all of its lanes.
-
-    The result is the same on every rank.
-
-    Args:
-        lengths: `(num_sources,)`, items of each source: time steps, or windows if `time_steps` is None; or the
-            sections.
-        order: The order in which sources are handed out; None makes that of the rules.
-    """
+    """For how many steps each group of all ranks has something new to read; with `"drop"`, for all of its lanes."""
     assert rules.padding_mode != "cycle"
     order = order or Order(rules, epoch, lengths)
     alone = [
@@ -240,7 +229,6 @@ def has_rest(place: Snapshot, rules: Rules, order: Order, lengths: IntArray, sta
     """Whether anything new is left behind a place in an epoch's first pass, for one rank that hosts all groups.
 
     Args:
-        order: That of the epoch, from its beginning.
         lengths: `(num_sources,)`, items of each source, or of each section.
         starts: `(num_sources,)`, the first item of each section; None: sources are read whole.
     """

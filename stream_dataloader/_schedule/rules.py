@@ -30,6 +30,8 @@ PENDING, NONE = -2, -1
 #: Reservations are refused once at most this many sources a lane are left. A reservation near the end may wait for a
 #: lane with a long stream while others idle.
 TAIL_SOURCES_PER_LANE = 2
+#: A lane that takes several sources a step reserves as many, so that none waits for another worker; up to so many.
+MOST_HELD = 16
 
 
 def split_batch_size(batch_size: int, num_workers: int) -> list[int]:
@@ -202,8 +204,19 @@ class Rules:
 
     @cached_property
     def draws(self) -> int:
-        """Number of grants in a pass of all groups: one a source, and more where exhausted lists start again."""
+        """Number of grants in a pass of all groups, with those of lists that start again."""
         return self.num_sources if self.mix is None else self.mix.draws
+
+    @cached_property
+    def most_held(self) -> int:
+        """The most sources that a lane has reserved."""
+        if self.windows == "aligned" or not self.lookahead:  # it takes one a step, but for empty ones
+            return self.lookahead
+        return max(self.lookahead, min(MOST_HELD, self.time_steps or 1))
+
+    def held(self, taken: int) -> int:
+        """How many sources a lane has reserved once it has taken so many in a step."""
+        return max(self.lookahead, min(taken, self.most_held))
 
     @cached_property
     def lanes_of_a_group(self) -> int:
@@ -218,7 +231,7 @@ class Rules:
 
     @property
     def endless_mix(self) -> bool:
-        """Whether each list of a mix starts again on its own, so that there is no pass over all of them."""
+        """Whether each list of a mix starts again on its own."""
         return self.padding_mode == "cycle" and self.mix is not None and self.mix.exhausted == "repeat"
 
     def draws_of(self, lane: int) -> int:
@@ -240,7 +253,7 @@ class Rules:
         Raises:
             EmptySourcesError: With `"cycle"`, no source of its group has an item.
         """
-        if self.padding_mode == "cycle" and draws >= self._most_draws(lane) + self.lookahead:
+        if self.padding_mode == "cycle" and draws >= self._most_draws(lane) + self.most_held:
             raise EmptySourcesError(
                 f"lane {lane} drew {draws} sources in a row, of {self.num_sources} there are, and none yielded an "
                 'item; padding_mode="cycle" would go on for ever',
@@ -259,9 +272,9 @@ class Rules:
         if self.deterministic:
             return draws
         # others may take the source that has items, and a loaded state gives again first what they had taken ahead
-        return draws + 8 * self.lanes_of_a_group * (self.lookahead + 1)
+        return draws + 8 * self.lanes_of_a_group * (self.most_held + 1)
 
-    def decide(self, lane: int, cursors: IntArray | list[int], ahead: bool) -> int:
+    def decide(self, lane: int, cursors: memoryview[int] | list[int], ahead: bool) -> int:
         """What the next ticket of a lane's group in order gets: its grant, or `NONE`.
 
         A grant is numbered `n * groups + group`, the n-th of its group. For a ticket ahead `NONE` means refused, for
@@ -271,7 +284,7 @@ class Rules:
             cursors: How many grants each group hosted here was given; counts on.
         """
         hosted = lane // self.lanes_of_a_group
-        cursor = int(cursors[hosted])
+        cursor = cursors[hosted]
         left = self.shares[hosted] - cursor
         if ahead:
             refused = self.padding_mode != "cycle" and left <= TAIL_SOURCES_PER_LANE * self.lanes_of_a_group

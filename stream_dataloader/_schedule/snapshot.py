@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 from array import array
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -42,7 +43,7 @@ class LaneState(NamedTuple):
 
     @property
     def progress(self) -> tuple[int, ...]:
-        """How far it has read, as workers report it: whether a stream is open, and the numbers behind the grant."""
+        """What workers report: whether a stream is open, and the numbers behind the grant."""
         return int(self.grant != NONE), *self[1:6]
 
 
@@ -50,7 +51,7 @@ _WIDTH = 6  # numbers of a lane's progress
 
 
 def pack_progress(lanes: Iterable[Sequence[int]]) -> bytes:
-    """How far some lanes have read, one after the other, for a message; see `LaneState.progress`."""
+    """How far some lanes have read; see `LaneState.progress`."""
     return array("q", [number for lane in lanes for number in lane]).tobytes()
 
 
@@ -118,7 +119,7 @@ class PackedSnapshot(NamedTuple):
 
 
 def uncounted_lane(place: Snapshot) -> int | None:
-    """The first lane in whose stream windows were counted, not time steps, as for a `collate_fn`; None if none was."""
+    """The first lane in whose stream windows were counted, not time steps."""
     for lane, state in enumerate(place.lanes):
         if state.grant != NONE and state.position and not state.first_window:
             return lane
@@ -186,10 +187,12 @@ class Progress:
 
     def _take(self, taken: Iterable[tuple[int, int]]) -> None:
         rules, grants, reserved = self._rules, list(self._grants), list(self._reserved)
+        counts: Counter[int] = Counter()
         for lane, grant in taken:
             if rules.deterministic:
+                counts[lane] += 1
                 decide = functools.partial(rules.decide, lane, self._cursors)
-                expected, reserved[lane] = next_grant(reserved[lane], rules.lookahead, decide)
+                expected, reserved[lane] = next_grant(reserved[lane], rules.held(counts[lane]), decide)
                 assert grant == expected, f"lane {lane} took grant {grant}, and {expected} was its turn"
             elif grant != NONE:
                 self._note(grant)
@@ -197,7 +200,7 @@ class Progress:
         self._grants, self._reserved = tuple(grants), tuple(reserved)
 
     def _note(self, grant: int) -> None:
-        """A source was taken, in whatever order; those before it that were not are still to come."""
+        """A source was taken; those before it may still come."""
         total = self._rules.groups.total
         count, group = divmod(grant, total)
         hosted = group - self._rules.groups.first

@@ -15,13 +15,17 @@ There is one rule by which a lane takes its next source::
     d is refused        c (d)           reserves e,     takes c        refused: no source, for good
     next                (d) (e)         takes d, which was refused: from now on it takes each source when it needs it
 
+The n-th source that it takes in a step leaves it with n reserved, or more. So it has as many as it took in the last
+step, and none of the next step's waits for what another worker reads in that.
+
 Guarantee: the outcome is a function of the tickets alone, so it is the same for any number of workers.
 """
 
 from __future__ import annotations
 
+import heapq
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -34,21 +38,18 @@ Held: TypeAlias = tuple[int, ...] | None
 
 
 def next_grant(
-    held: Held, lookahead: int, take: Callable[[bool], int], wait: Callable[[int], int] = int
+    held: Held, most: int, take: Callable[[bool], int], wait: Callable[[int], int] = int
 ) -> tuple[int, Held]:
     """The grant that a lane takes next, `NONE` if it gets none; and the tickets that it holds then.
 
-    Where a ticket is decided as soon as it is taken out, it is its own grant. Only where others may come before it is
-    it a number below `PENDING`, and its grant is waited for.
-
     Args:
-        held: The tickets that it holds.
-        lookahead: How many it holds as long as it takes some ahead.
+        held: The tickets that it holds: each its own grant, or below `PENDING` where it has to be waited for.
+        most: How many it holds then, as long as it takes some ahead; see `Rules.held`.
         take: Takes out a ticket, ahead or now.
         wait: Waits for the grant of a ticket that is not decided yet.
     """
     if held is not None:
-        first, *rest = *held, *map(take, itertools.repeat(True, 1 if held else lookahead + 1))
+        first, *rest = *held, *map(take, itertools.repeat(True, max(most + 1 - len(held), 0)))
         grant = first if first > PENDING else wait(first)
         if grant != NONE:
             return grant, tuple(rest)
@@ -57,56 +58,64 @@ def next_grant(
 
 
 class Ledger:
-    """The tickets of one epoch, kept in memory that several processes may share; the caller holds the lock.
+    """The tickets of one epoch, kept in memory that several processes may share.
 
-    A lane's tickets are numbered from 0 and decided in that order. At most `lookahead + 1` of them may be undecided, or
-    not yet looked up, so each lane has that many places, which are used in turn.
+    A lane's tickets are numbered from 0 and decided in that order. At most `most_held + 1` of them may be undecided, or
+    not yet looked up, so each lane has that many places, which are used in turn::
+
+        a place     2 * time + ahead, once it is taken out        -2 - grant, once it is decided
+
+    A ticket is taken out, and looked up, without the lock: its place has one writer at a time.
     """
 
     def __init__(self, carve: Carver, rules: Rules) -> None:
-        lanes, self._places = rules.lanes, rules.lookahead + 1
-        self._rules = rules
-        self._cursors = carve(lanes)  # by group hosted; there are no more groups than lanes
-        self._taken, self._decided = carve(lanes), carve(lanes)  # numbers of tickets
-        # Of each lane's last tickets: when it was taken out, whether ahead, and what it was granted.
-        self._time = carve(lanes, self._places)
-        self._ahead = carve(lanes, self._places)
-        self._grant = carve(lanes, self._places)
+        self._places, self._rules = rules.most_held + 1, rules
+        self._cursors = carve(rules.lanes).data  # by group hosted; there are no more groups than lanes
+        self._shown, self._decided = carve(rules.lanes), carve(rules.lanes)  # numbers of tickets
+        self._tickets = carve(rules.lanes * self._places).data  # several times faster to read a number from
+        self._taken = [0] * rules.lanes  # what is not shown yet counted too, of lanes that are read here
 
     def start(self, cursors: Sequence[int]) -> None:
         """Begin with cursors other than 0."""
-        self._cursors[: len(cursors)] = cursors
+        for hosted, cursor in enumerate(cursors):
+            self._cursors[hosted] = cursor
 
     def take(self, lane: int, time: int, ahead: bool) -> int:
-        """Take out a lane's next ticket and return its number."""
-        ticket = int(self._taken[lane])
-        place = ticket % self._places
-        self._time[lane, place], self._ahead[lane, place] = time, ahead
+        """Take out a lane's next ticket and return its number; nobody decides it before it is shown."""
+        ticket = self._taken[lane]
+        self._tickets[lane * self._places + ticket % self._places] = 2 * time + ahead
         self._taken[lane] = ticket + 1
         return ticket
 
+    def show(self, lanes: Iterable[int]) -> None:
+        """Have what lanes took out decided in its turn; with the lock."""
+        for lane in lanes:
+            self._shown[lane] = self._taken[lane]
+
     def grant(self, horizon: int) -> None:
-        """Decide, in order, the tickets up to time `horizon`, before which no more tickets will be taken out."""
-        lanes = np.arange(self._rules.lanes)
+        """Decide, in order, what is shown up to time `horizon`; with the lock."""
+        tickets, places, shown, decided = self._tickets, self._places, self._shown, self._decided
+        behind = 2 * min(horizon, NEVER - 1) + 2
+        waiting = np.flatnonzero(shown > decided).tolist()
+        heads = [(tickets[lane * places + int(decided[lane]) % places], lane) for lane in waiting]
+        heapq.heapify(heads)
         # One ticket at a time: each decision moves a cursor that the next decision depends on.
-        while True:
-            head = self._time[lanes, self._decided % self._places]
-            head = np.where(self._taken > self._decided, head, NEVER)
-            lane = int(head.argmin())
-            if head[lane] > min(horizon, NEVER - 1):
-                return
-            place = int(self._decided[lane]) % self._places
-            self._grant[lane, place] = self._rules.decide(lane, self._cursors, bool(self._ahead[lane, place]))
-            self._decided[lane] += 1
+        while heads and heads[0][0] < behind:
+            ticket, lane = heads[0]
+            number = int(decided[lane])
+            grant = self._rules.decide(lane, self._cursors, bool(ticket & 1))
+            tickets[lane * places + number % places] = -2 - grant
+            decided[lane] = number + 1
+            if number + 1 < shown[lane]:
+                heapq.heapreplace(heads, (tickets[lane * places + (number + 1) % places], lane))
+            else:
+                heapq.heappop(heads)
 
     def has_undecided(self) -> bool:
         """Whether there is any ticket that was not decided."""
-        return self._taken.tobytes() != self._decided.tobytes()  # several times faster than to compare arrays
-
-    def time(self, lane: int, ticket: int) -> int:
-        """When a ticket was taken out."""
-        return int(self._time[lane, ticket % self._places])
+        return self._shown.tobytes() != self._decided.tobytes()  # several times faster than to compare arrays
 
     def decision(self, lane: int, ticket: int) -> int:
         """The number of a ticket's grant, `NONE` or `PENDING`."""
-        return int(self._grant[lane, ticket % self._places]) if ticket < self._decided[lane] else PENDING
+        word = self._tickets[lane * self._places + ticket % self._places]
+        return -2 - word if word < 0 else PENDING

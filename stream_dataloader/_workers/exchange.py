@@ -31,7 +31,7 @@ _FAREWELL_SECONDS = 4.0  # after a failure, to all threads together: it is raise
 
 
 class Failure(NamedTuple):
-    """What ended a thread's reading in place of a part: anything but a stream's error, which travels in a part."""
+    """What ended a thread's reading: no stream's error, which travels in a part."""
 
     worker_id: int
     error: BaseException
@@ -110,7 +110,7 @@ class Exchange:
 
 
 def deliver(worker: int, reader: PartReader, exchange: Exchange) -> None:
-    """Read as long as parts are wanted, and close all streams: in the thread that this is called in."""
+    """Read as long as parts are wanted, and close all streams."""
     try:
         for part in reader:
             if not exchange.put(worker, part):
@@ -123,7 +123,7 @@ def deliver(worker: int, reader: PartReader, exchange: Exchange) -> None:
 
 
 def read_in_turn(readers: Sequence[PartReader]) -> Generator[list[Part], None, None]:
-    """The parts that readers make of each step, read in the thread that asks: one after the other."""
+    """The parts that readers make of each step, read one after the other."""
     try:
         while parts := [part for reader in readers for part in itertools.islice(reader, 1)]:
             yield parts

@@ -38,7 +38,7 @@ class Mutant(NamedTuple):
 
 MUTANTS = {
     "tickets are decided lane by lane, not by time": Mutant(
-        "_schedule/tickets.py", "int(head.argmin())", "int((head > min(horizon, NEVER - 1)).argmin())"
+        "_schedule/tickets.py", "ticket, lane = heads[0]", "ticket, lane = min(heads, key=lambda head: head[1])"
     ),
     "grants that are to be given again are not saved": Mutant(
         "_schedule/snapshot.py", "returned = tuple(self._missing) if self._missing else ()", "returned = ()"
@@ -49,15 +49,15 @@ MUTANTS = {
         "        self._fifos: list[deque[Part]] = getattr(self, '_fifos', None) or [deque() for _ in self.readers]\n",
     ),
     "tickets are decided one moment too early": Mutant(
-        "_schedule/tickets.py", "head[lane] > min(horizon,", "head[lane] > min(horizon + 1,"
+        "_schedule/tickets.py", "behind = 2 * min(horizon, NEVER - 1) + 2", "behind = 2 * min(horizon, NEVER - 1) + 4"
     ),
     "tickets ahead are granted in the tail": Mutant(
         "_schedule/rules.py", "left <= TAIL_SOURCES_PER_LANE * self.lanes_of_a_group", "left <= 0"
     ),
     "a lane uses its first ticket ahead again": Mutant(
         "_schedule/tickets.py",
-        "map(take, itertools.repeat(True, 1 if held else lookahead + 1))",
-        "map(lambda ahead, ticket=take(True): ticket, range(1 if held else lookahead + 1))",
+        "map(take, itertools.repeat(True, max(most + 1 - len(held), 0)))",
+        "map(lambda ahead, ticket=take(True): ticket, range(max(most + 1 - len(held), 0)))",
     ),
     "a refused ticket ahead makes a lane idle": Mutant(
         "_schedule/tickets.py", "now = take(False)", "now = NONE if held else take(False)"
@@ -78,7 +78,7 @@ MUTANTS = {
         "            self._lanes[i], late[i] = late.get(i, self._lanes[i]), report.progress\n",
     ),
     "cursors are forgotten on resume": Mutant(
-        "_schedule/tickets.py", "self._cursors[: len(cursors)] = cursors", "self._cursors[: len(cursors)] = 0"
+        "_schedule/tickets.py", "self._cursors[hosted] = cursor", "self._cursors[hosted] = 0"
     ),
     "reservations are not restored": Mutant(
         "_reading/opener.py",

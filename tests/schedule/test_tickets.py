@@ -20,7 +20,9 @@ def ledger_of(sources=100, lanes=2, lookahead=1):
 
 
 def take(ledger, lane, time, ahead=False):
-    return lane, ledger.take(lane, time, ahead)
+    ticket = lane, ledger.take(lane, time, ahead)
+    ledger.show([lane])
+    return ticket
 
 
 def decisions(ledger, *tickets):
@@ -43,13 +45,13 @@ def test_the_outcome_does_not_depend_on_who_comes_first(seed):
     assert decisions(ledger, *(taken[time] for time in sorted(taken))) == [*range(12), *itertools.chain(*late)]
 
 
-def test_no_ticket_is_decided_before_the_horizon_has_reached_it():
+def test_no_ticket_is_decided_before_it_is_shown_and_the_horizon_has_reached_it():
     ledger = ledger_of(lanes=3)  # of which the last takes none, and keeps nobody waiting
-    tickets = take(ledger, lane=0, time=4), take(ledger, lane=1, time=7)
-    assert ledger.time(*tickets[0]) == 4
+    tickets = take(ledger, lane=0, time=4), (1, ledger.take(1, 7, False))
     for horizon, decided in [(0, [PENDING] * 2), (3, [PENDING] * 2), (6, [0, PENDING]), (7, [0, 1])]:
         ledger.grant(horizon)
         assert decisions(ledger, *tickets) == decided
+        ledger.show([1])
         assert ledger.has_undecided() == (PENDING in decided)
 
 

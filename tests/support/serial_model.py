@@ -16,11 +16,12 @@ def serial_batches(read, total, lanes, time_steps, windows, mode, lookahead):
         cursor += not refused
         return None if refused else cursor - 1
 
-    def next_stream(lane):
+    def next_stream(lane, taken):
+        most = max(lookahead, min(taken, time_steps, 16) if lookahead and windows == "packed" else 0)
         if held[lane] is None:
             held[lane] = [draw(ahead=True) for _ in range(lookahead)]
         grant = held[lane].pop(0) if held[lane] else None
-        held[lane] = [] if grant is None else [*held[lane], draw(ahead=True)]
+        held[lane] = [] if grant is None else held[lane] + [draw(ahead=True) for _ in range(most - len(held[lane]))]
         if grant is None and not (mode == "data" and empties[lane] >= total):
             grant = draw(ahead=False)
         idle[lane] = grant is None
@@ -32,11 +33,13 @@ def serial_batches(read, total, lanes, time_steps, windows, mode, lookahead):
     while True:
         batch = [[] for _ in range(lanes)]
         for lane, window in enumerate(batch):
+            taken = 0
             while len(window) < time_steps and not idle[lane] and (reading[lane] or not window or windows == "packed"):
                 if reading[lane]:
                     window.append(reading[lane].pop(0))
                 else:
-                    next_stream(lane)
+                    taken += 1
+                    next_stream(lane, taken)
             window.extend([None] * (time_steps - len(window)))
         if not any(c and c[2] for w in batch for c in w) or (mode == "drop" and [None] in [w[:1] for w in batch]):
             return
