@@ -5,6 +5,7 @@ import os
 import pickle
 import shutil
 
+import cv2
 import lerobot_data as data
 import numpy as np
 import pyarrow as pa
@@ -372,6 +373,27 @@ def test_pictures_may_lie_in_files_of_the_dataset(written, tmp_path):
         next(LeRobotStore(folder)(0))
     data.change(path, **{TOP: [{"bytes": b"GIF", "path": None}] * len(images)})
     with pytest.raises(StoreError, match="step 0: the picture cannot be decoded"):
+        next(LeRobotStore(folder)(0))
+
+
+def test_depth_has_16_bits_in_pictures_and_is_refused_in_videos(written, copy, tmp_path):
+    folder = shutil.copytree(written / "image", tmp_path / "a")
+    depth = [np.random.default_rng(step).integers(0, 1 << 16, (48, 64), np.uint16) for step in range(17)]
+    images = [{"bytes": cv2.imencode(".png", image)[1].tobytes(), "path": None} for image in depth]
+    data.change(folder / "data/chunk-000/file-000.parquet", **{TOP: images})
+    for dataset in (folder, copy):
+        features = json.loads((dataset / "meta/info.json").read_text())["features"]
+        features[TOP] |= {"info": {"is_depth_map": True}}
+        data.change(dataset / "meta/info.json", features=features)
+    found = read(LeRobotStore(folder, image_dtype=np.float32)(1))
+    np.testing.assert_equal([item[TOP][0] for item in found], depth[6:])
+    assert found[0][WRIST].shape == (3, 32, 48)
+    with pytest.raises(StoreError, match="'depth video', which is not read; leave it out, by cameras="):
+        LeRobotStore(copy)
+    assert len(read(LeRobotStore(copy, cameras=[WRIST])(0))) == LENGTHS[0]
+    images[0] = data.encoded(data.picture(TOP, 0, 0))
+    data.change(folder / "data/chunk-000/file-000.parquet", **{TOP: images})
+    with pytest.raises(StoreError, match="step 0: it is a depth map of uint8, not of 16 bits"):
         next(LeRobotStore(folder)(0))
 
 

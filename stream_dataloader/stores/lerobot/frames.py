@@ -199,7 +199,10 @@ def image_pictures(
                 data = file.read()
         if not isinstance(data, bytes) or not data:
             raise ValueError("there is no picture")
-        return decoded_image(data, "the picture")
+        image = decoded_image(data, "the picture", gray=picture.color == "gray", deep=picture.deep)
+        if picture.deep and image.dtype != np.uint16:
+            raise ValueError(f"it is a depth map of {image.dtype}, not of 16 bits")
+        return image
 
     def frames(row: int, converter: ArrayConverter) -> Iterator[tuple[Any, None]]:
         for number, encoded in enumerate(images()):

@@ -43,14 +43,14 @@ class Feature(NamedTuple):
     """A feature of the dataset, such as `observation.state`."""
 
     name: str
-    kind: str  # "video", "image", "string", "number", or another
+    kind: str  # "video", "image", "depth image", "string", "number", or another
     dtype: np.dtype[Any] | None  # of numbers
     shape: tuple[int, ...]  # of one time step; () where the dataset says (1,)
 
     @property
     def is_camera(self) -> bool:
         """Whether its values are pictures."""
-        return self.kind in ("video", "image")
+        return self.kind.endswith(("video", "image"))
 
 
 @dataclass(frozen=True)
@@ -119,6 +119,9 @@ def _feature(name: str, found: Mapping[str, Any]) -> Feature:
     if any(side < 0 for side in shape) or math.prod(shape) > 1 << 40:
         raise ValueError(f"{name} has the shape {shape}")
     number = _NUMBER.fullmatch(kind) is not None
+    told = {**(found.get("video_info") or {}), **(found.get("info") or {})}
+    if told.get("is_depth_map") or told.get("video.is_depth_map"):
+        kind = f"depth {kind}"
     dtype = np.dtype(kind) if number else None
     return Feature(name, "number" if number else kind, dtype, () if shape == (1,) else shape)
 

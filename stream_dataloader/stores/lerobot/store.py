@@ -6,6 +6,7 @@ Guarantee: frames are decoded into the batch, each once.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import os
 from collections.abc import Mapping, Sequence
@@ -31,7 +32,7 @@ from stream_dataloader.streams.video.stream import VideoStream
 __all__ = ["LeRobotStore"]
 
 _TASK, _TASK_INDEX, _TIMESTAMP = "task", "task_index", "timestamp"
-_KINDS = ("number", "string", "video", "image")
+_KINDS = ("number", "string", "video", "image", "depth image")
 
 
 class LeRobotStore(Store):
@@ -94,7 +95,7 @@ class LeRobotStore(Store):
         features = info.features.values()
         cameras = self._chosen(info, "cameras", [one for one in features if one.is_camera])
         columns = self._chosen(info, "columns", [one for one in features if not one.is_camera])
-        if any(camera.kind == "image" for camera in cameras):
+        if any(camera.kind != "video" for camera in cameras):
             check_opencv("LeRobotStore (pictures in the table)")
         videos = [camera.name for camera in cameras if camera.kind == "video"]
         hidden = [_needed(info, _TIMESTAMP)] if videos else []
@@ -115,7 +116,7 @@ class LeRobotStore(Store):
             read = [name for name, feature in by_name.items() if feature.kind in _KINDS]
             known = shorten(read, 200)
             what = f"{odd[0].name!r} is of dtype {odd[0].kind!r}"
-            raise StoreError(f"{info.path}/{INFO}: {what}, which is not read; leave it out, by columns={known}")
+            raise StoreError(f"{info.path}/{INFO}: {what}, which is not read; leave it out, by {option}={known}")
         return chosen
 
     def _open_steps(self, number: int) -> _Steps:
@@ -136,7 +137,10 @@ class LeRobotStore(Store):
             else:
                 where = path, episode, length, camera.name, name
                 images = functools.partial(index.tables.pictures, *where)
-                opened = image_pictures(images, self.path, self._video.picture, what)
+                picture = self._video.picture
+                if camera.kind == "depth image":
+                    picture = dataclasses.replace(picture, color="gray", dtype="uint8", deep=True)
+                opened = image_pictures(images, self.path, picture, what)
             cameras[camera.name] = Camera(what, opened)
         columns = {column: rows[column] for column in index.columns}
         if index.has_task:
