@@ -10,7 +10,7 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 
@@ -18,7 +18,8 @@ from stream_dataloader.errors import StoreError, shorten
 from stream_dataloader.stores._base.files import damage_named
 from stream_dataloader.stores._base.formats import HDF5_SUFFIXES
 from stream_dataloader.stores._base.handles import Handles
-from stream_dataloader.stores._base.options import given_columns, renamed
+from stream_dataloader.stores._base.options import given_columns, given_options, renamed
+from stream_dataloader.stores._base.pictures import PictureRows, Pictures
 from stream_dataloader.stores._base.rows import (
     RowSteps,
     Selection,
@@ -28,6 +29,7 @@ from stream_dataloader.stores._base.rows import (
     selected,
 )
 from stream_dataloader.stores._base.store import Index, Store
+from stream_dataloader.streams._media.picture import Picture
 from stream_dataloader.streams._media.section import KnownFile, check_file, closed_on_error, natural_order
 from stream_dataloader.streams.array.hdf5 import Hdf5Table, datasets_in, open_file
 from stream_dataloader.streams.array.tables import chunks_of
@@ -48,11 +50,16 @@ class Hdf5Store(Store):
     Needs the extra `h5py`.
 
     Args:
-        path: A file, or a folder: all files below it whose names end in `.h5` or `.hdf5`, in natural order.
-        group: Which group is looked at. None takes `"data"` if there is such a group, and else the root, `"/"`.
-        columns: Names of the datasets to read, such as `["actions", "obs/image"]`; a group's name stands for all in it.
+        path: A file, or a folder: all `.h5` and `.hdf5` files below it, in natural order.
+        group: Which group is looked at. None takes `"data"`, or else the root, `"/"`.
+        columns: Names of datasets, such as `["actions", "obs/image"]`, or of groups of them.
             A single name gives items that are arrays, not dicts. None reads all.
-        filter_key: Only the streams that the dataset `mask/<filter_key>` lists.
+        filter_key: Only the streams that `mask/<filter_key>` lists.
+        cameras: Names of encoded images, such as `["observations/images"]`, to be decoded.
+            Gray ones have one channel; those of 16 bits are uint16.
+        size: `(height, width)` of those; None keeps theirs.
+        layout: `"CHW"` or `"HWC"`.
+        color: `"rgb"`; `"bgr"` where RGB was encoded as BGR, as ALOHA does.
     """
 
     format: ClassVar[str] = "hdf5"
@@ -65,10 +72,21 @@ class Hdf5Store(Store):
         group: str | None = None,
         columns: str | Sequence[str] | None = None,
         filter_key: str | None = None,
+        cameras: str | Sequence[str] = (),
+        size: tuple[int, int] | None = None,
+        layout: Literal["CHW", "HWC"] = "CHW",
+        color: Literal["rgb", "bgr"] = "rgb",
     ) -> None:
-        columns = given_columns(columns, alone=True)
+        if color not in ("rgb", "bgr"):
+            raise ValueError(f"color is {color!r}; use 'rgb' or 'bgr'")
+        cameras = [cameras] if isinstance(cameras, str) else list(cameras)
+        options = given_options(locals(), columns=given_columns(columns, alone=True))
         self._files: Handles[KnownFile, Any] = Handles(_opened)
-        super().__init__(path, group=group, columns=columns, filter_key=filter_key)
+        self._pictures: Pictures | None = None
+        if cameras:
+            picture = Picture(size=size, layout=layout)
+            self._pictures = Pictures(picture, "Hdf5Store(cameras=...)", swapped=color == "bgr")
+        super().__init__(path, **options)
         _ = self.index
 
     def close(self) -> None:
@@ -88,8 +106,10 @@ class Hdf5Store(Store):
                     groups = _streams(file, path, above, self._options["filter_key"])
                     if selection is None and groups:
                         there, name = datasets_in(file[groups[0]]), f"{path}, {groups[0]}"
+                        there.pop("compress_len", None)  # ALOHA's: a row a camera
                         selection = selected(self._options["columns"], list(there), name)
                         check_lengths(name, {leaf: (there[leaf].shape or (0,))[0] for leaf in selection.names})
+                        encoded = self._encoded(selection, name)
                     lengths += [_length(file, path, group, selection.names[0]) for group in groups if selection]
             inside = os.path.relpath(path, self.path) if os.path.isdir(self.path) else ""
             for group in groups:
@@ -97,13 +117,23 @@ class Hdf5Store(Store):
                 key = f"{inside}:{below}" if inside and below else inside or below
                 streams.append(_Stream(known, group, key or os.path.basename(path)))
         if selection is None:
-            raise StoreError(f"{self.path} holds no streams: {len(files)} files, without groups in {above!r}")
+            raise StoreError(f"{self.path} holds no streams: no groups in {above!r}")
         counted = np.array(lengths, np.int64)
         names = [os.path.relpath(known.path, self.path) for known in files]
         stamps = [(known.size, known.modified_ns) for known in files]
         described = repr((names, stamps, [stream.key for stream in streams], selection.names)).encode()
         fingerprint = hashlib.blake2b(described + counted.tobytes(), digest_size=16).hexdigest()
-        return _Index(fingerprint, counted, streams, selection)
+        return _Index(fingerprint, counted, streams, selection, encoded)
+
+    def _encoded(self, selection: Selection, name: str) -> set[str]:
+        """The datasets of encoded images."""
+        found: set[str] = set()
+        for camera in self._options["cameras"]:
+            below = camera.strip("/") + "/"
+            if not (some := {leaf for leaf in selection.names if f"{leaf}/".startswith(below)}):
+                raise StoreError(f"{name} has no cameras {camera!r}; it has {shorten(selection.names, 300)}")
+            found |= some
+        return found
 
     def _open_steps(self, number: int) -> RowSteps:
         index: _Index = self.index
@@ -112,13 +142,13 @@ class Hdf5Store(Store):
         lease = self._files.lease(known)
         with closed_on_error(lease), known, damage_named(name):
             found = lease.handle[group]
-            tables = [_table(found, name, leaf) for leaf in selection.names]
+            pictures = dict.fromkeys(index.encoded, self._pictures)
+            tables = [_table(found, name, leaf, pictures.get(leaf)) for leaf in selection.names]
             steps = check_lengths(name, dict(zip(selection.names, map(len, tables), strict=True)))
             promised = found.attrs.get("num_samples", steps)
             if steps != index.lengths[number] or np.ndim(promised) or promised != steps:
                 told = f"by the index {index.lengths[number]}, by num_samples {promised}"
                 raise StoreError(f"{name} is half written: it has {steps} steps, {told}")
-            tables = [loaded_if_small(table) for table in tables]
             return RowSteps(selection.structure, tables, steps, close=lease.close, known=known)
 
     def key(self, number: int) -> str:
@@ -130,21 +160,17 @@ class Hdf5Store(Store):
         return self._attributes(number, self.index.streams[number].group)
 
     def _metadata(self) -> Mapping[str, Any]:
-        """The attributes of the group above the first stream's."""
+        """Those above the first stream's."""
         return self._attributes(0, os.path.dirname(self.index.streams[0].group))
 
     def _attributes(self, number: int, group: str) -> dict[str, Any]:
-        """A group's attributes, as plain values, from the file of a stream."""
+        """A group's attributes, as plain values."""
         known = self.index.streams[number].known
         with known, closing(self._files.lease(known)) as lease, damage_named(self.name_of(number)):
             return {str(name): _plain(value) for name, value in lease.handle[group].attrs.items()}
 
     def check_stream(self, number: int) -> None:
-        """Read one stream, and compare checksums (fletcher32).
-
-        Raises:
-            StoreError: It is damaged, or some of its chunks were never written.
-        """
+        """Read one stream, and compare checksums (fletcher32)."""
         known, group, _ = self.index.streams[number]
         name = self.name_of(number)
         steps, lease = self._open_steps(number), self._files.lease(known)
@@ -170,6 +196,7 @@ class _Index(Index):
 
     streams: list[_Stream]
     selection: Selection
+    encoded: set[str]
 
 
 def _opened(known: KnownFile) -> Any:
@@ -237,7 +264,7 @@ def _length(file: Any, name: str, group: str, leaf: str) -> int:
     return int(shape[0]) if shape else 0
 
 
-def _table(group: Any, name: str, leaf: str) -> Hdf5Table:
+def _table(group: Any, name: str, leaf: str, pictures: Pictures | None) -> Any:
     """One of a stream's datasets."""
     import h5py
 
@@ -245,10 +272,14 @@ def _table(group: Any, name: str, leaf: str) -> Hdf5Table:
         raise StoreError(f"{name} has no dataset {leaf!r}; name others by columns=")
     if found.file.id != group.file.id or found.external:
         raise StoreError(f"{name}: {leaf!r} lies in another file; copy it into this one")
-    table = Hdf5Table(found, name)
-    check_row(f"{name}, {leaf}", table.row_shape, table.dtype)
-    _check_size(f"{name}, {leaf}", found)
-    return table
+    label, dtype = f"{name}, {leaf}", found.dtype
+    if pictures is None and dtype.kind in "OSV":
+        raise StoreError(f"{name}, dataset {found.name} is of dtype {dtype}; cameras= names encoded images")
+    check_row(label, found.shape[1:], dtype)
+    _check_size(label, found)
+    if pictures is not None:
+        return PictureRows(found, pictures, label)
+    return loaded_if_small(Hdf5Table(found, name))
 
 
 def _check_size(name: str, dataset: Any) -> None:

@@ -3,6 +3,7 @@
 import os
 import sys
 
+import cv2
 import h5py
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from episodes import check_read_beside_workers, episodes, write_group, write_rob
 from helpers import FULL
 from store_tests import StoreTests
 
-from stream_dataloader import stores
+from stream_dataloader import StreamDataLoader, StreamDataset, stores
 from stream_dataloader.errors import StoreError
 from stream_dataloader.stores import Hdf5Store
 from stream_dataloader.testing._items import assert_same, items_of
@@ -153,6 +154,55 @@ def written(name, *given, **options):
     return edit
 
 
+def write_encoded(group, name, files, kind):
+    """Encoded images: padded as ALOHA has them, of any length, or as texts."""
+    if kind == "vlen":
+        dataset = group.create_dataset(name, (len(files),), h5py.vlen_dtype(np.uint8))
+        for row, file in enumerate(files):
+            dataset[row] = np.frombuffer(file, np.uint8)
+    else:
+        rows = np.array(files)
+        group[name] = rows if kind == "text" else rows.view(np.uint8).reshape(len(rows), -1)
+
+
+@pytest.mark.parametrize("kind", ["padded", "vlen", "text"])
+def test_encoded_images_of_several_cameras_are_decoded(tmp_path, kind):
+    rng = np.random.default_rng(0)
+    depth = [rng.integers(0, 1 << 16, (6, 8), np.uint16) for _ in range(5)]
+    colors = [rng.integers(0, 256, (12, 10, 3), np.uint8) for _ in range(5)]
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["action"], file["compress_len"], file["depth"] = np.zeros((5, 2)), np.zeros((2, 5)), np.array(depth)
+        images = file.create_group("observations/images")
+        for name, suffix, shown in (("low", ".jpg", colors), ("high", ".png", colors[::-1]), ("depth", ".png", depth)):
+            write_encoded(images, name, [cv2.imencode(suffix, image)[1].tobytes() for image in shown], kind)
+        jpeg = [cv2.imdecode(np.frombuffer(bytes(row), np.uint8), 1) for row in images["low"]]
+    options = {"cameras": ["/observations/images"], "layout": "HWC"}
+    store = Hdf5Store(tmp_path / "a.h5", color="bgr", **options)
+    (batch,) = StreamDataLoader(StreamDataset(store.sources, store, 1, time_steps=5))
+    found = batch.data["observations"]["images"]
+    np.testing.assert_equal(found["low"][:, 0].numpy(), jpeg)
+    np.testing.assert_equal(found["high"][:, 0].numpy(), colors[::-1])
+    np.testing.assert_equal(found["depth"][:, 0, ..., 0].numpy(), depth)
+    np.testing.assert_equal(batch.data["depth"][:, 0].numpy(), depth)
+    rgb = Hdf5Store(tmp_path / "a.h5", **options)(0, start=2)
+    np.testing.assert_equal(next(iter(rgb))["observations"]["images"]["high"], colors[2][..., ::-1])
+    with pytest.raises(StoreError, match="no cameras 'obs'"):
+        Hdf5Store(tmp_path / "a.h5", cameras="obs")
+
+
+def test_an_encoded_image_that_is_damaged_or_unlike_the_others_is_named(tmp_path):
+    files = [cv2.imencode(".png", np.zeros((size, 4), np.uint8))[1].tobytes() for size in (3, 3, 5)]
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        write_encoded(file, "image", [*files, files[0][:30]], "padded")
+    store = Hdf5Store(tmp_path / "a.h5", cameras=["image"])
+    for start, room in ((1, 2), (3, 1)):
+        with pytest.raises(StoreError, match=rf"a.h5\), image, row {start + room - 1}"):
+            store(0, start=start).read_into({"image": np.zeros((room, 1, 3, 4), np.uint8)})
+    assert len(store.verify()) == 1
+    with pytest.raises(ValueError, match="color"):
+        Hdf5Store(tmp_path / "a.h5", cameras=["image"], color="gray")
+
+
 BROKEN = {
     "num_samples 9": lambda file: file["data/demo_2"].attrs.modify("num_samples", 9),
     "no dataset 'obs/image'": written("obs/image"),
@@ -219,7 +269,7 @@ def test_what_is_not_there_is_named(tmp_path):
         Hdf5Store(tmp_path)
     with h5py.File(tmp_path / "a.h5", "w"):
         pass
-    with pytest.raises(StoreError, match="holds no streams: 1 files"):
+    with pytest.raises(StoreError, match="holds no streams: no groups in"):
         Hdf5Store(tmp_path)
 
 
