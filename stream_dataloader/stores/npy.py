@@ -36,9 +36,9 @@ _SUFFIX = ".npy"
 
 
 class NpyStore(Store):
-    """A folder of `.npy` files: of streams, or of folders that are streams. The first axis of a file is time.
+    """A folder of `.npy` files: of streams, or of folders that are streams. The first axis is time.
 
-    Streams are in the order of their names, which are their keys. Names that begin with a dot are left alone.
+    Streams are in the order of their names. Those that begin with a dot are left alone.
 
     Args:
         path: The folder, or one file, which is one stream.

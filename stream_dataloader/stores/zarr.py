@@ -42,7 +42,7 @@ class ZarrStore(Store):
         path: A folder, or a `.zarr.zip`.
         data: The group of the arrays; `"/"` is the root.
         ends: The array that says where streams end, counted in steps from the store's first.
-        columns: Names of the arrays to read, such as `["img", "action"]`; a group's name stands for all in it. A single
+        columns: Names of arrays, such as `["img", "action"]`, or of groups of them. A single
             name gives items that are arrays, not dicts. None reads all.
     """
 
@@ -133,7 +133,7 @@ class _Index(Index):
     """See `Store._read_index`."""
 
     starts: NDArray[np.int64]
-    places: dict[str, KnownFile]  # of the leaves' arrays; a folder changes with a chunk that comes or goes
+    places: dict[str, KnownFile]  # of the leaves' arrays
     selection: Selection
     version: str
 

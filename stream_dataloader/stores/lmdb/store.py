@@ -55,7 +55,7 @@ class LmdbStore(PackedStore):
         open_databases: How many a process has open at most; None: all that it reads.
         readahead: Whether the system reads ahead; not where values lie apart and memory is short.
         check: Whether values are compared with checksums when they are read first. Of a packed store.
-        decode: For LMDB files that were not packed: makes an item of a value's bytes, also in workers. Each key is
+        decode: Makes an item of a value's bytes, in files that were not packed. Each key is
             a time step, but those such as `__len__`.
         order: Of keys: `"bytes"`, or `"natural"`, with `frame_2` before `frame_10`.
             None: by bytes, with a warning if that is not natural. With `decode`.
