@@ -33,7 +33,7 @@ _MOST_STREAMS = 1 << 24
 
 
 class ZarrStore(Store):
-    """A replay buffer as diffusion_policy has it: flat arrays of all episodes' steps, and where each episode ends.
+    """A replay buffer as diffusion_policy has it: flat arrays, and where each episode ends.
 
     An item is a dict of the arrays' rows; arrays in groups below are dicts in it.
     A chunk that was lost reads as zeros. Needs the extra `zarr`.

@@ -59,7 +59,7 @@ def read_tree(content: NDArray[np.uint8], path: str, name: str | None = None) ->
     """The keys and values of a file, or of a named database in it.
 
     Raises:
-        StoreError: It is no LMDB file, is damaged, has no such database, holds others or several values a key.
+        StoreError: It is no LMDB file, is damaged, or has no such database.
     """
     with damage_named(path):  # NumPy refuses positions outside of an array
         metas = [_META.unpack_from(content.data)]
@@ -152,8 +152,8 @@ def mapped(path: str, size: int, *, readahead: bool = True) -> LeafFile:
 class Databases:
     """The files of a store, by number.
 
-    `file` maps one, `tree` finds its values, `checked` notes which of them are whole. `expected` has
-    the size of each file, how many values it has, and `Tree.crc`, if that is known.
+    `file` maps one, `tree` finds its values, `checked` notes which are whole.
+    `expected` has the size of each file, how many values it has, and `Tree.crc`.
     """
 
     def __init__(self, expected: Mapping[str, tuple[int, ...] | None], options: Mapping[str, Any]) -> None:

@@ -50,7 +50,7 @@ class LmdbStore(PackedStore):
     """An LMDB store: windows of steps as `stores.pack(format="lmdb")` writes them, or any LMDB with `decode`.
 
     Args:
-        path: The folder that was packed; or any LMDB file, or a folder with some, if there is `decode`.
+        path: The folder that was packed; with `decode` any LMDB file, or a folder with some.
         columns: Names of the leaves to read of items that are dicts; None reads all. Of a packed store.
         open_databases: How many a process has open at most; None: all that it reads.
         readahead: Whether the system reads ahead; not where values lie apart and memory is short.
