@@ -124,30 +124,21 @@ def advise(figures: Figures, setup: Setup, padding_share: float, cores: int) -> 
     if padding_share >= _MUCH_PADDING:
         return _about_padding(figures, setup, padding_share)
     if figures.wait_share < _LONG_WAIT:
-        return Advice(
-            "nothing",
-            f"The trainer is slower than the loader, and waits {figures.wait_share:.0%} of its time: there is nothing "
-            "to gain here.",
-        )
+        waits = f"waits {figures.wait_share:.0%} of its time"
+        return Advice("nothing", f"The trainer is slower than the loader, and {waits}: nothing is to gain here.")
     # without workers the trainer waits while it reads
     busy = max(map(_busy_share, figures.workers), default=0.0) if setup.num_workers else 1.0
     windows = figures.batches * setup.lanes
     seconds = figures._sum("reading_seconds") + figures._sum("opening_seconds")
     # of objects, which are sent, bytes are not known
     if seconds < _TINY_SECONDS * windows and 0 < figures.bytes < _TINY_BYTES * windows:
-        return Advice(
-            "larger windows",
-            f"A lane's window is {figures.bytes / windows:,.0f} bytes, so time goes into keeping account of "
-            "windows: make them larger (time_steps), or yield chunks of several steps as items.",
-        )
+        small = f"A lane's window is {figures.bytes / windows:,.0f} bytes, and to keep account of it takes long"
+        return Advice("larger windows", f"{small}: make windows larger (time_steps), or yield chunks of steps.")
     granted = figures._sum("granting_seconds")
     granting = rate(granted, granted + seconds + figures._sum("idle_seconds"))
     if granting > _MUCH_GRANTING:  # one of them may be busy with a slow stream all the same
-        return Advice(
-            "lookahead",
-            f"The trainer waits {figures.wait_share:.0%} of its time, and workers wait for each other {granting:.0%} "
-            "of theirs: reserve more sources (lookahead=), or use deterministic=False.",
-        )
+        waits = f"The trainer waits {figures.wait_share:.0%} of its time, workers {granting:.0%} for each other"
+        return Advice("lookahead", f"{waits}: reserve more sources (lookahead=), or use deterministic=False.")
     if busy >= _BUSY:
         return _about_busy_workers(figures, setup, cores)
     return _about_idle_workers(figures, setup)
@@ -166,21 +157,13 @@ def _about_padding(figures: Figures, setup: Setup, padding_share: float) -> Advi
         others = f" ({', '.join(map(str, better[1:]))})" if better[1:] else ""
         return Advice(better[0].kind, f"{text}{others}.")
     if 0 < setup.sources < setup.lanes:
-        return Advice(
-            "fewer lanes",
-            f"{share}, as {setup.sources} sources cannot fill {setup.lanes} lanes: use fewer lanes "
-            f"(batch_size={setup.sources}), or cut the sources into sections (sections=).",
-        )
+        few = f"{share}, with {setup.sources} sources for {setup.lanes} lanes"
+        return Advice("fewer lanes", f"{few}: use batch_size={setup.sources}, or cut the sources (sections=).")
     if _window_padding(figures, setup) >= 0.5 * padding_share:
-        return Advice(
-            "packed windows",
-            f'{share}, behind streams that end within a window: use windows="packed", or smaller windows (time_steps).',
-        )
-    return Advice(
-        "sections",
-        f"{share}, as lanes run out of sources while others still read long ones: cut these into sections (sections=), "
-        'or have them come first (schedule="longest_first", with lengths).',
-    )
+        remedy = 'use windows="packed", or smaller windows (time_steps)'
+        return Advice("packed windows", f"{share}, behind streams that end within a window: {remedy}.")
+    remedy = 'cut these (sections=), or have them come first (schedule="longest_first", with lengths)'
+    return Advice("sections", f"{share}, as lanes run out of sources while others read long ones: {remedy}.")
 
 
 def _window_padding(figures: Figures, setup: Setup) -> float:
@@ -201,48 +184,31 @@ def _about_busy_workers(figures: Figures, setup: Setup, cores: int) -> Advice:
         who = ("nobody reads meanwhile", "the worker reads all the time")[setup.num_workers > 0]
         if setup.num_workers > 1:
             who = f"{setup.num_workers} workers read all the time"
-        return Advice(
-            "workers",
-            f"{waits}, and {who}: use more workers (num_workers={-(-most // setup.threads_per_worker)}).",
-        )
+        more = f"num_workers={-(-most // setup.threads_per_worker)}"
+        return Advice("workers", f"{waits}, and {who}: use more workers ({more}).")
     if opening > reading:
         remedy = "have them opened ahead (open_early=True, if the factory may run in a second thread)"
         if figures._sum("opening_ahead_seconds"):
             remedy = "reserve more of them ahead (lookahead=2)"
         return Advice("open ahead", f"{waits}, and workers open streams more than they read: {remedy}.")
     if setup.lanes < cores:
-        return Advice(
-            "more lanes",
-            f"{waits}, and each of the {setup.lanes} lanes has a worker, of {cores} cores: use more lanes "
-            "(batch_size), or pack what is decoded (stores.pack).",
-        )
+        each = f"each of the {setup.lanes} lanes has a worker, of {cores} cores"
+        return Advice("more lanes", f"{waits}, and {each}: use more lanes (batch_size), or pack (stores.pack).")
     speed = rate(figures.bytes, reading + opening)
     if speed > _FROM_MEMORY:
-        return Advice(
-            "smaller items",
-            f"{waits}, and a worker reads {speed / 1e6:,.0f} MB/s, about the speed of memory: make items smaller "
-            "(size, dtype).",
-        )
-    return Advice(
-        "pack",
-        f"{waits}, and workers keep all {cores} cores busy: decode once and pack it (stores.pack, or "
-        "`stream-dataloader pack`), or make items smaller.",
-    )
+        fast = f"a worker reads {speed / 1e6:,.0f} MB/s, about the speed of memory"
+        return Advice("smaller items", f"{waits}, and {fast}: make items smaller (size, dtype).")
+    busy = f"workers keep all {cores} cores busy"
+    return Advice("pack", f"{waits}, and {busy}: decode once (stores.pack), or make items smaller.")
 
 
 def _about_idle_workers(figures: Figures, setup: Setup) -> Advice:
     waits = f"The trainer waits {figures.wait_share:.0%} of its time, and workers are idle"
     if figures.sent > 0.5 * figures.batches * setup.num_workers * setup.threads_per_worker:
-        return Advice(
-            "arrays",
-            f"{waits}: {figures.sent} parts of batches travelled through the message queue, not through shared memory; "
-            "yield arrays of one shape and dtype, not objects.",
-        )
-    return Advice(
-        "prefetch",
-        f"{waits} in between, as some batches take much longer than others: read more of them ahead "
-        f"(prefetch_factor={4 * setup.prefetch_factor}).",
-    )
+        sent = f"{figures.sent} parts of batches went through the message queue, not through shared memory"
+        return Advice("arrays", f"{waits}: {sent}; yield arrays of one shape and dtype, not objects.")
+    more = f"prefetch_factor={4 * setup.prefetch_factor}"
+    return Advice("prefetch", f"{waits} at times, as some batches take much longer: read more ahead ({more}).")
 
 
 def available_cores() -> int:

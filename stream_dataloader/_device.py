@@ -1,7 +1,7 @@
 """Batches on the way to an accelerator: page-locked memory, and copies ahead of use.
 
 Guarantees: what the user gets is on the current stream as if it had been made there. An error of copying is raised in
-place of its batch, which is tried again when asked again. Six batches lie on the device, but for those that users hold.
+place of its batch. Six batches lie on the device, but for those that users hold.
 
 ::
 

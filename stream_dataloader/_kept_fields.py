@@ -98,7 +98,7 @@ class KeptFields:
         return dataclasses.replace(self, **taken, data=unflatten(structure, data), _kept=kept or None)
 
     def _sealed(self) -> Self:
-        """This batch, pickled here and now, and unpickled when it is first used; for torch's own `DataLoader`.
+        """This batch, pickled here and now; for torch's own `DataLoader`.
 
         Its queue pickles in a background thread, where errors are lost, and tensors that are freed late crash torch.
         """

@@ -120,8 +120,7 @@ def num_workers(value: Any, lanes: int) -> int:
     number = integer("num_workers", value, 0)
     if number > lanes:
         warnings.warn(
-            f"num_workers is {number}, and batch_size {lanes}: a worker reads whole lanes, so {lanes} workers are "
-            "used; raise batch_size to use more",
+            f"num_workers is {number}, and batch_size {lanes}: a worker reads whole lanes, so {lanes} are used",
             stacklevel=3,
         )
     return min(number, lanes)
@@ -132,8 +131,8 @@ def warn_of_idle_lanes(rules: Rules) -> None:
     if 2 * rules.draws < rules.lanes and rules.padding_mode in ("zeros", "data"):
         what = "are padding in every batch" if rules.padding_mode == "zeros" else "read again what others have read"
         warnings.warn(
-            f"batch_size is {rules.lanes}, and there are sources for {rules.draws} of these lanes: the others never "
-            f"have one of their own, and {what}; lower batch_size, or cut the sources by sections=",
+            f"batch_size is {rules.lanes}, and there are sources for {rules.draws} of these lanes: the others {what}; "
+            "lower batch_size, or cut the sources by sections=",
             stacklevel=3,
         )
 
@@ -142,11 +141,9 @@ def warn_of_idle_lanes(rules: Rules) -> None:
 _BELONGS = {
     "drop_last": 'drop_last is the dataset\'s padding_mode="drop", which ends the epoch at the first idle lane',
     "sampler": "there is no sampler, as streams have no indices: the dataset's shuffle, schedule and seed decide",
-    "batch_sampler": "there is no batch_sampler, as streams have no indices; LaneBatchSampler is one for torch's "
-    "own DataLoader",
+    "batch_sampler": "streams have no indices; LaneBatchSampler is a batch_sampler for torch's own DataLoader",
     "generator": "generator is the dataset's seed=",
-    "in_order": "batches always come in order; the dataset's deterministic=False takes sources first come, first "
-    "served",
+    "in_order": "batches always come in order; sources do not with the dataset's deterministic=False",
     "pin_memory_device": "pin_memory_device is device=",
 }
 

@@ -1,6 +1,6 @@
 """A progress bar over an epoch: exact batches where their number is known, else sources done.
 
-Guarantee: what is iterated is the loader's own iterator; the bar only looks at its counts, at most ten times a second.
+Guarantee: what is iterated is the loader's own iterator.
 """
 
 from __future__ import annotations

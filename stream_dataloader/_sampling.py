@@ -1,7 +1,7 @@
 """What `LaneBatchSampler` is made of: `Drawing` draws the batches of an epoch, and `LaneIndex` is what they hold.
 
-Guarantees: where a drawing stood is known of every batch since it began. A batch is a list of plain integers for all
-that reads it in C (NumPy, torch, `json`), and costs no more. Whoever iterates over it gets `LaneIndex`es.
+Guarantees: where a drawing stood is known of every batch since it began. A batch is a list of plain integers for what
+reads it in C (NumPy, torch, `json`); who iterates over it gets `LaneIndex`es.
 """
 
 from __future__ import annotations

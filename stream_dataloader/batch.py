@@ -35,10 +35,8 @@ class StreamBatch(KeptFields, Conventions):
     """The items, in the structure that the stream yields. Each leaf is a tensor `(T, B, ...)`; a leaf that
     torch cannot hold (a string, a list, any other object) is a list of lists `[t][b]`, None where padded.
 
-    Tensors that are not dense (sparse, nested, quantized, on "meta") and masked arrays count as objects, too. To get
-    tensors, yield for instance `array.filled(0)` and `array.mask`. Other subclasses of tensors and arrays lose their
-    type and keep their values. Every kind of dict becomes a plain dict, with the keys in the order of the first item
-    read. A dataclass keeps its fields only."""
+    Tensors that are not dense (sparse, nested, quantized, on "meta") and masked arrays count as objects, too. Other
+    subclasses of tensors and arrays lose their type. Every kind of dict becomes a plain dict."""
 
     reset: torch.Tensor
     """`(B,)` bool: the lane starts a new stream or sequence at t = 0, so its hidden state must be zeroed."""
@@ -126,9 +124,8 @@ class StreamBatch(KeptFields, Conventions):
         """All but the data, in host memory: `reset`, `mask`, `source` and the others, to decide and to log by.
 
         To look at a tensor on a GPU (`if batch.reset.any()`) waits for all that the GPU was told to do. A batch that
-        was moved by `to`, `cuda`, or the loader's `device` keeps what its bookkeeping was copied from, so this waits
-        for nothing; what you write into the tensors on the device is not in it. Any other has its bookkeeping copied
-        back. `data` is None.
+        was moved by `to`, `cuda`, or the loader's `device` keeps what its bookkeeping was copied from, so this does
+        not. Any other has it copied back. `data` is None.
 
         Example:
             >>> from stream_dataloader import StreamDataLoader, StreamDataset

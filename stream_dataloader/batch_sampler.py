@@ -57,7 +57,7 @@ class LaneBatchSampler(Sampler[list[int]]):
         schedule: `"listed"`, `"longest_first"` or `"balanced"`.
         lookahead: Number of groups that each lane reserves.
         seed: Seeds the order; None draws it from torch's generator. Several ranks must be given the same.
-        rank: Which rank this process is; needs `world_size`. None: torch.distributed is asked, if it is initialised.
+        rank: Which rank this process is; needs `world_size`. None: torch.distributed is asked.
         world_size: Number of ranks.
         groups: Number of groups that ranks share the epoch's order by, see `StreamDataLoader`. (Not those of indices.)
         batches_per_epoch: Number n of batches of an epoch; needs `"cycle"`. The endless run is drawn in epochs of n

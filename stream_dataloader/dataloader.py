@@ -61,13 +61,11 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
             dataset's `fill_value` itself. It runs in the main process.
         prefetch_factor: Number of messages that workers, if any, read ahead; None stands for 2. A message is one
             batch, or several where they are cheap: up to 64 that take a few milliseconds to read, and 4 MB together.
-        pin_memory: Put batches into page-locked memory, for fast copies to an accelerator. The shared memory is locked
-            once, not batch by batch. If you copy on a CUDA stream of your own, hold the batch until the copy is done.
+        pin_memory: Put batches into page-locked memory, for fast copies to an accelerator. If you copy on a CUDA stream
+            of your own, hold the batch until the copy is done.
         persistent_workers: Keep the workers from one epoch to the next.
         batches_per_epoch: Number n of batches of an epoch, for trainers that count them; needs `padding_mode="cycle"`.
-            Each epoch goes on where the one before stopped, so that all of them together are the endless run. Workers
-            stay with `persistent_workers`; otherwise each epoch is resumed. None: an epoch ends when all sources were
-            read.
+            Each epoch goes on where the one before stopped. None: an epoch ends when all sources were read.
         multiprocessing_context: `"fork"`, `"spawn"`, `"forkserver"` or a context; None is Python's default.
         worker_init_fn: Called in each worker when it starts, with the worker's id.
         timeout: Seconds to wait for a worker before `WorkerTimeoutError`, and for another rank before `RankError`. With
@@ -83,7 +81,7 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
             or is skipped with the dataset's `on_error="skip"`.
         groups: Number of groups that the epoch's order is dealt to. Each group has lanes of its own, and ranks share
             the groups evenly. None: one group a rank. With more groups a checkpoint can be continued with other world
-            sizes, with the same global batches. A loaded state brings its own number of groups.
+            sizes, with the same global batches.
         rank: Which rank this process is; needs `world_size`. None: ask torch.distributed, if it is initialised when an
             iteration begins; otherwise there is one rank.
         world_size: Number of ranks.
@@ -91,8 +89,7 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
             `DeviceMesh`, of torch.distributed. (Model-parallel ranks read the same data.)
         worker_method: What workers are. `"process"`: processes, for streams in Python. `"thread"`: threads of this
             process, for streams that let other threads run, as decoders do. Whatever streams share must be safe for
-            threads. A thread cannot be ended: `max_restarts` is refused, and after a `timeout` the thread is left alone
-            until it comes back.
+            threads. A thread cannot be ended: after a `timeout` it is left alone until it comes back.
         threads_per_worker: With how many threads a worker process reads its lanes, for such streams: a process then
             serves many lanes with one copy of the program. A worker has no more threads than lanes.
 
@@ -199,8 +196,7 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
     def epoch(self) -> int:
         """The number of the epoch that is being read, or else of the one that `iter()` would begin.
 
-        After `load_state_dict` it is that of the epoch to go on with, which may be the one after the one that was
-        saved: `for epoch in range(loader.epoch, epochs)` is right either way.
+        After `load_state_dict`, `for epoch in range(loader.epoch, epochs)` is right.
         """
         if self._starter.is_reading:
             return self._position.number
@@ -222,8 +218,8 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
         Without it the first epoch is 0. Each iteration takes the next number with its first `next`, whether it is
         finished or not. The last call counts, on the loader or on the dataset.
 
-        With `batches_per_epoch` the number of the epoch that comes anyhow changes nothing, and 0 begins the run anew.
-        Any other number is given to the epoch that comes, with a `RuntimeWarning`: the run goes on where it stands.
+        With `batches_per_epoch` 0 begins the run anew. Any other number is given to the epoch that comes, with a
+        `RuntimeWarning` if it is another one: the run goes on where it stands.
         """
         self._position.set_epoch(epoch)
 
@@ -252,8 +248,7 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
     def stats(self) -> LoaderStats:
         """What was read since the loader was built, and where the time went: in the trainer's process and in workers.
 
-        Counting is always on. `print(loader.stats())` shows a short table; the difference of two is what happened
-        between. A loader that is unpickled counts anew.
+        `print(loader.stats())` shows a short table; the difference of two is what happened between.
         """
         return self._starter.stats()
 

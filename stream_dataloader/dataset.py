@@ -38,8 +38,8 @@ __all__ = ["StreamDataset"]
 _BY_VALUE = ("on_error", "fill_value", "retry_on")  # what is the user's own
 
 _NO_INDICES = (
-    "a StreamDataset has no length and no items by index, which random_split, Subset and ConcatDataset need. Split the "
-    "list of sources, and make a StreamDataset of each part; to join several: interleave([...]), side_by_side([...])"
+    "a StreamDataset has no length and no items by index. Split the list of sources, and make a StreamDataset of each "
+    "part; to join several: interleave([...]), side_by_side([...])"
 )
 
 
@@ -78,14 +78,14 @@ class StreamDataset(IterableDataset[StreamBatch]):
             if `open_stream`, and a sequence that computes the sources, declare that this is safe
             (`protocols.OpensEarly`). True: always, also with `num_workers=0`. False: never. Batches are the same.
         lengths: Number of items of each source, if known: time steps, or windows without `time_steps`. None: what
-            `open_stream` says, as stores do (`protocols.KnowsLengths`). Makes `len(loader)` known: exact, as long as no
-            stream is skipped. A stream of another length is then an error.
+            `open_stream` says, as stores do (`protocols.KnowsLengths`). Makes `len(loader)` known. A stream of another
+            length is then an error.
         on_error: `"raise"`; `"skip"`: the lane continues with its next source; or a callable that is given the
             `StreamError`, in the worker, and returns one of the two. Streams that do not fit each other always raise.
-        max_failures: How many sources may be skipped, over all epochs and resumes; one more is an error of
-            `StreamDataLoader`. A source that fails in each epoch counts once. None: any number.
-        retries: How often in a row a stream that raises is opened again, at the item it had reached, before this counts
-            as an error. The first wait is 0.1 s; each further one is twice as long, up to 30 s.
+        max_failures: How many sources may be skipped, over all epochs and resumes; one more is an error. A source that
+            fails in each epoch counts once. None: any number.
+        retries: How often in a row a stream that raises is opened again, at the item it had reached, after 0.1 s,
+            0.2 s, ..., 30 s at most.
         retry_on: The exceptions of the stream or `open_stream` for which it is opened again: a class, or several.
         fingerprint: Names the list of sources in saved states; None hashes the list. Give one if paths may move.
         mark_ends: Mark the last time step of each stream in `batch.is_last`. Unless `lengths` tells whether a stream

@@ -1,8 +1,7 @@
 """What the leaves of items look like, and whether one item is like another.
 
 A `Layout` is what all items of a batch must share: the structure, and each leaf's dtype and shape. A leaf that a dense
-tensor cannot hold (a string, a list, a sparse tensor, a masked array, any other object) has no dtype; such leaves
-travel as they are. A subclass of dict is a structure like a dict, and comes back as a dict.
+tensor cannot hold (a string, a list, a sparse tensor, a masked array, any other object) has no dtype.
 
 Guarantee: `Layout.read` gives exactly the leaves that `Layout.build` needs, or raises `Misfit`.
 """

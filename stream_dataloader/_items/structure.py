@@ -15,10 +15,7 @@ from typing import Any
 import torch
 
 #: What to do about streams that do not fit beside each other.
-ALIKE = (
-    "make all streams alike (resize, crop, convert), or have open_stream raise for those that are not, which "
-    'on_error="skip" skips'
-)
+ALIKE = 'make all streams alike, or have open_stream raise for those that are not, which on_error="skip" skips'
 
 
 class Misfit(Exception):

@@ -91,10 +91,8 @@ class IndexGroups(Sources):
         for array in (self._offsets, self._values):
             for begin in range(0, len(array), _HASHED_AT_ONCE):
                 digest.update(array[begin : begin + _HASHED_AT_ONCE].astype("<i8").tobytes())
-        return (
-            f"{self.total} indices in {len(self)} groups, of a dataset of {self.dataset_length} items, "
-            f"{digest.hexdigest()}"
-        )
+        of = f"{self.total} indices in {len(self)} groups, of a dataset of {self.dataset_length} items"
+        return f"{of}, {digest.hexdigest()}"
 
     @functools.cached_property
     def _portable(self) -> SharedMemory:

@@ -36,7 +36,7 @@ def reduce_map(array: np.memmap[Any, Any]) -> Any:
 
 def _mapped(path: str, identity: tuple[int, int], mode: Any, offset: int, size: int, view: tuple[Any, ...]) -> Any:
     if _identity(path) != identity:
-        raise OSError(f"{path}, which a source is a part of, is another file now than when it was mapped; map it anew")
+        raise OSError(f"{path}, which a source is a part of, is another file now; map it anew")
     file = np.memmap(path, np.uint8, mode, offset, (size,))
     shape, dtype, before, strides = view
     array: Any = np.ndarray.__new__(np.memmap, shape, dtype, file, before, strides)

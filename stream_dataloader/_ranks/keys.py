@@ -1,6 +1,6 @@
 """What ranks write to the store: the keys, under a prefix of each epoch's own, and the values.
 
-Ranks *count themselves in* some things: the count lies under a thing's name, and `all/` marks a full one.
+Ranks *count themselves in* some things: `all/` marks a full count.
 """
 
 from __future__ import annotations

@@ -97,8 +97,7 @@ class Ranks:
         if not is_started():
             if not is_decided:
                 warnings.warn(
-                    "ranks cannot agree on the number of steps without torch.distributed; call init_process_group(), "
-                    "or pass lengths= to StreamDataset",
+                    "ranks cannot agree on the number of steps without torch.distributed; start it, or pass lengths=",
                     stacklevel=5,
                 )
             return Steps(count)

@@ -8,7 +8,7 @@
 They meet under a name that no earlier epoch or ended rank has used: a call carries a nonce, which only a living rank 0
 can answer.
 
-Guarantee: on all ranks the epoch begins, or an error says which rank differs and in what, or which one did not come.
+Guarantee: on all ranks the epoch begins, or an error says which rank differs, or did not come.
 """
 
 from __future__ import annotations
@@ -272,8 +272,6 @@ def _complaint(rank: int, mine: Mapping[str, Any], first: Mapping[str, Any]) -> 
     """What a rank has that rank 0 has not; empty if they are alike."""
     for name in mine:
         if mine[name] != first.get(name):
-            return (
-                f"rank {rank} has {name} {shorten(mine[name], 80)}, and rank 0 {shorten(first.get(name), 80)}; build "
-                "dataset and loader alike on all ranks, and iterate over the same ones, as often, in the same order"
-            )
+            what = f"rank {rank} has {name} {shorten(mine[name], 80)}, and rank 0 {shorten(first.get(name), 80)}"
+            return f"{what}; build loaders alike on all ranks, and iterate over them as often, in the same order"
     return ""

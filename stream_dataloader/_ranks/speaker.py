@@ -87,13 +87,13 @@ class StoreThread:
             while not self._wanted.wait_for(lambda: answer, _LOOK_SECONDS):
                 heard = max(begin, self._connection.heard) if self._connection else begin + connect
                 if clock.monotonic() - heard > patience:
-                    what = f"the store of torch.distributed did not answer within {patience:g} s"
-                    raise RankError(f"{what}; its host is cut off or stuck: go on from the last checkpoint")
+                    what = "the store of torch.distributed, through which ranks agree, did not answer within"
+                    raise RankError(f"{what} {patience:g} s; its host is cut off or stuck")
         value, error = answer
         if isinstance(error, RankError):
             raise error
         if isinstance(error, RuntimeError):  # torch's
-            what = f"the store of torch.distributed failed ({str(error).splitlines()[0]})"
+            what = f"the store of torch.distributed, through which ranks agree, failed ({str(error).splitlines()[0]})"
             raise RankError(f"{what}; rank 0, or the agent that keeps it, cannot be reached") from error
         if error is not None:
             raise error

@@ -202,12 +202,7 @@ def _named(ranks: Sequence[int]) -> str:
 
 def _silent(ranks: Sequence[int], patience: float, purpose: str) -> str:
     if not ranks:
-        return (
-            f"all ranks did {purpose}, but this rank did not hear so within {patience:g} s: the last of them ended "
-            "just then, or the network to the host that keeps the store is slow or loses packets; see all logs, go on "
-            "from the last checkpoint, or pass a longer timeout="
-        )
-    return (
-        f"{_named(ranks)} did not {purpose} within {patience:g} s: dead, stuck, out of reach, or not iterating over "
-        "its loader at all; see its log, go on from the last checkpoint, or pass a longer timeout="
-    )
+        what = f"all ranks did {purpose}, but this rank did not hear so within {patience:g} s"
+        return f"{what}: the last one ended just then, or the network is slow; see all logs"
+    what = f"{_named(ranks)} did not {purpose} within {patience:g} s"
+    return f"{what}: dead, stuck, out of reach, or not iterating; see its log, or pass a longer timeout="

@@ -73,7 +73,7 @@ def evaluation_loaders(trainer: Any) -> list[StreamDataLoader[Any]]:
 
 
 def load_states(combined: Any, states: list[dict[str, Any]], *, needed: bool) -> bool:
-    """Have loaders go on from their states, and say whether they do; `needed`: the place is within an epoch."""
+    """Have loaders go on from their states, if they do; `needed`: the place is within an epoch."""
     if needed and not states:
         warnings.warn(
             "the checkpoint has no state of a loader, and the epoch that it was saved in is read from its beginning",
@@ -140,7 +140,7 @@ def will_iterate(trainer: Any) -> bool:
 
 
 def fetch_anew(trainer: Any) -> None:
-    """Begin the first epoch again: `trainer.estimated_stepping_batches` begins it, and DeepSpeed, FSDP load later."""
+    """Begin the first epoch again: `estimated_stepping_batches` begins it, and DeepSpeed, FSDP load later."""
     iter(trainer.fit_loop._data_fetcher)
     renew_length(trainer)
 

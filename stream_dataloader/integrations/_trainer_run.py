@@ -1,6 +1,6 @@
 """What a Trainer is given: a loader's epochs as one run, whose batches it only counts, and batches as arguments.
 
-Guarantees: the next batch is always the loader's next one. What was fetched beyond the state comes first in an epoch.
+Guarantee: the next batch is always the loader's next one.
 """
 
 from __future__ import annotations

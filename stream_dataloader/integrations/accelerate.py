@@ -115,8 +115,7 @@ class PreparedLoader(Generic[Batch], DataLoaderStateMixin):
         end_of_dataloader: The batch in hand is the epoch's last one.
     """
 
-    # What accelerate.skip_first_batches looks at, beside `dataset` and `batch_sampler`. It builds one of torch's
-    # DataLoaders around them, which must read in this process, and draw nothing from the global generator.
+    # For accelerate.skip_first_batches, whose DataLoader must read here, and draw nothing.
     sampler = None
     drop_last = False
     num_workers = 0
@@ -144,7 +143,7 @@ class PreparedLoader(Generic[Batch], DataLoaderStateMixin):
 
     @property
     def step(self) -> int:
-        """Number of batches of the epoch that were handed out, with those before a loaded state; 0 between epochs."""
+        """Number of batches of the epoch so far, with those before a loaded state; 0 between epochs."""
         return 0 if self._place is None else self._place.delivered
 
     def set_epoch(self, epoch: int) -> None:
@@ -176,7 +175,7 @@ class PreparedLoader(Generic[Batch], DataLoaderStateMixin):
             self.end()
 
     def _read(self) -> Iterator[Batch]:
-        """One batch is fetched ahead; of epochs of n batches the end is known, and a loop that is left loses none."""
+        """One batch is fetched ahead, but not of epochs of n batches, whose end is known."""
         batches, length = iter(self.loader), self.loader.batches_per_epoch
         following, epoch = _fetch(batches), None
         while following is not None:
@@ -205,7 +204,7 @@ class PreparedLoader(Generic[Batch], DataLoaderStateMixin):
 
     @property
     def dataset(self) -> _Numbered[Batch]:
-        """For `accelerate.skip_first_batches`: batches by their numbers. The `StreamDataset` is `loader.dataset`."""
+        """For `skip_first_batches`: batches by their numbers. The `StreamDataset` is `loader.dataset`."""
         return _Numbered(self)
 
     @property

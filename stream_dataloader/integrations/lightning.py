@@ -68,7 +68,7 @@ class StreamEpochs(Callback):
         self._prepared: Any = None  # the train loaders that the first epoch is prepared for
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Have the first epoch prepared before Lightning fetches from it, and later ones before progress bars begin."""
+        """Have epochs prepared before Lightning fetches from them."""
         if stage != "fit" or not self._is_first(trainer):
             return
         self._resume = self._prepared = None
@@ -141,7 +141,7 @@ class StreamEpochs(Callback):
                 loader.set_epoch(epoch)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Prepare the first epoch if that could not be done before, and leave no batch to an epoch that had all."""
+        """Prepare the first epoch, if that was not done, and leave no batch to one that had all."""
         if not self._is_first(trainer):
             return
         combined = internals.train_loaders(trainer)
@@ -196,7 +196,7 @@ class StreamEpochs(Callback):
     on_test_end = on_predict_end = on_validation_end
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Put states as of the last batch trained on in place of the loaders' own; with several ranks, of all ranks."""
+        """Put states as of the last batch trained on, of all ranks, in place of the loaders' own."""
         loop = checkpoint.get("loops", {}).get("fit_loop", {})
         states = loop.get("state_dict", {}).get("combined_loader")
         combined = internals.train_loaders(trainer)

@@ -22,14 +22,11 @@ ROWS = ("source", "position", "epoch", "step")
 #: In place of a lane's source: nothing is kept for the lane; or, after `reset`, it may begin anywhere.
 _NEVER, _ANYWHERE = -3, -2
 
-_REMEDY = (
-    "pass each batch to before() and after() once, in the loader's order, have a RecurrentState for each loader, and "
-    "save both states as of the same batch"
-)
+_REMEDY = "pass each batch to before() and after() once, in order, and save both states as of the same batch"
 
 
 def on_host(batch: StreamBatch) -> StreamBatch:
-    """The batch's bookkeeping in host memory; a batch that was moved remembers it, see `StreamBatch.host`."""
+    """The batch's bookkeeping in host memory."""
     return batch if batch.mask.device.type == "cpu" else batch.host
 
 
@@ -179,10 +176,7 @@ def _out_of_order(window: Window, row: int, known: npt.NDArray[np.int64]) -> Sta
     now += f" source {window.first.source[row]} at position {window.first.position[row]}"
     now += f" in batch {window.step} of epoch {window.epoch}"
     if source == _NEVER:
-        return StateError(
-            f"{now}, and no state is kept for it; load the state that was saved with the loader's, or call reset() to "
-            "begin there with the initial value"
-        )
+        return StateError(f"{now}, and no state is kept for it; load the one saved with the loader's, or call reset()")
     kept = f"after source {source}, position {position}" if source >= 0 else "before its first item"
     batch = f" (batch {step} of epoch {epoch})" if step >= 0 else ""
     return StateError(f"{now}, and the state kept for it is that {kept}{batch}; {_REMEDY}")

@@ -41,8 +41,8 @@ class RecurrentState:
 
     A state is a tensor with a row for each lane, or a tuple, list, dict or dataclass of them, None included: what
     `torch.nn.LSTM` returns, a list of layers, maps `(B, C, H, W)`. It is kept by lane number, so batches, the parts of
-    `loader.parts()` and micro-batches (`StreamBatch.split_lanes`) will do. Use one for each loader. It is to be called
-    outside of `torch.compile`, and outside of the module that DistributedDataParallel wraps.
+    `loader.parts()` and micro-batches (`StreamBatch.split_lanes`) will do. Use one for each loader, outside of
+    `torch.compile`, and outside of the module that DistributedDataParallel wraps.
 
     Args:
         initial: What a lane's state is where its stream starts. None: zeros. Or the state of one lane, with size 1 in

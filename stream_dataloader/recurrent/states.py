@@ -116,7 +116,7 @@ def _nesting(node: Node) -> str:
 
 
 def _spread(value: Any, node: Node, name: str) -> list[Any]:
-    """One value a tensor, from a value for all of them, or from a structure of such values like the state's."""
+    """One value a tensor, from a value for all of them, or from a structure of such values."""
     if value is None or isinstance(value, int):
         return [value] * len(leaf_paths(node))
     parts = _parts(value)
@@ -129,7 +129,7 @@ def _spread(value: Any, node: Node, name: str) -> list[Any]:
 
 
 def map_tensors(function: Callable[..., torch.Tensor], value: Any, *others: Any) -> Any:
-    """`value` with each tensor replaced by what `function` makes of it, and of the tensors of `others` beside it."""
+    """`value` with each tensor replaced by what `function` makes of it and those of `others` beside it."""
     node, leaves = take_apart(value)
     beside = [leaves]
     for other in others:

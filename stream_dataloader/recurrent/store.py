@@ -22,7 +22,7 @@ from stream_dataloader.recurrent.states import Lanes, States
 
 
 class FiniteCheck:
-    """Whether all numbers of some lanes' states are finite, found without making an accelerator's host wait.
+    """Whether all numbers of some lanes' states are finite.
 
     If their sum is not, a closer look says so. From a CUDA device it is copied while the model trains on.
     """
@@ -135,7 +135,7 @@ class LaneStore:
 
 
 def _side_by_side(pieces: Sequence[Piece], lanes: Lanes, like: Piece) -> Piece:
-    """One piece of several, with its lanes in a given order, and zeros for lanes that none of them has."""
+    """One piece of several, with zeros for lanes that none of them has."""
     missing = np.setdiff1d(lanes, [lane for piece in pieces for lane in piece.lanes])
     states = [piece.states for piece in pieces] + ([like.states.zeros(len(missing))] if len(missing) else [])
     place = {lane: i for i, lane in enumerate(np.concatenate([*(piece.lanes for piece in pieces), missing]).tolist())}

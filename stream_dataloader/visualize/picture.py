@@ -2,8 +2,7 @@
 
 Guarantees: a line of text is no longer than asked for; a picture is the same each time.
 
-Colours are those that colour-blind people tell apart (Okabe and Ito 2008,
-https://jfly.uni-koeln.de/color/). Neighbours in a lane never share one.
+Colours are those that colour-blind people tell apart (Okabe and Ito 2008). Neighbours in a lane never share one.
 """
 
 from __future__ import annotations
@@ -92,11 +91,8 @@ class Timeline:
         return sum(segment.starts for segment in self.segments)
 
     def _summary(self) -> str:
-        return (
-            f"{self.steps} batches of {self.time_steps} time steps, "
-            f"{self.lanes} lanes, {self.streams} streams, "
-            f"padding {self.padding_share:.1%}"
-        )
+        made = f"{self.steps} batches of {self.time_steps} time steps"
+        return f"{made}, {self.lanes} lanes, {self.streams} streams, padding {self.padding_share:.1%}"
 
     def text(self, width: int = 100) -> str:
         """As text, for a terminal: a letter a stream, its first time step in capitals.

@@ -9,7 +9,7 @@
     ["state_is_pad"]   T  T  .    T  .  .    .  .  .    .  .  .
 
 Guarantee: steps outside the stream are its first or its last one, and are marked. Read in order, each step is read
-once; all other entries are still written to where they are wanted.
+once.
 
 Source: `delta_timestamps` and `*_is_pad` of LeRobot's `LeRobotDataset`.
 """

@@ -42,7 +42,7 @@ from stream_dataloader.streams.cache.file_cache import FileCache, LocalFile, is_
 
 __all__ = ["Column", "Rows", "Shard", "Shards"]
 
-#: So many shards stay open that no stream reads; none of the cache, which deletes them to make room.
+#: So many shards stay open that no stream reads; none of the cache, which makes room.
 _KEPT = 8
 
 #: So many samples of a shard are looked at together.

@@ -43,7 +43,7 @@ class MdsStore(Store):
             lists' elements are the time steps, and all else is the same in each; or the name of a column: the
             samples that follow each other with one value in it. (`"column:shard"` is a column of that name.) None: what
             was packed as one, of other datasets a shard. Streams of a column are found by one pass over it, which
-            fetches the whole dataset if it is remote; what it found is kept in the cache.
+            fetches the whole dataset if it is remote.
         split: The folder below `path` that has the index.json.
         columns: Which to read; None reads all but the one that names streams.
         allow_pickle: Also read columns of encoding `pkl`. Unpickling runs whatever code they hold.

@@ -2,7 +2,7 @@
 
 Guarantee: members side by side are read by one call. A tar unlike its index is an error.
 
-Extensions are those of webdataset 1.0.2 (`autodecode`); of `depth.png` the last part.
+Extensions are those of webdataset 1.0.2; of `depth.png` the last part.
 
 - images, by OpenCV: `(3, H, W)` RGB, uint8 or uint16;
 - npy: an array of numbers; npz: a dict of them; cls, id, count and the like: int64;

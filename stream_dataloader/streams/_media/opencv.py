@@ -15,10 +15,7 @@ import numpy as np
 
 __all__ = ["check_opencv", "decoded_image", "import_opencv"]
 
-_REMEDY = (
-    "pip install opencv-python, or opencv-python-headless on a machine without a display "
-    "(neither has wheels for free-threaded Pythons)"
-)
+_REMEDY = "pip install opencv-python, or opencv-python-headless on a machine without a display"
 
 _JPEG_START = b"\xff\xd8\xff"
 _JPEG_TAIL = b"\xff\xd9"

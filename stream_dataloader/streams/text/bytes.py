@@ -211,7 +211,5 @@ def _transcoded(file: TextBytes, encoding: str, errors: str) -> Generator[bytes,
 def invalid(file: TextBytes, encoding: str, error: UnicodeDecodeError, begin: int) -> ValueError:
     """The error for invalid bytes, in data that begins at an offset."""
     found = " ".join(f"{byte:02x}" for byte in error.object[error.start : error.end][:4])
-    return ValueError(
-        f"{file.name} is not valid {encoding} at {file.place.format(begin + error.start)} ({found}): {error.reason}; "
-        "repair it, give the encoding it has, or have errors='replace'"
-    )
+    what = f"{file.name} is not valid {encoding} at {file.place.format(begin + error.start)} ({found}): {error.reason}"
+    return ValueError(f"{what}; repair it, give the encoding it has, or have errors='replace'")
