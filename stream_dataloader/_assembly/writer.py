@@ -17,7 +17,7 @@ from stream_dataloader._assembly.block import Block
 from stream_dataloader._assembly.part import Contents, PartDraft
 from stream_dataloader._assembly.slots import Slots
 from stream_dataloader._items.fill import FillValue
-from stream_dataloader._items.layout import DTYPES_OF_NUMPY, Layout, Leaves, as_tensor
+from stream_dataloader._items.layout import Layout, Leaves, as_tensor
 from stream_dataloader._items.step_writer import StepWriter, Taken, step_writer
 from stream_dataloader._items.structure import Misfit, StreamMisfit, flatten, has_dict, is_rebuilt
 
@@ -96,25 +96,17 @@ class PartWriter:
         finally:
             del taken  # its error leads back to this frame: a circle, which would keep the loader's iterator alive
 
-    def room(self, row: int, t: int, stop: int, layout: Layout) -> Any:
+    def room(self, row: int, t: int, stop: int, layout: Layout) -> tuple[Block, Any]:
         """Where an item's structure of time steps `[t, stop)` may be written to; see `ReadsInto.read_into`.
 
         Raises:
             StreamMisfit: As `put_step`.
         """
         block = self._block_for_steps(row, layout)
-        return layout.build(  # arrays; tensors only of dtypes that numpy does not have
-            column[t:stop, row]
-            if spec.dtype is None or spec.dtype in DTYPES_OF_NUMPY
-            else as_tensor(column[t:stop, row], spec.dtype)
-            for spec, column in zip(layout.specs, block.columns, strict=True)
-        )
-
-    def wrote(self, row: int, stop: int) -> None:
-        """The row's time steps before `stop` were written where there was `room`."""
-        block = self.draft.block_of_row[row]
-        assert block is not None
-        block.counts[row] = stop
+        room: list[Any] = [column[t:stop, row] for column in block.columns]
+        for i, dtype in layout.foreign:
+            room[i] = as_tensor(room[i], dtype)
+        return block, layout.build(room)
 
     def _block_for_steps(self, row: int, layout: Layout) -> Block:
         block = self.draft.block_of_row[row]

@@ -69,7 +69,7 @@ def as_tensor(array: np.ndarray[Any, Any], dtype: torch.dtype) -> torch.Tensor:
 
 
 def as_array(leaf: Any) -> Any:
-    """A leaf as numpy can copy it: tensors become arrays over the same memory, all else is returned as it is."""
+    """A leaf as numpy can copy it: tensors become arrays over the same memory."""
     if not isinstance(leaf, torch.Tensor):
         return leaf
     tensor = leaf.detach().cpu().resolve_conj().resolve_neg()  # numpy has no bits for "conjugated" and "negated"
@@ -218,12 +218,27 @@ class Layout:
         return tuple(spec.dtype for spec in self.specs)
 
     @cached_property
+    def foreign(self) -> list[tuple[int, torch.dtype]]:
+        """The leaves of dtypes that NumPy has not."""
+        return [
+            (i, spec.dtype) for i, spec in enumerate(self.specs) if spec.dtype and spec.dtype not in DTYPES_OF_NUMPY
+        ]
+
+    @cached_property
+    def _keys_alone(self) -> tuple[Any, ...] | None:
+        """The keys, where items are dicts of leaves in order."""
+        flat = self.structure.type is dict and all(child is LEAF for child in self.structure.children)
+        return self.structure.keys if flat and self.structure.order is None else None
+
+    @cached_property
     def paths(self) -> list[str]:
         """The leaves' names; see `leaf_paths`."""
         return leaf_paths(self.structure)
 
     def build(self, leaves: Iterable[Any]) -> Any:
         """An item of this structure with other leaves, one for each of `specs`."""
+        if self._keys_alone is not None:  # the most frequent structure, in less time
+            return dict(zip(self._keys_alone, leaves, strict=True))
         return unflatten(self.structure, iter(leaves))
 
     def difference(self, other: Layout) -> str:

@@ -51,10 +51,11 @@ def is_start_ignored(stream: OpenedStream) -> bool:
     try:
         if factory in _ignoring:
             return _ignoring[factory] and stream.items > 0
-        content, known = hash(str(_content(stream.first, _MOST_BYTES))), _beginnings.setdefault(factory, {})
-        other, alike = known.get(source, (stream.items, content))
-        if len(known) < _MOST_SOURCES:
-            known.setdefault(source, (other, alike))
+        known = _beginnings.setdefault(factory, {})
+        if source not in known and len(known) >= _MOST_SOURCES:
+            return False
+        content = hash(str(_content(stream.first, _MOST_BYTES)))
+        other, alike = known.setdefault(source, (stream.items, content))
     except TypeError:  # not hashable: there is nothing to compare
         return False
     if other == stream.items or alike != content:

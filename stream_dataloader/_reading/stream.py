@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 from stream_dataloader._items.step_writer import Taken
 from stream_dataloader._items.structure import Misfit
-from stream_dataloader._kept_fields import map_leaves
 from stream_dataloader._reading.opening import END, Handle, takes_start, text_of
 from stream_dataloader._schedule.sections import Section
 from stream_dataloader.errors import ItemError, LengthError, ReadError, StreamError, detached, shorten
@@ -221,11 +220,8 @@ class OpenedStream(Handle):
     def read_into(self, out: Any, most: int) -> int:
         """Have the stream write its next items to `out`, `most` at most; 0 at its end."""
         stop = self.stop
-        if stop is not None:
-            if self._error is None and self._is_over(stop):
-                return 0
-            if 0 < (room := stop - self.items) < most:
-                out, most = map_leaves(out, lambda leaf: leaf[:room]), room
+        if stop is not None and self._is_over(stop):
+            return 0
         try:
             count = self.returned.read_into(out)
         except Misfit as misfit:  # of a stream that takes its items apart as a lane does
@@ -244,7 +240,7 @@ class OpenedStream(Handle):
                 f"0 (the stream's end) to {most} (the length of `out`)",
             )
         self.items += count
-        if stop is not None:
+        if stop is not None and (self.items >= stop or not count):
             self._check_length(stop, ended=count == 0)
         return count
 

@@ -87,13 +87,16 @@ class StreamWindows:
 
     def _write(self, t: int, end: int, layout: Layout) -> int:
         """Have the stream write time steps itself: how many, 0 at its end, -1 for an item to take."""
+        stream = self.stream
+        if stream.stop is not None and (left := stream.stop - stream.items) > 0:
+            end = min(end, t + left)
         try:
-            room = self._writer.room(self._row, t, end, layout)
+            block, room = self._writer.room(self._row, t, end, layout)
         except Misfit as misfit:
             raise self._misfit(misfit) from None
-        count = self.stream.read_into(room, end - t)
+        count = stream.read_into(room, end - t)
         if count > 0:
-            self._writer.wrote(self._row, t + count)
+            block.counts[self._row] = t + count
         return count
 
     def read_window(self, t: int, stop: int) -> bool:  # noqa: ARG002
