@@ -301,7 +301,7 @@ class StreamDataset(IterableDataset[StreamBatch]):
         if self.rules.padding_mode == "cycle":
             raise TypeError('padding_mode="cycle" has no len(); pass batches_per_epoch= to the loader')
         lengths = self.plan().scheduled_lengths
-        if lengths is None or self.lengths is None or (self.lengths < 0).any():
+        if lengths is None or not self.source_lists.knows_lengths:
             raise TypeError("the number of batches is not known; pass lengths= to StreamDataset")
         if self._steps is None or self._steps[0] != epoch:
             self._steps = epoch, steps_of_groups(self.rules, epoch, lengths)

@@ -28,7 +28,6 @@ from stream_dataloader._schedule.position import EpochPlace, EpochsOfRun
 from stream_dataloader._schedule.replay import has_rest
 from stream_dataloader._schedule.rules import Rules
 from stream_dataloader._schedule.saved_state import LoadedState, plain_epoch, to_plain
-from stream_dataloader._schedule.sections import Cuts, lengths_in
 from stream_dataloader._schedule.snapshot import PackedSnapshot, Progress, nothing_left
 from stream_dataloader.dataset import StreamDataset
 from stream_dataloader.errors import FailureLimitError, StreamError
@@ -57,20 +56,23 @@ class Member:
         self._failed = {}
 
     def is_end(self, epoch: int, record: PackedSnapshot) -> bool:
-        """Whether an epoch is known to have no batch behind a place in it."""
-        reading, lengths = self.ranks.reading, self._dataset.lengths
-        rules, scheduled = reading.rules, reading.lengths if reading.cuts is None else reading.cuts
-        if lengths is None or (lengths < 0).any() or rules.padding_mode == "cycle":
+        """Whether an epoch is known to have no batch behind a place in it.
+
+        The order of very many sources takes seconds to make, and is only looked at near the epoch's end.
+        """
+        plan = self.ranks.reading.plan()
+        rules, lists = plan.rules, plan.lists
+        if not lists.knows_lengths or rules.padding_mode == "cycle":
             return False
         if not self.ranks.alone or rules.padding_mode == "drop":
-            steps = known_count(reading, epoch)  # for all ranks, if no stream can change it
+            steps = known_count(self.ranks.reading, epoch)  # for all ranks, if no stream can change it
             return steps is not None and record.step >= steps
+        to_come = sum(max(0, share - cursor) for share, cursor in zip(rules.shares, record.cursors, strict=True))
+        if rules.mix is None and to_come > lists.most_empty:
+            return False
         if self._order is None or self._order[:2] != (rules, epoch):
-            self._order = rules, epoch, Order(rules, epoch, scheduled)
-        starts = scheduled.starts(epoch) if isinstance(scheduled, Cuts) else None
-        known = lengths_in(scheduled, epoch)
-        assert known is not None
-        return not has_rest(record.unpack(rules), rules, self._order[2], known, starts)
+            self._order = rules, epoch, Order(rules, epoch, plan.scheduled_lengths)
+        return not has_rest(record.unpack(rules), rules, self._order[2], plan.section)
 
     def state_of(self, epoch: int, record: PackedSnapshot, at: EpochPlace | None = None) -> dict[str, Any]:
         """The state at a place in an epoch; at its end, that of the next one's beginning."""

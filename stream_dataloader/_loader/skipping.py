@@ -23,8 +23,8 @@ def place_later(member: Member, start: Start, count: int) -> tuple[Start, int] |
     It does without lengths, with streams that may be skipped, or that cut their own windows.
     """
     reading = member.ranks.reading
-    rules, scheduled, lengths = reading.rules, reading.plan().scheduled_lengths, reading.lengths
-    if scheduled is None or lengths is None or (lengths < 0).any() or rules.time_steps is None:
+    rules, scheduled = reading.rules, reading.plan().scheduled_lengths
+    if scheduled is None or not reading.source_lists.knows_lengths or rules.time_steps is None:
         return None
     if not rules.deterministic or reading.on_error != "raise":
         return None

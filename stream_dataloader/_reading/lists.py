@@ -185,6 +185,17 @@ class SourceLists(Sources):
             [np.full(len(one.sources), -1, np.int64) if one.lengths is None else one.lengths for one in self.lists]
         )
 
+    @cached_property
+    def knows_lengths(self) -> bool:
+        """Whether the lengths of all sources are known."""
+        return self.lengths is not None and not (self.lengths < 0).any()
+
+    @cached_property
+    def most_empty(self) -> int:
+        """How many sources, or sections, have no item at the most: of a source's sections one. Lengths are known."""
+        assert self.lengths is not None
+        return len(self.lengths) if self._cuts else int(np.count_nonzero(self.lengths == 0))
+
     def cuts(self, seed: int) -> Cuts | None:
         """The sections of all lists; None if every source is read whole."""
         return Cuts(cuts, seed) if (cuts := self._cuts) else None
@@ -208,7 +219,7 @@ class SourceLists(Sources):
         """Tells one array of lengths from another: they may decide which lane reads which source."""
         return None if self.lengths is None else hashlib.blake2b(self.lengths.tobytes(), digest_size=16).hexdigest()
 
-    @property
+    @cached_property
     def described_sections(self) -> str | None:
         """How sources are cut, for saved states; None if they are read whole."""
         return "; ".join(map(described, self._cuts)) or None

@@ -11,6 +11,7 @@ from __future__ import annotations
 import copyreg
 import functools
 import io
+import itertools
 import pickle
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, MutableSequence, Sequence
@@ -118,17 +119,17 @@ class PackedSources(Sources, SharedFields):
     """
 
     def __init__(self, sources: Iterable[Any], pickle_block: Callable[[Any], bytes] | None = None) -> None:
-        listed = list(sources)
-        blocks = list(_blocks(listed, pickle_block or _by_reference))
-        self._set(len(listed), b"".join(block for _, block in blocks), [(first, len(block)) for first, block in blocks])
+        listed = sources if isinstance(sources, list) else list(sources)
+        self._set(len(listed), list(_blocks(listed, pickle_block or _by_reference)))
 
-    def _set(self, length: int, blob: bytes, blocks: Sequence[tuple[int, int]]) -> None:
-        """Write the blocks to memory of their own; of each, its first source's index and its size in bytes."""
-        self._length, self._sizes = length, (len(blocks), len(blob))
+    def _set(self, length: int, blocks: Sequence[tuple[int, bytes]]) -> None:
+        """Write the blocks to memory of their own, each with its first source's index."""
+        ends = np.cumsum([len(block) for _, block in blocks], dtype=np.int64)
+        self._length, self._sizes = length, (len(blocks), int(ends[-1]) if blocks else 0)
         SharedFields.__init__(self)
-        self._firsts[:] = [first for first, _ in blocks]
-        self._ends[:] = np.cumsum([size for _, size in blocks], dtype=np.int64)
-        self._blob[:] = blob
+        self._firsts[:], self._ends[:] = [first for first, _ in blocks], ends
+        for (_, block), end in zip(blocks, ends.tolist(), strict=True):
+            self._blob[end - len(block) : end] = block
 
     def _lay_out(self, carve: Carver) -> None:
         blocks, blob_bytes = self._sizes
@@ -154,9 +155,9 @@ class PackedSources(Sources, SharedFields):
         if spawning():  # on the way to a worker: share
             portable = self._portable or self
             return {name: getattr(portable, name) for name in ("_length", "_sizes", "_memory")}
-        sizes = np.diff(self._ends, prepend=0).tolist()
-        blocks = list(zip(self._firsts.tolist(), sizes, strict=True))
-        return {"given": (self._length, self._blob.tobytes(), blocks)}
+        bounds = itertools.pairwise([0, *self._ends.tolist()])
+        blocks = [bytes(self._blob[begin:end]) for begin, end in bounds]
+        return {"given": (self._length, list(zip(self._firsts.tolist(), blocks, strict=True)))}
 
     @functools.cached_property
     def _portable(self) -> PackedSources | None:

@@ -6,6 +6,7 @@ Guarantee: a pure function of (rules, epoch, lengths); what a grant stands for d
 from __future__ import annotations
 
 import functools
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple, TypeAlias
@@ -215,12 +216,15 @@ def dealt_by_length(order: IntArray, lengths: IntArray, groups: int) -> IntArray
 
     Of each `groups` sources in a row the longest goes to the group that has least so far (nearly as in Graham, 1969).
     """
-    dealt: IntArray = order.copy()
-    loads = np.zeros(groups, np.int64)
-    for begin in range(0, len(order), groups):
-        block = order[begin : begin + groups]
-        longest_first = block[np.argsort(-lengths[block], kind="stable")]
-        least_first = np.argsort(loads[: len(block)], kind="stable")
-        dealt[begin + least_first] = longest_first
-        loads[least_first] += lengths[longest_first]
+    block = np.arange(len(order)) // groups
+    longest_first = order[np.lexsort((-lengths[order], block))]
+    steps, loads, places = lengths[longest_first].tolist(), [0] * groups, array("q")
+    for begin in range(0, len(order), groups):  # lists, as arrays of a few numbers take several times as long
+        row = steps[begin : begin + groups]
+        least_first = sorted(range(len(row)), key=loads.__getitem__)
+        for group, length in zip(least_first, row, strict=True):
+            loads[group] += length
+        places.extend(least_first)
+    dealt = np.empty_like(order)
+    dealt[block * groups + np.frombuffer(places, np.int64)] = longest_first
     return dealt

@@ -18,7 +18,7 @@ from __future__ import annotations
 import functools
 import heapq
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -27,7 +27,7 @@ import numpy.typing as npt
 
 from stream_dataloader._schedule.order import Order
 from stream_dataloader._schedule.rules import NEVER, NONE, Groups, IntArray, Rules
-from stream_dataloader._schedule.sections import Cuts, Lengths
+from stream_dataloader._schedule.sections import Cuts, Lengths, Section
 from stream_dataloader._schedule.snapshot import LaneState, Snapshot, beginning
 from stream_dataloader._schedule.tickets import next_grant
 
@@ -43,16 +43,12 @@ _FIRST_STEPS = 8
 
 
 class SourceRun(NamedTuple):
-    """A source in a lane: its items fill cells `[begin, end)`, counted over the lane's epoch.
-
-    Attributes:
-        place: The place of its first item.
-    """
+    """A source in a lane: its items fill cells `[begin, end)`, counted over the lane's epoch."""
 
     grant: int
+    source: int
     begin: int
     end: int
-    place: int
     fresh: bool
 
 
@@ -75,8 +71,6 @@ class Replay:
         self._lengths_in = functools.lru_cache(2)(
             lambda epoch: lengths.lengths(epoch) if isinstance(lengths, Cuts) else lengths
         )
-        known = self._lengths_in(order.epoch)
-        self._firsts = np.cumsum(known) - known  # the place of each source's first item
         place = place or beginning(rules)
         self.step = place.step
         self._eager = _FIRST_STEPS
@@ -93,6 +87,13 @@ class Replay:
             if not self._idle[lane]
         ]
         heapq.heapify(self._times)
+
+    @functools.cached_property
+    def _firsts(self) -> IntArray:
+        """`(num_sources,)`, the place of each source's first item."""
+        known = self._lengths_in(self._order.epoch)
+        firsts: IntArray = np.cumsum(known) - known
+        return firsts
 
     def place(self) -> Snapshot:
         """Where it stands."""
@@ -145,7 +146,7 @@ class Replay:
         begin, end = max(run.begin - first, 0), min(run.end - first, len(places))
         if begin >= end:
             return
-        place = run.place + first - run.begin
+        place = int(self._firsts[run.source]) + first - run.begin
         places[begin:end] = np.arange(place + begin, place + end)
         places[end : -(-end // self._window) * self._window] = place + end - 1
         kinds[begin:end] = FRESH * run.fresh
@@ -185,7 +186,7 @@ class Replay:
 
     def _run(self, grant: int, begin: int) -> SourceRun:
         source, epoch, _, fresh = self._order[grant]
-        return SourceRun(grant, begin, begin + int(self._lengths_in(epoch)[source]), int(self._firsts[source]), fresh)
+        return SourceRun(grant, source, begin, begin + int(self._lengths_in(epoch)[source]), fresh)
 
     def _step_behind(self, run: SourceRun) -> int:
         """The step in which the lane needs another source."""
@@ -225,24 +226,25 @@ def _steps_of(rules: Rules, order: Order, lengths: Lengths) -> int:
     return -(-end // window)
 
 
-def has_rest(place: Snapshot, rules: Rules, order: Order, lengths: IntArray, starts: IntArray | None = None) -> bool:
+def has_rest(place: Snapshot, rules: Rules, order: Order, section: Callable[[int, int], Section]) -> bool:
     """Whether anything new is left behind a place in an epoch's first pass, for one rank that hosts all groups.
 
     Args:
-        lengths: `(num_sources,)`, items of each source, or of each section.
-        starts: `(num_sources,)`, the first item of each section; None: sources are read whole.
+        section: What the schedule hands out by a number, in an epoch.
     """
+
+    def is_left(grant: int, items: int | None = None) -> bool:
+        if grant == NONE or not (found := order[grant]).fresh:
+            return False
+        of = section(found.source, found.epoch)
+        return of.stop > (of.start if items is None else items)
+
     total, first = rules.groups.total, rules.groups.first
     to_come = (
         range(cursor * total + group, rules.groups.share(group, rules.draws) * total + group, total)
         for group, cursor in enumerate(place.cursors, first)
     )
-    for grant in itertools.chain(place.returned, *(lane.reserved or () for lane in place.lanes), *to_come):
-        if grant != NONE and (found := order[grant]).fresh and lengths[found.source] > 0:
-            return True
-    for lane in place.lanes:
-        if lane.grant != NONE and (found := order[lane.grant]).fresh:
-            read = lane.items - (0 if starts is None else starts[found.source])
-            if lengths[found.source] > read:
-                return True
-    return False
+    reserved = (lane.reserved or () for lane in place.lanes)
+    return any(map(is_left, itertools.chain(place.returned, *reserved, *to_come))) or any(
+        is_left(lane.grant, lane.items) for lane in place.lanes
+    )

@@ -109,7 +109,7 @@ class Cuts:
 
     def _make_cache(self) -> None:
         self._key = lru_cache(2)(partial(cuts_key, self._seed))
-        self._bounds = lru_cache(1)(self._all_bounds)
+        self._lengths = lru_cache(1)(self._all_lengths)
 
     def under(self, seed: int) -> Cuts:
         """The same under another seed."""
@@ -137,26 +137,21 @@ class Cuts:
         starts, stops = cut.bounds(within, place, self._key(epoch))
         return Section(source, int(starts[0]), int(stops[0]), int(cut.lengths[within[0]]))
 
-    def starts(self, epoch: int) -> IntArray:
-        """`(sections,)`, the first item of each."""
-        return self._bounds(epoch)[0]
-
     def lengths(self, epoch: int) -> IntArray:
         """`(sections,)`, the number of items of each; -1 is unknown."""
-        starts, stops = self._bounds(epoch)
-        return np.where(stops < 0, -1, stops - starts)
+        return self._lengths(epoch)
 
-    def _all_bounds(self, epoch: int) -> tuple[IntArray, IntArray]:
+    def _all_lengths(self, epoch: int) -> IntArray:
         found = []
         for cut in self._lists:
             sources = np.repeat(np.arange(len(cut.lengths)), cut.counts)
             places = np.arange(len(sources)) - np.repeat(np.cumsum(cut.counts) - cut.counts, cut.counts)
-            found.append(cut.bounds(sources, places, self._key(epoch)))
-        starts, stops = map(np.concatenate, zip(*found, strict=True))
-        return starts, stops
+            starts, stops = cut.bounds(sources, places, self._key(epoch))
+            found.append(np.where(stops < 0, -1, stops - starts))
+        return np.concatenate(found)
 
     def __getstate__(self) -> dict[str, object]:
-        return {name: value for name, value in self.__dict__.items() if name not in ("_key", "_bounds")}
+        return {name: value for name, value in self.__dict__.items() if name not in ("_key", "_lengths")}
 
     def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__.update(state)

@@ -8,7 +8,8 @@ from helpers import random_cases
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stream_dataloader import StreamDataLoader, StreamDataset
+from stream_dataloader import StreamDataLoader, StreamDataset, interleave, sections
+from stream_dataloader._schedule.order import Order
 
 LENGTHS = [5, 3, 6, 2, 4]
 
@@ -86,3 +87,32 @@ def test_so_it_is_with_workers_and_the_next_epoch_is_whole(options):
     for batches in (seen, read):
         assert sum(int(batch.mask.sum()) for batch in batches) == sum(LENGTHS)
     assert options or keys(read) == keys(whole)
+
+
+def of(lengths, cut=None, **options):
+    return StreamDataset(lengths, range, 1, time_steps=2, lookahead=0, seed=0, lengths=lengths, sections=cut, **options)
+
+
+@pytest.mark.parametrize(
+    "dataset",
+    [
+        of([6, 4, 0, 0, 0]),
+        of([6, 4, 0, 0, 0], schedule="longest_first"),
+        of([3, 3], sections(None, 2)),
+        interleave([of([6, 4, 2]), of([0])], weights=[1, 9], exhausted="repeat"),
+    ],
+)
+def test_what_is_left_may_be_nothing_but_empty_streams(dataset):
+    loader, left = StreamDataLoader(dataset), int(dataset.lengths.sum())
+    for batch in loader:
+        left -= int(batch.mask.sum())
+        assert loader.state_dict()["epoch"] == (left == 0)
+
+
+def test_long_before_the_end_a_state_needs_no_order(monkeypatch):
+    asked, grant = [], Order.__getitem__
+    monkeypatch.setattr(Order, "__getitem__", lambda order, number: asked.append(number) or grant(order, number))
+    loader = StreamDataLoader(of([4] * 100, shuffle=True), 1)  # the worker's are noted in the worker
+    batches = iter(loader)
+    next(batches).state_dict()
+    assert not asked
