@@ -109,13 +109,15 @@ class PartWriter:
         return block, layout.build(room)
 
     def _block_for_steps(self, row: int, layout: Layout) -> Block:
-        block = self.draft.block_of_row[row]
+        draft = self.draft
+        block = draft.block_of_row[row]
         if block is not None and block.layout is layout:
             return block
         if block is not None and block.counts[row]:
             raise StreamMisfit(f"the window goes on with another stream, and {block.layout.difference(layout)}")
         assert self._time_steps is not None
-        return self._block(row, layout, self._time_steps)
+        block = draft.block_of_row[row] = draft.blocks.get(id(layout)) or self._block(row, layout, self._time_steps)
+        return block
 
     def put_window(self, row: int, layout: Layout, leaves: Leaves, count: int, padded: int) -> None:
         """Write a row's whole window of `count` steps, to be padded to at least `padded`.
