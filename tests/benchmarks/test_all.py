@@ -51,7 +51,6 @@ if __name__ == "__main__":
 
 @pytest.fixture
 def folder(tmp_path):
-    """Programs."""
     for name, text in PROGRAMS.items():
         (tmp_path / name).write_text(text)
     return tmp_path

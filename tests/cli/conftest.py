@@ -24,8 +24,6 @@ def run(capsys):
 
 @pytest.fixture
 def run_anew():
-    """Runs it in a process of its own; options are those of `subprocess.run`."""
-
     def run_program(*arguments, python=(), **options):
         return subprocess.run(
             [sys.executable, *python, "-m", "stream_dataloader", *map(str, arguments)],
@@ -41,8 +39,6 @@ def run_anew():
 
 @pytest.fixture
 def write_sound():
-    """Writes samples of silence as 16 bits."""
-
     def write(path, samples, channels=1):
         path.parent.mkdir(parents=True, exist_ok=True)
         with wave.open(str(path), "wb") as file:

@@ -36,7 +36,6 @@ def run_demo(run_anew, cache):
 
 
 def table(output):
-    """The numbers that the demo printed."""
     found = {name: float(re.search(rf"([\d.]+) {name}", output)[1]) for name in ("videos", "batches", "opened")}
     items = re.findall(r"^ +\d+ .* s +([\d,]+)$", output, re.MULTILINE)
     found["items"] = sum(int(count.replace(",", "")) for count in items)

@@ -38,7 +38,6 @@ def videos(tmp_path):
 
 @pytest.fixture
 def numbers(tmp_path):
-    """A store of streams of 4, 8 and 1 items."""
     stores.pack(([4, 8, 1], range), tmp_path / "numbers.store")
     return tmp_path / "numbers.store"
 

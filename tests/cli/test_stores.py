@@ -20,7 +20,6 @@ from stream_dataloader.stores import MemmapStore
 
 @pytest.fixture
 def numbers(tmp_path):
-    """A store of three streams, one of them empty."""
     stores.pack((["a", "b", "c"], lambda name: range("abc".index(name) * 4)), tmp_path / "numbers.store")
     return tmp_path / "numbers.store"
 
@@ -81,18 +80,6 @@ def test_a_list_is_packed_in_its_order_and_one_file_or_a_store_alone(tmp_path, r
     ):
         assert run("pack", given, tmp_path / f"out{number}", "--workers", 0)[0] == 0
         assert lengths(tmp_path / f"out{number}") == expected
-
-
-def test_what_is_broken_is_named_and_may_be_skipped(tmp_path, run, arrays):
-    (arrays / "a9.npy").write_bytes(b"no array")
-    status, told, errors = run("pack", arrays, tmp_path / "out", "--workers", 0)
-    assert (status, told) == (1, "")
-    assert re.fullmatch(r"stream-dataloader: source 0 \('.*/a9.npy'\), item 0, .*nothing is kept\n", errors)
-    assert not (tmp_path / "out.partial").exists()
-    status, told, errors = run("pack", arrays, tmp_path / "out", "--workers", 0, "--on-error", "skip")
-    assert (status, errors) == (1, "")
-    assert "packed 2 streams" in told
-    assert "\nskipped source 0" in told
 
 
 def test_a_store_is_inspected(run, numbers):

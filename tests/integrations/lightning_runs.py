@@ -72,7 +72,6 @@ class Model(lightning.LightningModule):
 
 
 def first(batch):
-    """The batch, or the first one of several."""
     return next(each for each in batch.values() if each is not None) if isinstance(batch, dict) else batch
 
 
@@ -99,7 +98,6 @@ def trainer_of(folder, callbacks=(), **options):
 
 
 def fit(train, folder, callbacks=(), *, validation=None, checkpoint=None, hooks=None, model=None, **options):
-    """The model of a run; one that a hook broke off is over."""
     model = Model() if model is None else model
     model.hooks = hooks or {}
     trainer = trainer_of(folder, callbacks, **options)

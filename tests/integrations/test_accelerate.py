@@ -29,7 +29,6 @@ def open_stream(length):
 
 
 def loader(workers=0, *, known=False, collate_fn=None, beside=False, **options):
-    """A loader; beside: of two members, one of which never ends."""
     if known:
         options["lengths"] = LENGTHS
     dataset = StreamDataset(LENGTHS, open_stream, 2, **{"time_steps": 3, "shuffle": True, "seed": 0} | options)
@@ -71,7 +70,6 @@ def prepared(accelerator, *args, **options):
 
 
 def stretches(collate_fn=None, length=5):
-    """Epochs of n batches."""
     return StreamDataLoader(loader(padding_mode="cycle").dataset, 0, collate_fn, batches_per_epoch=length)
 
 

@@ -21,7 +21,6 @@ VALIDATION = DataLoader(range(2))
 
 
 def epochs(known=True, count=3, **options):
-    """What plain epochs of the loader have."""
     plain = loader(known, **options)
     return [[key(batch) for batch in plain] for _ in range(count)]
 

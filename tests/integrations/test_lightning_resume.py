@@ -38,7 +38,6 @@ def resumed(make, folder, path, **options):
 
 
 def saving(folder, **when):
-    """Saves checkpoints, and keeps them all."""
     return ModelCheckpoint(folder / "saved", "{step}", save_top_k=-1, **when)
 
 
@@ -95,7 +94,6 @@ def test_from_the_last_one_after_max_steps(tmp_path, make):
 
 
 def at(number):
-    """Raises at the `number`-th call."""
     calls = []
 
     def hook(model):

@@ -62,7 +62,6 @@ def seen_of(batch):
 
 
 def whole_of(number, **options):
-    """What the model should see of so many epochs, one after the other."""
     bare = loader(**options)
     return [seen_of(batch) for _ in range(number) for batch in bare]
 

@@ -50,7 +50,6 @@ class Own(dict):
 
 
 def batches(sources, workers=0, transport="auto", lanes=None, collate_fn=None, **options):
-    """What is read of `sources`, which are lists of items."""
     given = {"time_steps": 2, **options}
     dataset = StreamDataset(range(len(sources)), lambda i: iter(sources[i]), lanes or len(sources), **given)
     return list(StreamDataLoader(dataset, workers, collate_fn, transport=transport))

@@ -98,7 +98,6 @@ trees = st.recursive(
 
 
 def build(tree, x):
-    """An item."""
     if isinstance(tree, int):
         return LEAVES[tree](x)
     kind, *children = tree
@@ -155,7 +154,6 @@ def items_of(trees):
 
 
 def plain(leaf):
-    """What can be compared, bit for bit."""
     if not isinstance(leaf, torch.Tensor):
         return type(leaf).__name__, repr(leaf)
     leaf = leaf.detach().to_dense().resolve_conj().contiguous()
@@ -163,7 +161,6 @@ def plain(leaf):
 
 
 def steps_of(streams, time_steps, **options):
-    """All that one lane reads, step by step, and the error at its end."""
     dataset = StreamDataset(streams, items_of, 1, time_steps=time_steps, windows="packed", **options)
     found, error = [], None
     with warnings.catch_warnings(record=True) as caught:
@@ -230,7 +227,6 @@ class Careless:
 
 
 def read(dataset):
-    """The data of the one lane."""
     return [x for batch in StreamDataLoader(dataset) for x in batch.data[batch.mask].tolist()]
 
 

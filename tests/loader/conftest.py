@@ -6,5 +6,4 @@ from cuda_machine import Machine
 
 @pytest.fixture
 def cuda(monkeypatch):
-    """One device."""
     return Machine().install(monkeypatch)

@@ -85,7 +85,6 @@ FOUR_WORKERS = dataclasses.replace(FIGURES.setup, num_workers=4)
 
 
 def alone(**changed):
-    """A loader without workers."""
     return dataclasses.replace(FIGURES.setup, num_workers=0, **changed)
 
 

@@ -193,7 +193,6 @@ def test_what_cannot_be_copied_ahead_is_moved_when_it_is_handed_out(cuda):
 
 
 def bookkeeping(batch):
-    """All of a batch that is no data."""
     fields = [batch.reset, batch.is_start, batch.mask, batch.source, batch.position, batch.worker_id, batch.lane]
     return [field.tolist() for field in fields] + [batch.step, batch.epoch]
 

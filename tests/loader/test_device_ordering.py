@@ -35,7 +35,6 @@ class Ring:
         self.leases.lock_for(device)
 
     def scribble(self):
-        """Write to all slots that are free."""
         size = self.pool.geometry.slot_bytes
         for slot in np.flatnonzero(self.pool.slot_states[: self.pool.slots] == 0):
             begin = self.pool.offset(int(slot))
@@ -65,7 +64,6 @@ def batch_of(slot, step, odd):
 
 
 def compute(machine, batch, rng):
-    """What a model does with a batch, some of it."""
     whole = np.full((STEPS, LANES, WIDTH), batch.step, np.float32)
     machine.kernel(batch.data["frame"], whole)
     if rng.random() < 0.5:

@@ -61,7 +61,6 @@ WRONG_TYPES = [
 
 
 def build(options):
-    """A loader, by options of the dataset and its own."""
     return make_loader(**({"sources": [1, 2, 3], "open_stream": range, "batch_size": 2, "time_steps": 2} | options))
 
 
@@ -99,7 +98,6 @@ def test_more_workers_than_lanes_are_as_many_as_lanes_with_one_warning():
 
 
 def items(source, broken=None):
-    """Four items, of which one may not come."""
     for i in range(4):
         if i == broken:
             raise OSError("disk gone")
@@ -126,7 +124,6 @@ BROKEN = {
 
 
 def opener(how):
-    """Opens streams of which source 2 is broken."""
     return lambda source: (BROKEN[how][0] if source == 2 else items)(source)
 
 

@@ -31,8 +31,6 @@ def item(source, position):
 
 @dataclass(frozen=True)
 class OfList:
-    """Opens the sources of one list, at any item."""
-
     number: int
     open_early = True
 
@@ -76,7 +74,6 @@ class Mixture(cases.Case):
         return interleave(self.datasets(), self.weights, padding_mode=self.padding_mode, **(given | options))
 
     def drawn(self, dataset, epoch=0):
-        """The sources of one epoch in the order in which they are handed out."""
         order = Order(dataset.rules, epoch, dataset.lengths)
         return [order[grant].source for grant in range(dataset.rules.draws)]
 
@@ -150,7 +147,6 @@ def test_each_pass_over_a_list_is_shuffled_anew():
 
 
 def counts(batches):
-    """How often each item was read for the first time."""
     found = [cell for batch in batches for lane in cells(batch) for cell in lane if cell]
     return collections.Counter((source, position) for source, position, fresh, *_ in found if fresh)
 

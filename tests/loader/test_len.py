@@ -20,13 +20,11 @@ READ = [len(list(_loader)) for _ in range(6)]
 
 
 def read(batches, hold, count=None):
-    """Take so many batches, or all, of an iterator that is held."""
     hold.append(batches)
     return list(itertools.islice(batches, count))
 
 
 def load(loader, epoch, count=1):
-    """Load what another one saved in an epoch, after so many batches."""
     other = loader_of()
     other.set_epoch(epoch)
     list(itertools.islice(other, count))

@@ -38,8 +38,6 @@ def forward(source):
 
 @dataclass
 class Seeking:
-    """An iterator that goes to any item."""
-
     source: tuple
     position: int = 0
 
@@ -70,8 +68,6 @@ class Stateful(Seeking):
 
 @dataclass
 class Writing:
-    """Writes several items at once into the batch."""
-
     source: tuple
     start: int = 0
 
@@ -89,8 +85,6 @@ class Writing:
 
 
 class Marking(Writing):
-    """Says where sequences begin."""
-
     def starts_within(self, start, stop):
         return (n for n in range(start, stop) if cases.is_marked(self.source[0], n))
 
@@ -101,8 +95,6 @@ FACTORIES["mark"] = Marking
 
 @dataclass
 class Case(cases.Case):
-    """A dataset with sections, small enough to be replayed by the model."""
-
     lengths: list = field(default_factory=lambda: [11, 0, 3, 8, 20])
     time_steps: int = 3
     shuffle: bool = True

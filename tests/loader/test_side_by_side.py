@@ -22,8 +22,6 @@ from stream_dataloader.testing import check_resume
 
 @dataclass
 class Member(cases.Case):
-    """One member, small enough to be read again and again."""
-
     lengths: list = field(default_factory=lambda: [3, 5, 2])
     shuffle: bool = True
     known: bool = False
@@ -96,7 +94,6 @@ FIELDS = ("data", "is_start", "is_last", "mask", "source", "position")
 
 
 def check(batch, members, case):
-    """A batch holds each member's own, or its padding."""
     assert batch.member.tolist() == [m for m, member in enumerate(case.members) for _ in range(member.lanes)]
     assert batch.lane.tolist() == list(range(len(batch)))
     assert (batch.reset == batch.is_start[0]).all()
@@ -136,7 +133,6 @@ TWO = Case([Member([9, 4, 6, 3]), Member([2, 5, 1, 4], 3, windows="packed", cut=
 
 
 def state_after(loader, count=1):
-    """The state after some batches, the iterator let go of."""
     list(itertools.islice(loader, count))
     return loader.state_dict()
 

@@ -47,7 +47,6 @@ class Reader(html.parser.HTMLParser):
 
 
 def read(batch):
-    """What a batch's HTML says."""
     return parsed(batch._repr_html_())
 
 
@@ -68,7 +67,6 @@ def first_batch(open_stream, sources=(5, 3), time_steps=4, **options):
 
 
 def batch_of(data, time_steps=4, lanes=3, real=None):
-    """A batch of any data at all."""
     real = torch.ones(time_steps, lanes, dtype=torch.bool) if real is None else real
     return StreamBatch(
         data=data,

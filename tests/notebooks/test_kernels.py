@@ -149,7 +149,6 @@ class Shown:
 
 
 def run_cells(sources, folder):
-    """Run cells in a kernel of their own."""
     before, after = folder / "before.ipynb", folder / "after.ipynb"
     nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in sources]), before)
     run_notebook(before, after, folder)

@@ -22,7 +22,6 @@ EXAMPLES = ROOT / "examples"
 
 
 def run(name, *arguments, cache="/nowhere"):
-    """The example's output; warnings are errors."""
     return run_program(EXAMPLES / name, *arguments, flags=STRICT, XDG_CACHE_HOME=str(cache))
 
 

@@ -76,7 +76,6 @@ PROGRAMS = [
 
 @pytest.fixture(scope="module")
 def programs():
-    """Runs a program: what it prints."""
     command = [sys.executable, ROOT / "tests" / "pages" / "run_programs.py"]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUTF8": "1"}
     with subprocess.Popen(

@@ -123,7 +123,6 @@ MUTANTS = {
 
 
 def mutate(package, mutant):
-    """Change one decision in a copy of the package."""
     path = package / mutant.file
     text = path.read_text()
     assert text.count(mutant.old) == 1, f"{mutant.file} has this {text.count(mutant.old)} times: {mutant.old}"
@@ -142,7 +141,6 @@ def notices(folder, tests):
 
 
 def copied(folder):
-    """The package and its tests, in a folder."""
     ignored = shutil.ignore_patterns("__pycache__", ".hypothesis")
     for name in ("stream_dataloader", "tests"):
         shutil.copytree(ROOT / name, folder / name, ignore=ignored)

@@ -195,7 +195,6 @@ class Model(RuleBasedStateMachine):
 
     @rule(order=MOVES)
     def finish(self, order):
-        """All batches up to the epoch's end."""
         self.deliver_one(order)
         while self.iterator is not None or self.place is self.loaded:  # a state was loaded after an error
             self.deliver_one(())

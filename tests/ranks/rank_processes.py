@@ -133,7 +133,6 @@ def world_sizes(groups):
 
 
 def loader_of(case, groups, known, workers=0, *, world_size=1, **options):
-    """A loader for one rank; the lanes of a case are those of a group."""
     ours = Case(**{**vars(case), "lanes": case.lanes * (groups // world_size)})
     dataset = ours.dataset(lengths=case.lengths) if known else ours.dataset()
     with warnings.catch_warnings():
@@ -153,7 +152,6 @@ def read(rank, world_size, drawn, workers, state=None, most=None):
 
 
 def side_by_side(batches):
-    """The global batch: what all ranks' have, in the order of lanes."""
     merged = []
     for fields in zip(*batches, strict=True):
         if isinstance(fields[0], int):  # step, epoch

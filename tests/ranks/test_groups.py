@@ -116,7 +116,6 @@ def test_groups_resume_on_any_number_of_ranks(drawn, data):
 
 
 def real(source):
-    """Whether there is an item among cells."""
     return any(index >= 0 for of_step in source for index in of_step)
 
 

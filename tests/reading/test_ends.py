@@ -32,12 +32,10 @@ CASE = Case([4, 0, 9, 2, 2, 7, 1, 3, 5, 8, 6], 4, 3, shuffle=True, seed=1)
 
 
 def without_ends(batch):
-    """Every other field."""
     return batch_key(dataclasses.replace(batch, is_last=None))
 
 
 def marked(batches):
-    """Source and position of the steps that are marked."""
     cells = [torch.stack([batch.source, batch.position], -1)[batch.is_last] for batch in batches]
     return sorted(torch.cat(cells).tolist())
 

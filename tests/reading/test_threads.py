@@ -26,7 +26,6 @@ LANES, SOURCES, ITEMS = 4, 24, 6
 
 
 def read(open_stream, workers, sources=range(SOURCES), **options):
-    """What is read of each source."""
     loader = StreamDataLoader(StreamDataset(sources, open_stream, LANES, time_steps=2, **options), workers)
     found = collections.defaultdict(list)
     for batch in loader:
@@ -51,7 +50,6 @@ class Noting:
         (self.folder / f"{os.getpid()}-{threading.get_native_id()}").touch()
 
     def threads(self):
-        """How many threads of each process that read entered."""
         return sorted(collections.Counter(path.name.split("-")[0] for path in self.folder.iterdir()).values())
 
     def __call__(self, source):
@@ -150,7 +148,6 @@ class Proxy(Opening):
 
 
 def opened_early(factory, workers, sources=range(SOURCES), **options):
-    """Which sources a background thread opened."""
     found = read(factory, workers, sources, **options)
     return {source for source, items in found.items() if any(items)}
 

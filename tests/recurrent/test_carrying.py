@@ -17,7 +17,6 @@ def loader_of(lengths, lanes=2, time_steps=2, **options):
 
 
 def run(carry, batches):
-    """The states after each batch, as lists."""
     found = []
     for batch in batches:
         state = counted(batch, carry.before(batch))
@@ -205,7 +204,6 @@ def test_a_batch_left_out_or_given_twice_is_found():
 
 
 def single_windows():
-    """Batches in each of which every lane starts a stream."""
     return list(loader_of([2] * 8))
 
 

@@ -28,7 +28,6 @@ def modelled_draws(sizes, weights, exhausted):
 
 
 def order_of(sizes, weights, exhausted="drop", seed=None, epoch=0, **options):
-    """An order of draws, and how many there are."""
     mix = Mix(tuple(sizes), tuple(weights), exhausted, (False,) * len(sizes), ("listed",) * len(sizes))
     return DrawOrder(mix, seed, epoch, **options), mix.draws
 

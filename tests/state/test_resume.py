@@ -129,8 +129,6 @@ def test_parts_resume_too():
 
 
 class Counted:
-    """Items that are counted when they are read."""
-
     read = 0
 
     def __init__(self, length, start=0):

@@ -39,7 +39,6 @@ def columns(items, like):
 
 
 def write_group(group, items, like, **options):
-    """Write a stream's leaves as the datasets of a group."""
     for name, rows in columns(items, like).items():
         group.create_dataset(name, data=rows, **options)
 

@@ -46,7 +46,6 @@ def code_of(image):
 
 
 def write_video(path, frames, fps=FPS, key_interval=KEY_INTERVAL, first_pts=0):
-    """Frames end to end; `frames` are arrays `(H, W, 3)`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with av.open(str(path), "w", options={"movflags": "faststart"}) as container:
         stream = container.add_stream("libx264", rate=fps)
@@ -62,7 +61,6 @@ def write_video(path, frames, fps=FPS, key_interval=KEY_INTERVAL, first_pts=0):
 
 
 def table_of(episode, length, first, state=6):
-    """An episode's rows."""
     rng = np.random.default_rng(episode)
     steps = np.arange(length)
     return {
@@ -102,7 +100,6 @@ def arrow(rows):
 
 
 def encoded(image):
-    """An image as the table holds it."""
     return {"bytes": cv2.imencode(".png", image[..., ::-1])[1].tobytes(), "path": None}
 
 
@@ -177,7 +174,6 @@ def write_tasks(path, index="__index_level_0__"):
 
 
 def write_v21(folder, lengths, *, cameras=tuple(CAMERAS)):
-    """A dataset of version v2.1, two episodes a folder."""
     (folder / "meta").mkdir(parents=True)
     first = np.cumsum([0, *lengths])
     for e, length in enumerate(lengths):

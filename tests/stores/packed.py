@@ -8,7 +8,6 @@ from stream_dataloader.stores._base.packing import StreamRecord
 
 
 def images(lengths, seed=0, size=(3, 4, 5)):
-    """Streams of dicts: an image, a number and a pair."""
     rng = np.random.default_rng(seed)
     return [
         [
@@ -24,7 +23,6 @@ def images(lengths, seed=0, size=(3, 4, 5)):
 
 
 def pack_here(packer, streams, workers=1):
-    """Write a store in this process; streams are dealt to workers in turn."""
     parts = [packer.part(worker) for worker in range(workers)]
     records = []
     for number, items in enumerate(streams):
@@ -34,7 +32,6 @@ def pack_here(packer, streams, workers=1):
 
 
 def finish_here(packer, records, synced=()):
-    """Make a store of what was written, as `pack` does."""
     files = packer.finish(records, synced)
     for name in {*os.listdir(packer._folder)} - {*files}:
         os.unlink(os.path.join(packer._folder, name))

@@ -27,7 +27,6 @@ def write_json(folder, content, **options):
 
 
 def save(folder, tree, batch):
-    """Write nested dicts of tensors and texts as a TensorDict."""
     folder, meta = pathlib.Path(folder), {}
     folder.mkdir(parents=True, exist_ok=True)
     for key, value in tree.items():
@@ -72,8 +71,6 @@ def recording(steps=61, seed=0):
 
 
 def steps_of(tree, steps):
-    """The items of a TensorDict."""
-
     def item(value, step):
         if isinstance(value, dict):
             return {key: item(child, step) for key, child in value.items() if not isinstance(child, Constant)}

@@ -6,7 +6,15 @@ from stream_dataloader.testing import StoreContract
 
 
 class StoreTests(StoreContract):
-    """`StoreContract` for the store that the fixture `made` returns; `expected` is a fixture of each class, too."""
+    """`StoreContract` for the store that `make` returns, or a fixture `made`; `streams` are what it holds."""
+
+    @pytest.fixture
+    def made(self, tmp_path):
+        return self.make(tmp_path)
+
+    @pytest.fixture
+    def expected(self):
+        return self.streams
 
     @pytest.fixture
     def open_stream(self, made):

@@ -15,12 +15,10 @@ def npy(array):
 
 
 def png(image):
-    """A picture `(3, H, W)`, RGB."""
     return cv2.imencode(".png", np.ascontiguousarray(image.transpose(1, 2, 0)[..., ::-1]))[1].tobytes()
 
 
 def write_tar(path, members, mode="w", **options):
-    """Members: pairs of a name and bytes, or of a `TarInfo` and bytes."""
     with tarfile.open(path, mode, **options) as tar:
         for name, data in members:
             info = name if isinstance(name, tarfile.TarInfo) else tarfile.TarInfo(name)
@@ -30,7 +28,6 @@ def write_tar(path, members, mode="w", **options):
 
 
 def samples(prefix, count, seed=0, size=(4, 5)):
-    """Members of some samples, and the items they are."""
     rng = np.random.default_rng(seed)
     members, items = [], []
     for step in range(count):

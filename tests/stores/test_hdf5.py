@@ -22,25 +22,20 @@ STREAMS = episodes((23, 0, 7, 31))
 class Hdf5Contract(StoreTests):
     damages = 500 if FULL else 12
 
-    @pytest.fixture
-    def expected(self):
-        return STREAMS
+    streams = STREAMS
 
 
 class TestRobomimic(Hdf5Contract):
-    @pytest.fixture
-    def made(self, tmp_path):
+    def make(self, tmp_path):
         return Hdf5Store(write_robomimic(tmp_path / "demos.hdf5", STREAMS, {"train": (0, 2)}))
 
 
 class TestFolderOfPackedEpisodes(Hdf5Contract):
-    @pytest.fixture
-    def made(self, tmp_path):
+    def make(self, tmp_path):
         return Hdf5Store(aloha(tmp_path / "a", STREAMS, compression="gzip"))
 
 
 def aloha(folder, streams, **options):
-    """A folder with a file an episode."""
     folder.mkdir()
     for number, items in enumerate(streams):
         with h5py.File(folder / f"episode_{number}.hdf5", "w") as file:

@@ -38,7 +38,6 @@ def written(tmp_path_factory):
 
 @pytest.fixture
 def copy(written, tmp_path):
-    """The dataset `v3`, to be changed."""
     return shutil.copytree(written / "v3", tmp_path / "copy")
 
 
@@ -146,7 +145,6 @@ def test_times_that_are_a_little_off_take_the_nearest_frame(tmp_path, drift):
 
 
 def change_table(folder, name, values):
-    """Change a column of the table of episodes; None takes it away."""
     data.change(folder / "meta/episodes/chunk-000/file-000.parquet", **{name.replace("/", "__"): values})
 
 

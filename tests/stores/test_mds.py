@@ -53,7 +53,6 @@ def packed(folder, streams, workers=1, **options):
 
 
 def rows(count=20, **options):
-    """Samples of numbers of one size."""
     return [{"x": np.full((2, 3), n, np.float32), "y": n, "episode": f"no. {n // 6}"} for n in range(count)]
 
 
@@ -87,14 +86,11 @@ class TestMdsStore(StoreTests):
     damages = 500 if FULL else 12
     compression = None
 
-    @pytest.fixture
-    def made(self, tmp_path):
+    def make(self, tmp_path):
         options = {"compression": self.compression, "size_limit": 2000}
         return MdsStore(packed(tmp_path / "images.mds", STREAMS, workers=2, **options))
 
-    @pytest.fixture
-    def expected(self):
-        return STREAMS
+    streams = STREAMS
 
 
 @pytest.mark.slow
@@ -118,8 +114,7 @@ class TestSamples(StoreTests):
             for number, (x, z) in enumerate(self.arrays)
         ]
 
-    @pytest.fixture
-    def made(self, tmp_path):
+    def make(self, tmp_path):
         samples = [{"label": number, "x": x, "z": z} for number, (x, z) in enumerate(self.arrays)]
         return MdsStore(
             written(tmp_path / "a", samples, {"x": "ndarray:int16", "label": "int", "z": "ndarray"}), stream="sample"

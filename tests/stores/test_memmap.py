@@ -40,13 +40,10 @@ class TestMemmapStore(StoreTests):
     damages = 500 if FULL else 12
     has_checksums = True
 
-    @pytest.fixture
-    def made(self, tmp_path):
+    def make(self, tmp_path):
         return MemmapStore(written(tmp_path / "images.store", STREAMS, workers=2))
 
-    @pytest.fixture
-    def expected(self):
-        return STREAMS
+    streams = STREAMS
 
 
 @pytest.mark.parametrize(

@@ -45,23 +45,17 @@ class OfArrays(StoreTests):
 
 
 class TestNpyFiles(OfArrays):
-    @pytest.fixture
-    def made(self, tmp_path):
+    def make(self, tmp_path):
         return NpyStore(files_of_rows(tmp_path / "clips"))
 
-    @pytest.fixture
-    def expected(self):
-        return [list(array) for array in ARRAYS]
+    streams = tuple(map(list, ARRAYS))
 
 
 class TestNpyFolders(OfArrays):
-    @pytest.fixture
-    def made(self, tmp_path):
+    def make(self, tmp_path):
         return NpyStore(folders_of_leaves(tmp_path / "episodes"))
 
-    @pytest.fixture
-    def expected(self):
-        return EPISODES
+    streams = EPISODES
 
 
 def test_streams_are_named_after_files_numbers_as_numbers(tmp_path):

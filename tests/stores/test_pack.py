@@ -50,7 +50,6 @@ def open_images(number):
 
 
 def content(path):
-    """What a store holds, as plain data."""
     store = stores.open(path).open_stream
     assert store.verify() == []
     found = [(store.key(n), [repr(item) for item in store(n)]) for n in range(len(store))]
@@ -66,14 +65,11 @@ class TestPackedStore(StoreTests):
     has_checksums = True
     damages = 4
 
-    @pytest.fixture
-    def made(self, tmp_path):
+    def make(self, tmp_path):
         stores.pack((NUMBERS, open_images), tmp_path / "images.store", num_workers=2)
         return MemmapStore(tmp_path / "images.store")
 
-    @pytest.fixture
-    def expected(self):
-        return STREAMS
+    streams = STREAMS
 
 
 # ---- what comes out
@@ -384,7 +380,6 @@ class Child:
         os.kill(self.process.pid, number)
 
     def told(self):
-        """What it packed or raised; empty if it was killed."""
         try:
             return self._ours.recv() if self._ours.poll(PATIENCE) else "stuck"
         except EOFError:
@@ -421,7 +416,6 @@ def test_of_two_processes_the_second_is_refused_at_once(tmp_path, workers):
 
 
 def noted(folder, number):
-    """A stream whose opening and end are noted, and which takes its time."""
     with open(os.path.join(folder, "opened"), "a") as file:
         file.write(f"{number}\n")
     for item in STREAMS[number]:
@@ -435,7 +429,6 @@ def opened(folder):
 
 
 def journals_of(path):
-    """The text of all journals of what is packed to a path."""
     return b"".join(file.read_bytes() for file in sorted(path.with_name(path.name + LEFT).glob("journal*")))
 
 

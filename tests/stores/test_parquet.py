@@ -75,9 +75,7 @@ def write_ipc(path, table, kind, rows=7):
 class ParquetContract(StoreTests):
     damages = 500 if FULL else 12
 
-    @pytest.fixture
-    def expected(self):
-        return STREAMS
+    streams = STREAMS
 
     def test_damage_is_noticed(self, open_stream, expected):
         """In a process of its own, as it may crash, with less memory than a damaged size may claim."""
@@ -93,20 +91,17 @@ class ParquetContract(StoreTests):
 
 
 class TestParquetStore(ParquetContract):
-    @pytest.fixture
-    def made(self, tmp_path):
+    def make(self, tmp_path):
         return ParquetStore(two_parquets(tmp_path / "a"), stream="episode", cache_bytes=2000)
 
 
 class TestArrowFile(ParquetContract):
-    @pytest.fixture
-    def made(self, tmp_path):
+    def make(self, tmp_path):
         return ParquetStore(write_ipc(tmp_path / "a.arrow", TABLE, "file"), stream="episode")
 
 
 class TestSavedDataset(ParquetContract):
-    @pytest.fixture
-    def made(self, tmp_path):
+    def make(self, tmp_path):
         write_ipc(tmp_path / "data-00000-of-00002.arrow", TABLE.slice(0, 25), "stream")
         write_ipc(tmp_path / "data-00001-of-00002.arrow", TABLE.slice(25), "stream")
         write_ipc(tmp_path / "cache-of-some-map.arrow", TABLE.slice(1, 2), "stream")

@@ -1,12 +1,10 @@
 """What goes wrong when stores are opened, read and packed is told by one kind of error, and in words that are true."""
 
-import errno
 import io
 import json
 import os
 import pathlib
 import shutil
-import types
 
 import fsspec
 import numpy as np
@@ -24,7 +22,6 @@ pytestmark = pytest.mark.usefixtures("own_cache")
 
 @pytest.fixture
 def memory():
-    """A server of files."""
     yield (system := fsspec.filesystem("memory"))
     system.store.clear()
 
@@ -132,21 +129,3 @@ def test_an_empty_dict_among_numbers_is_packed(tmp_path, format):
     stores.pack(([3], lambda steps: ({"a": step, "b": {}} for step in range(steps))), tmp_path / "a", format=format)
     _, store = stores.open(tmp_path / "a")
     assert list(store(0)) == [{"a": step, "b": {}} for step in range(3)]
-
-
-def test_a_full_disk_is_told_by_lmdb(tmp_path, monkeypatch):
-    """LMDB says "Input/output error" where a disk has no room for all of a transaction."""
-    lmdb = pytest.importorskip("lmdb")
-    from stream_dataloader.stores.lmdb import writer
-
-    def full(*args, **options):
-        error = lmdb.Error("mdb_txn_commit: Input/output error")
-        error.code = errno.EIO
-        raise error
-
-    known = {"Error": lmdb.Error, "MapFullError": lmdb.MapFullError}
-    monkeypatch.setattr(writer, "_import_lmdb", lambda: types.SimpleNamespace(open=full, **known))
-    monkeypatch.setattr(writer.shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(100, 100, 0))
-    with pytest.raises(OSError, match="if the disk is full, make room") as caught:
-        stores.pack(([3], range), tmp_path / "a", format="lmdb")
-    assert caught.value.errno == errno.ENOSPC

@@ -11,7 +11,6 @@ from stream_dataloader.stores.tfds import TfdsStore
 
 
 def written(folder, **info):
-    """A builder's directory without examples."""
     split = {
         "name": "train",
         "shardLengths": ["2"],

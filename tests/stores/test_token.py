@@ -23,16 +23,13 @@ class OfTokens(StoreTests):
 
 
 class TestDocuments(OfTokens):
-    @pytest.fixture
-    def made(self, tmp_path):
+    def make(self, tmp_path):
         (tmp_path / "a").mkdir()
         write_megatron(tmp_path / "a" / "x", FOUND[:3], sequences=2)
         write_megatron(tmp_path / "a" / "y", FOUND[3:], modes=True)
         return TokenStore(tmp_path / "a", stream="document")
 
-    @pytest.fixture
-    def expected(self):
-        return [list(tokens) for tokens in FOUND]
+    streams = tuple(map(list, FOUND))
 
 
 def next_tokens(found):
@@ -41,8 +38,7 @@ def next_tokens(found):
 
 
 class TestTargets(OfTokens):
-    @pytest.fixture
-    def made(self, tmp_path):
+    def make(self, tmp_path):
         return TokenStore(write_megatron(tmp_path / "x", FOUND), targets=True)
 
     @pytest.fixture

@@ -36,13 +36,10 @@ def two_tars(folder):
 class TestWebDatasetStore(StoreTests):
     damages = 500 if FULL else 12
 
-    @pytest.fixture
-    def made(self, tmp_path):
+    def make(self, tmp_path):
         return WebDatasetStore(two_tars(tmp_path / "tars"))
 
-    @pytest.fixture
-    def expected(self):
-        return [A[1], B[1], C[1]]
+    streams = (A[1], B[1], C[1])
 
 
 def texts(*names):

@@ -34,7 +34,6 @@ def no_threads_left(_no_leaks):
 
 
 def write_buffer(path, streams, rows=10, version=2, **options):
-    """A replay buffer as diffusion_policy writes it."""
     like = next(items[0] for items in streams if items)
     root = zarr.open_group(path, mode="w", zarr_format=version)
     for name, found in columns([item for items in streams for item in items], like).items():
@@ -56,22 +55,18 @@ def zipped(folder, path):
 class ZarrContract(StoreTests):
     damages = 500 if FULL else 12
 
-    @pytest.fixture
-    def expected(self):
-        return STREAMS
+    streams = STREAMS
 
 
 class TestFolder(ZarrContract):
-    @pytest.fixture
-    def made(self, tmp_path):
+    def make(self, tmp_path):
         store = ZarrStore(write_buffer(tmp_path / "demos.zarr", STREAMS, compressors=BLOSC))
         list(store(0))
         return store
 
 
 class TestArchive(ZarrContract):
-    @pytest.fixture
-    def made(self, tmp_path):
+    def make(self, tmp_path):
         write_buffer(tmp_path / "folder", STREAMS, rows=16, version=3)
         store = ZarrStore(zipped(tmp_path / "folder", tmp_path / "demos.zarr.zip"))
         list(store(0))

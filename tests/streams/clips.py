@@ -39,7 +39,6 @@ def picture(number, width=WIDTH, height=HEIGHT):
 
 
 def number_of(frame):
-    """The number that a frame `(C, H, W)` shows, uint8 or float."""
     frame = np.asarray(frame, np.float32)
     frame = frame / (255 if frame.max() > 1.5 else 1)
     height, width = frame.shape[1:]
@@ -81,7 +80,6 @@ def write_clip(
 
 
 def made(folder, codec="h264", frames=60, **options):
-    """A clip in a folder, which is written once."""
     name = "-".join([codec, str(frames), *(f"{k}{hash(str(v))}" for k, v in options.items())])
     path = folder / f"{name}.{CODECS[codec][0]}"
     return str(path) if path.exists() else write_clip(path, frames, codec, **options)

@@ -23,7 +23,6 @@ def shade(number):
 
 
 def number_of(value):
-    """Which picture this is, modulo 24."""
     return round((float(value) - 8) / 10) % 24
 
 
@@ -89,7 +88,6 @@ class CameraServer(socketserver.ThreadingTCPServer):
             number += 1
 
     def drop(self):
-        """End all connections."""
         for connection in list(self.connections):
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
@@ -135,7 +133,6 @@ class _Handler(socketserver.StreamRequestHandler):
                 return
 
     def read_request(self):
-        """Method, address and headers; None at the end."""
         method, _, rest = self.rfile.readline().decode().partition(" ")
         headers = {}
         while line := self.rfile.readline().strip().decode():

@@ -29,7 +29,6 @@ def saved(path, array):
 
 
 def stored(path, mode="w", **datasets):
-    """An HDF5 file; options of a dataset by a tuple (array, options)."""
     with h5py.File(path, mode) as file:
         for name, given in datasets.items():
             array, options = given if isinstance(given, tuple) else (given, {})
@@ -218,7 +217,6 @@ def written(path, content):
 
 
 def made(path, content):
-    """A file of bytes, of datasets, or of a NumPy array."""
     if isinstance(content, bytes):
         return written(path, content)
     return stored(path, **content) if isinstance(content, dict) else saved(path.with_suffix(".npy"), content)

@@ -102,7 +102,6 @@ def same(found, expected):
 
 
 def joined(options, source):
-    """All samples, without padding."""
     found = items(AudioStream(window=1000, pad_last=False, **options)(source))
     return np.concatenate(found, 1) if found else np.zeros((2, 0), np.float32)
 
@@ -117,7 +116,6 @@ def reference(path):
 
 
 def write_wave(path, samples, rate=8000):
-    """Write 16 bit samples `(n,)` or `(n, channels)`."""
     with wave.open(str(path), "wb") as file:
         file.setparams((1 if samples.ndim == 1 else samples.shape[1], 2, rate, 0, "NONE", ""))
         file.writeframes(samples.astype("<i2").tobytes())

@@ -38,7 +38,6 @@ def opened(address, **options):
 
 
 def steps(items):
-    """From picture to picture, how much further the camera was, modulo 24."""
     numbers = [number_of(item["frame"].mean()) for item in items]
     return [(after - before) % 24 for before, after in itertools.pairwise(numbers)]
 

@@ -117,7 +117,6 @@ newline_kinds = st.sampled_from(["universal", "keep"])
 
 
 def model(data, encoding, errors, newlines):
-    """What Python decodes; a byte order mark is left out."""
     text = data.decode(encoding, {"raise": "strict"}.get(errors, errors))
     if encoding == "utf-8":
         text = text.removeprefix("\ufeff")
@@ -131,7 +130,6 @@ cut_places = st.lists(st.integers(0, 500))
 
 
 def cut_up(path, cuts):
-    """Sections that make up the whole of a file."""
     size = path.stat().st_size
     cuts = sorted({0, size, *(cut % (size + 1) for cut in cuts)})
     return [(path, first, stop) for first, stop in itertools.pairwise(cuts)]

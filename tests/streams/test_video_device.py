@@ -73,7 +73,6 @@ def same(found, expected):
 
 
 def loaded(sources, workers=0, lanes=1, **options):
-    """The batches of a loader over videos."""
     dataset = StreamDataset(sources, VideoStream(size=(24, 32), **options), lanes, time_steps=8, seed=0)
     return [batch.data.clone() for batch in StreamDataLoader(dataset, workers)]
 

@@ -29,7 +29,6 @@ class Named(typing.NamedTuple):
 
 
 def through_file(state):
-    """The state as it comes back from a file."""
     file = io.BytesIO()
     torch.save(state, file)
     file.seek(0)

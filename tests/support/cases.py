@@ -233,5 +233,4 @@ def key(batch, worker_id=False):
 
 
 def keys(batches):
-    """The keys of batches, or of a loader's next epoch."""
     return [key(batch) for batch in batches]

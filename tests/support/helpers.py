@@ -43,14 +43,12 @@ def times(full, quick):
 
 
 def make_loader(*args, **options):
-    """A loader of a dataset, by options of both."""
     own = {name: value for name, value in options.items() if name not in inspect.signature(StreamDataset).parameters}
     dataset = StreamDataset(*args, **{name: value for name, value in options.items() if name not in own})
     return StreamDataLoader(dataset, **own)
 
 
 def read(stream):
-    """All items of a stream, which is closed after them."""
     try:
         return list(stream)
     finally:
@@ -79,7 +77,6 @@ def check_interrupted(command):
 
 
 def soon(happened):
-    """Whether something comes about."""
     deadline = time.monotonic() + PATIENCE
     while not happened() and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -103,7 +100,6 @@ def run_program(program, *arguments, ranks=1, flags=(), folder=None, **environme
 
 
 def run_notebook(notebook, executed, folder):
-    """Run a notebook, and write it with what its cells showed."""
     script = ROOT / "tests" / "notebooks" / "run_notebook.py"
     run_program(script, notebook, executed, PATIENCE, folder=folder, PYTHONPATH=str(ROOT))
 

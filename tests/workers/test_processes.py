@@ -22,7 +22,6 @@ SPAWNING = ["spawn", "forkserver"]
 
 
 def run(script, folder, **options):
-    """Run a script."""
     path = folder / "script.py"
     path.write_text(script)
     options = {"capture_output": True, "text": True, "timeout": PATIENCE, "cwd": folder} | options

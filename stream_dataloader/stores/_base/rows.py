@@ -42,7 +42,6 @@ class Selection(NamedTuple):
 
     @property
     def structure(self) -> Node:
-        """That of an item."""
         return flatten(self.item)[0]
 
     @classmethod
@@ -88,7 +87,7 @@ def check_lengths(name: str, lengths: Mapping[str, int]) -> int:
     if len(by_length) > 1:
         found = "; ".join(f"{length} steps of {shorten(leaves, 200)}" for length, leaves in by_length.items())
         most = max(by_length.values(), key=len)
-        remedy = f"choose some, such as columns={shorten(most, 200)}, or cut the others"
+        remedy = f"choose some that have, such as columns={shorten(most, 200)}, or cut the others"
         raise StoreError(f"{name}: there are {found}; {remedy}")
     return next(iter(by_length), 0)
 

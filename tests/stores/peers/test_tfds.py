@@ -126,7 +126,6 @@ def copied(prepared, tmp_path):
 
 @pytest.fixture
 def opened():
-    """Opens stores, and closes them after the test."""
     found = []
 
     def open_store(path, **options):
@@ -235,7 +234,6 @@ def test_a_wrong_option_is_told_with_what_there_is(prepared, options, message):
 
 
 def edited(path, change, name="dataset_info.json"):
-    """Change a JSON file of a dataset."""
     file = path / name
     content = json.loads(file.read_text())
     change(content)
