@@ -83,7 +83,6 @@ class LaneIndices(list[int]):
         return LaneIndex(super().__getitem__(number), lane, t, kind & START != 0, kind & FRESH != 0)
 
     def copy(self) -> list[int]:
-        """A plain list of `LaneIndex`es."""
         return list(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -108,7 +107,6 @@ class Drawing:
         self._kept: deque[Snapshot] = deque(maxlen=_KEPT_PLACES)
 
     def batches(self) -> Iterator[LaneIndices]:
-        """Draw what is left of the epoch."""
         replay = self._replay(self.start.place)
         lanes, flat = self._rules.lanes, self._groups.flat
         while (left := (_ALL if self.total is None else self.total) - self.fetched) > 0:

@@ -36,12 +36,10 @@ class SideBySide(IterableDataset[StreamBatch]):
 
     @property
     def batch_size(self) -> int:
-        """Number of lanes, of all members together."""
         return sum(member.batch_size for member in self.members)
 
     @property
     def is_endless(self) -> bool:
-        """No member ends."""
         return all(self.endless)
 
     def is_end(self, over: Sequence[bool]) -> bool:

@@ -194,7 +194,6 @@ class LoaderStats(Figures):
         return "\n".join([*self._sums(), *rows])
 
     def _repr_html_(self) -> str:
-        """What a notebook shows."""
         return page(self._html, self.__str__)
 
     def _html(self) -> str:

@@ -199,7 +199,6 @@ class Layout:
         return leaves, self.window_length(leaves)
 
     def window_length(self, leaves: Leaves) -> int:
-        """How many time steps a window has."""
         if len(leaves) == 1 and self.specs[0].timed:
             return len(leaves[0])
         # backwards, so that of each length the first leaf is kept, for the message
@@ -232,7 +231,6 @@ class Layout:
 
     @cached_property
     def paths(self) -> list[str]:
-        """The leaves' names; see `leaf_paths`."""
         return leaf_paths(self.structure)
 
     def build(self, leaves: Iterable[Any]) -> Any:

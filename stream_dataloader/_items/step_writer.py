@@ -132,7 +132,6 @@ class _Source:
         self._add("value", layout.structure, iter(layout.specs))
 
     def text(self) -> str:
-        """All of it."""
         inner = "\n" + 16 * " "
         return _TEMPLATE.format(
             views="\n    ".join(self._views),
@@ -142,7 +141,6 @@ class _Source:
         )
 
     def _name(self, known: Any) -> str:
-        """A name that stands for what is known beforehand."""
         name = f"known{len(self.names)}"
         self.names[name] = known
         return name
@@ -168,7 +166,6 @@ class _Source:
             self._add(child, below, specs)
 
     def _add_leaf(self, leaf: str, spec: Spec) -> None:
-        """Check a leaf, and write it."""
         i = len(self._writes)
         if spec.dtype is None:
             self._views.append(f"column{i} = columns[{i}]")

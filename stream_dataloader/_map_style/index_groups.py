@@ -68,7 +68,6 @@ class IndexGroups(Sources):
 
     @property
     def total(self) -> int:
-        """The number of indices of all groups."""
         return int(self._offsets[-1])
 
     @functools.cached_property

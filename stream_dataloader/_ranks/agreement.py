@@ -100,7 +100,6 @@ class AgreedSteps(Steps):
         return delivered
 
     def note_layout(self, layout: Any) -> None:
-        """See `Steps`."""
         if self._layout is None and layout is not None:
             with self._news:
                 self._layout = cloudpickle.dumps(layout).hex()
@@ -178,7 +177,6 @@ class AgreedSteps(Steps):
         return keys.checked(answer) == keys.YES
 
     def close(self) -> None:
-        """See `Steps`."""
         if self._closed or self._owner != os.getpid():
             return
         with self._news:

@@ -57,7 +57,6 @@ class OwnRank:
         self._latest = RankPlace()
 
     def now(self) -> RankPlace:
-        """This process's place."""
         if self._latest.world_size == 1 or is_started():
             self._latest = find_place(*self._given)
         return self._latest

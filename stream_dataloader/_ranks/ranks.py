@@ -49,7 +49,6 @@ class Ranks:
 
     @property
     def alone(self) -> bool:
-        """There is one rank."""
         return self._place.world_size == 1
 
     def find_place(self) -> bool:

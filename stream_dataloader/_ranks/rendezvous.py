@@ -260,7 +260,6 @@ class Rendezvous:
         farewell.close()
 
     def close(self) -> None:
-        """Nothing more is to be said."""
         self.speaker.close()
         if self._store is not None:
             # the set itself: its listener may still say its last

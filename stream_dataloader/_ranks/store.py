@@ -79,12 +79,10 @@ class StoreConnection:
         self.heard = clock.monotonic()  # when the store answered last
 
     def move(self, prefix: str) -> None:
-        """Have another prefix for all keys from now on."""
         self._prefix = prefix
         self.store = self.under(prefix)
 
     def under(self, prefix: str) -> Store:
-        """The same connection with another prefix."""
         return PrefixStore(prefix, self._bare)
 
     def hang_up(self) -> None:
@@ -93,13 +91,11 @@ class StoreConnection:
             self.use.idle.append(self._bare)
 
     def has(self, key: str) -> bool:
-        """Whether a key was set."""
         found = bool(self.store.check([key]))
         self.heard = clock.monotonic()
         return found
 
     def text(self, key: str) -> str:
-        """The value of a key that was set."""
         return bytes(self.store.get(key)).decode()
 
     def note(self, *written: str) -> None:
@@ -107,7 +103,6 @@ class StoreConnection:
         self._written.update(f"{self._prefix}/{key}" for key in written)
 
     def put(self, key: str, value: str) -> None:
-        """Set a key."""
         self.note(key)
         self.store.set(key, value)
 
@@ -135,7 +130,6 @@ class StoreConnection:
             self.heard = clock.monotonic()
 
     def wait_long(self, key: str, seconds: float) -> bool:
-        """Whether a key is set, within some seconds."""
         deadline = clock.monotonic() + seconds
         if self._own:
             try:

@@ -97,7 +97,6 @@ class Filmstrip:
         self._best_score = -math.inf
 
     def add(self, batch: StreamBatch) -> None:
-        """Take in the next batch."""
         if not self._best:
             self._edge = _edge(batch)
         padding = float((batch.source < 0).sum()) / batch.time_steps
@@ -116,7 +115,6 @@ class Filmstrip:
         return np.concatenate([strip, legend])
 
     def save(self, path: Path) -> None:
-        """Write the picture as a PNG."""
         _, encoded = cv2.imencode(".png", np.ascontiguousarray(self.image()[..., ::-1]))
         path.write_bytes(encoded.tobytes())
 

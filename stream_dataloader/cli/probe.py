@@ -43,7 +43,6 @@ class Probe:
     problems: list[str] = field(default_factory=list)
 
     def row(self) -> list[str]:
-        """As cells of a table."""
         duration = ""
         if self.duration_seconds is not None:  # as people write it: 1:02:03.5
             minutes, seconds = divmod(round(self.duration_seconds, 1), 60)

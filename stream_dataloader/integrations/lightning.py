@@ -80,7 +80,6 @@ class StreamEpochs(Callback):
         internals.call_before_first_fetch(trainer, functools.partial(self._prepare, trainer))
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Leave Lightning as it was."""
         if stage == "fit":
             internals.call_no_more(trainer)
 

@@ -48,7 +48,6 @@ class Initial:
         return None if self._function is None else self._function(batch)
 
     def blend(self, batch: StreamBatch, states: States, fresh: npt.NDArray[np.bool_]) -> States:
-        """States in which some lanes, `fresh` `(B,)`, have the initial value."""
         if self._function is not None:
             node, own = take_apart(self._function(batch), "initial(batch)")
         elif self.states is not None:

@@ -98,7 +98,6 @@ class LaneOrder:
             self._given = np.concatenate([self._given, np.full(more, -1)])
 
     def known(self, window: Window) -> npt.NDArray[np.bool_]:
-        """For which rows of a batch a state is kept."""
         self._grow(window.lanes)
         found: npt.NDArray[np.bool_] = self._last[0, window.lanes] > _ANYWHERE
         return found

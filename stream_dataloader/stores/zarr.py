@@ -161,7 +161,6 @@ class _Opened:
             raise
 
     def array(self, place: str) -> _Array:
-        """An array by its path in the store."""
         if place not in self._arrays:
             with damage_named(f"{self._path}, array {place}"):
                 array = self.group.get(place)
@@ -171,11 +170,9 @@ class _Opened:
         return self._arrays[place]
 
     def listed(self) -> str:
-        """What there is, for errors."""
         return shorten(sorted(name for name, _ in self.group.members(max_depth=None)), 300)
 
     def close(self) -> None:
-        """Close the archive, if it is one; streams that read it raise."""
         self.group.store.close()
 
 

@@ -94,7 +94,6 @@ class _OpenAudioVisual(OpenVideo):
         return {"audio": self._sound.at(seconds, self._count), **super().beside(frame, moment)}
 
     def close(self) -> None:
-        """Close the file."""
         super().close()
         if hasattr(self, "_sound"):
             self._sound.close()
@@ -111,7 +110,6 @@ class _Sound:
         self._position = 0  # the number of the sample that the reader is at
 
     def at(self, seconds: Fraction, count: int) -> Samples:
-        """`count` samples from a time on."""
         first = math.floor((seconds - Fraction(self._reader.start_seconds)) * self.rate + Fraction(1, 2))
         if not self._begun and first > self.rate:  # worth a seek
             self._reader.close()
@@ -130,5 +128,4 @@ class _Sound:
         return found
 
     def close(self) -> None:
-        """Close the file."""
         self._reader.close()

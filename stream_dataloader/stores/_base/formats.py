@@ -42,7 +42,6 @@ class Format(NamedTuple):
     recognise: Callable[[str, frozenset[str]], bool]
 
     def load(self, name: str) -> Any:
-        """Its store or its packer."""
         return getattr(importlib.import_module(self.module), name)
 
 

@@ -170,7 +170,6 @@ class Rows:
         self.leaves = leaves
 
     def _tree(self, rows: Block) -> Any:
-        """Items over arrays `(n, ...)`."""
         return self.layout.build(
             leaf if spec.dtype in DTYPES_OF_NUMPY else as_tensor(leaf, spec.dtype)
             for leaf, spec in zip(rows, self.leaves, strict=True)

@@ -70,7 +70,6 @@ class StoreStream:
         self._position = self._first + item
 
     def read_into(self, out: Any) -> int:
-        """Write the next items to `out`; returns how many."""
         leaf = next(iter(out.values()), None) if type(out) is dict else out
         room = len(leaf if type(leaf) is np.ndarray else flatten(out)[1][0])
         count = min(room, self._stop - self._position)

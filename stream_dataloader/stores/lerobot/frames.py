@@ -81,7 +81,6 @@ class Camera:
             raise _kind(error)(f"{self._name}, step {row}: {what}; download it anew") from error
 
     def close(self) -> None:
-        """Close the file; the next picture opens it again."""
         opened, self._opened = self._opened, None
         if opened is not None:
             opened.close()

@@ -49,7 +49,6 @@ class Feature(NamedTuple):
 
     @property
     def is_camera(self) -> bool:
-        """Whether its values are pictures."""
         return self.kind.endswith(("video", "image"))
 
 
@@ -73,7 +72,6 @@ class Info:
         return self.version.removeprefix("v").startswith("2")
 
     def file(self, template: str, **values: Any) -> str:
-        """The path that a template gives."""
         what = os.path.join(self.path, INFO)
 
         def filled(field: re.Match[str]) -> str:

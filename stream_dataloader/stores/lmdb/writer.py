@@ -183,7 +183,6 @@ class _Writer:
         self.count = count
 
     def flush(self) -> None:
-        """Commit all values."""
         lmdb = _import_lmdb()
         while self._pending:
             try:

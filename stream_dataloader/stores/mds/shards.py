@@ -82,7 +82,6 @@ class Shard:
         self._places = np.cumsum([len(self._heads), *(size or 0 for size in sizes)])
 
     def close(self) -> None:
-        """Let go of the file; what was read stays."""
         self._held.close()
 
     def bounds(self, start: int, stop: int) -> NDArray[np.int64]:
@@ -283,7 +282,6 @@ class Shards:
             raise OSError(error.errno, told) from error
 
     def verify(self, number: int) -> None:
-        """Compare a shard with all that the index says of it."""
         entry = self._index.shards[number]
         with closing(self.open(number)) as lease, lease.handle.known:
             check_hashes(entry.raw.hashes, lease.handle.content, self._name(entry.raw))

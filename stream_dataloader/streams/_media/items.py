@@ -43,7 +43,6 @@ class PictureItems:
             raise
 
     def read_into(self, out: Any) -> int:
-        """Write the next pictures to `out`; see `protocols.ReadsInto`."""
         if self._error is not None:
             raise self._error
         pictures = out["frame"] if isinstance(out, dict) else out

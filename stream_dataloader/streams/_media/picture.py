@@ -65,7 +65,6 @@ class PictureOptions:
 
     @property
     def picture(self) -> Picture:
-        """These options alone."""
         return Picture(size=self.size, layout=self.layout, color=self.color, dtype=self.dtype, fit=self.fit)
 
 
@@ -85,7 +84,6 @@ class Picture(PictureOptions):
         return (channels, height, width) if self.layout == "CHW" else (height, width, channels)
 
     def empty(self) -> Any:
-        """Room for one picture; `size` is known."""
         return np.empty(self.shape, "uint16" if self.deep else self.dtype)
 
 
@@ -228,12 +226,10 @@ class AvConverter(_Converter):
         self._order = (2, 0, 1) if picture.color == "rgb" else (0,)  # R, G, B among the planes G, B, R
 
     def empty(self, frame: av.VideoFrame) -> Any:
-        """Room for one picture."""
         self._planned(frame.width, frame.height, self._pixel_aspect, _orientation(frame))
         return self.picture.empty()
 
     def write(self, frame: av.VideoFrame, out: Any) -> None:
-        """Convert `frame` into `out`."""
         plan = self._planned(frame.width, frame.height, self._pixel_aspect, _orientation(frame))
         options = self._options
         if self._gray:
@@ -252,12 +248,10 @@ class ArrayConverter(_Converter):
     """Writes pictures of OpenCV: `(H, W)`, `(H, W, 3)` BGR or `(H, W, 4)` BGRA, uint8 or uint16."""
 
     def empty(self, image: Any) -> Any:
-        """Room for one picture."""
         self._planned(image.shape[1], image.shape[0])
         return self.picture.empty()
 
     def write(self, image: Any, out: Any) -> None:
-        """Convert `image` into `out`."""
         import cv2
 
         height, width = image.shape[:2]

@@ -144,7 +144,6 @@ class Rows:
             yield row
 
     def read_into(self, out: Any) -> int:
-        """Write the next rows to `out`; see `protocols.ReadsInto`."""
         leaves = {_ALONE: out} if _ALONE in self._tables else out
         count = min(len(next(iter(leaves.values()))), self.stop - self.position)
         for key, table in self._tables.items() if count else ():
@@ -153,7 +152,6 @@ class Rows:
         return count
 
     def close(self) -> None:
-        """Close the files; what was yielded stays."""
         self.position = self.stop
         self._opened.close()
 

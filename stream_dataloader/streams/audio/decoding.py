@@ -226,5 +226,4 @@ class AudioDecoder:
             raise ValueError(f"{what}; repair the file, or give on_corrupt='keep' or 'drop'")
 
     def close(self) -> None:
-        """Close the file; also a second time."""
         self._container.close()

@@ -212,7 +212,6 @@ class _Windows:
         return None
 
     def close(self) -> None:
-        """Close the file."""
         self._reader.close()
         self._local.close()
 
@@ -244,7 +243,6 @@ class SampleReader:
             self.error: Exception | None = None
 
     def _pieces_from(self, start: int) -> Iterator[Samples]:
-        """Decoded pieces from an input sample on, each following on the one before."""
         position = self.decoder.seek(start)
         for piece in self.decoder.pieces():
             skipped = min(max(0, start - position), piece.shape[1])
@@ -282,7 +280,6 @@ class SampleReader:
         self._skipped += count - held
 
     def close(self) -> None:
-        """Close the file; also a second time."""
         self.decoder.close()
 
 

@@ -58,7 +58,6 @@ class TextReader:
                 raise ValueError(f"{self._file.name} has {start} units here, one item fewer, and start is {start}")
 
     def length(self) -> int | None:
-        """How many items there are, None if unknown until read."""
         units: int | None = None
         if not self._decoded and self._stop is not None:
             units = self._stop - self._offset
@@ -75,7 +74,6 @@ class TextReader:
             yield {"input": unit, "target": np.array(rows[position + 1], dtype)} if self._targets else unit
 
     def read_into(self, out: Any) -> int:
-        """Write the next items to `out`; see `protocols.ReadsInto`."""
         leaves = [out["input"], out["target"]] if self._targets else [out]
         done, room = 0, len(leaves[0])
         while done < room and (held := self._available(raises=not done)):
@@ -87,7 +85,6 @@ class TextReader:
         return done
 
     def close(self) -> None:
-        """Close the text."""
         self._file.close()
 
     def _available(self, *, raises: bool = True) -> int:

@@ -61,7 +61,6 @@ class FrameReader:
             self._ticks = ticks_of_untimed(self._container, self.stream)
 
     def close(self) -> None:
-        """Close the file."""
         self._container.close()
         if self._device is not None:
             self.stream = None  # it holds a decoder, and memory of the device
@@ -90,11 +89,9 @@ class FrameReader:
         return bisect.bisect_left(times, int(times[0]) + seconds / float(self.stream.time_base))
 
     def seconds(self, frame: Any) -> float:
-        """When a frame is shown; NaN if unknown."""
         return math.nan if frame.pts is None else float(frame.pts * self.stream.time_base)
 
     def frames(self, start: int = 0) -> Iterator[Any]:
-        """The frames from number `start` on."""
         if start == 0:
             return self._decoded(_from_key(self._packets_from_start()))
         time, whole = self.time_of(start), self.on_corrupt == "raise"
@@ -250,7 +247,6 @@ class Tally:
         self.expected += untimed or packet.pts >= self.first_time
 
     def add_frame(self, time: int | None) -> None:
-        """Count a frame that is handed out."""
         self.frames += 1
         self._last_time = time
 

@@ -61,7 +61,6 @@ class Selection(NamedTuple):
         self._check_end(reader, first, stop, read)
 
     def length(self, reader: FrameReader) -> int | None:
-        """How many items there are; None if the container has no times."""
         count = reader.count()
         if count is None:
             return None

@@ -152,7 +152,6 @@ class OpenVideo(PictureItems):
             self._set_size()
 
     def _opened(self, *, by_cpu: bool = False) -> FrameReader:
-        """The video, by the decoder asked for or by the CPU's."""
         options, path = self._options, self._selection.section.path
         device = None if by_cpu else options.device
         try:
@@ -190,7 +189,6 @@ class OpenVideo(PictureItems):
         return {"pts_seconds": self.reader.seconds(frame), "is_key": bool(frame.key_frame)}
 
     def close(self) -> None:
-        """Close the file."""
         self._chosen.close()
         self.reader.close()
         self._local.close()
