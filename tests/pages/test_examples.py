@@ -102,6 +102,12 @@ def test_a_robot_policy_with_carried_state_remembers():
     assert int(won[2]) > 90
 
 
+@pytest.mark.slow
+def test_a_recogniser_with_carried_state_knows_the_speaker():
+    anew, carried = map(int, re.findall(r"(\d+)% of", run("speech.py", "--workers", 0)))
+    assert carried > 90 > 70 > anew
+
+
 @pytest.mark.parametrize("names", ["lerobot", "libero"])
 def test_a_robot_policy_reads_data_by_the_names_of_others(tmp_path, names):
     if names == "lerobot":
