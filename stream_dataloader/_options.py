@@ -15,6 +15,7 @@ from typing import Any, get_args
 
 import numpy as np
 
+from stream_dataloader._schedule.changes import CHANGES
 from stream_dataloader._schedule.mix import Mix
 from stream_dataloader._schedule.rules import IntArray, Rules
 from stream_dataloader.errors import shorten
@@ -41,6 +42,15 @@ def integer(name: str, value: Any, least: int, most: int = _LARGEST) -> int:
     if number > most:
         raise ValueError(f"{name} is {number}, and must be at most {most}")
     return number
+
+
+def check_changes(changes: Iterable[str]) -> tuple[str, ...]:
+    """`changes` of `load_state_dict`, as a tuple; a name alone will do."""
+    names = (changes,) if isinstance(changes, str) else tuple(changes)
+    for name in names:
+        if name not in CHANGES:
+            raise ValueError(f"changes has {shorten(name)}, and may have {', '.join(CHANGES)}")
+    return names
 
 
 def flag(name: str, value: Any) -> bool:

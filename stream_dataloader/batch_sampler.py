@@ -239,6 +239,8 @@ class LaneBatchSampler(Sampler[list[int]]):
             raise StateError(f"the state cannot be loaded here: {error}") from None
         rules = replace(self._rules, groups=groups)
         loaded = saved_state.from_plain(self._with_own(state, rules), rules, self._identity())
+        if loaded.snapshot is not None and loaded.snapshot.changed is not None:
+            raise StateError("the state is of an epoch whose options were changed; load it into a StreamDataLoader")
         self._total_groups, self._seed_is_given = total, True
         self._rules = replace(self._rules, seed=loaded.seed)
         rules = self._find_rank()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from multiprocessing.context import BaseContext
 from typing import TYPE_CHECKING, Any, Generic
 
@@ -180,7 +180,7 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
             self._position.forget_place()
             self._starter.renew(self._settings)
             if self._position.loaded is not None:
-                self.load_state_dict(self._position.loaded)
+                self.load_state_dict(*self._position.loaded)
 
     @property
     def batch_size(self) -> int:
@@ -282,7 +282,7 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
             self._find_place()
         return self._position.state_dict(step)
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], changes: Iterable[str] = ()) -> None:
         """Continue from a saved state with the next `iter()`, bit for bit, with any number of workers.
 
         The loader adopts the state's seed and groups. A running iteration ends. If another epoch is set before
@@ -291,18 +291,24 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
         Args:
             state: What `state_dict()` returned on this rank, with the same number of ranks; or what `merge_states` made
                 of the states of all ranks, whose number may have been another.
+            changes: Which of the differences between then and now are meant: `"time_steps"`, `"batch_size"`,
+                `"sources"` for a list that has become longer. What is left of the epoch is read once, as the options
+                say now. Lanes keep their streams; where there are fewer lanes, the streams of the others come next, and
+                begin with `is_start`. New sources come behind those that are left.
 
         Raises:
+            ValueError: `changes` has another name.
             StateError: The state belongs to other sources or options, or to groups that this rank does not have; the
                 message says which.
         """
+        changes = options.check_changes(changes)
         self._turn.renew()
         with self._turn.lock:
             self._position.loaded = None
-            loaded = self._position.read(state)
+            loaded = self._position.read(state, changes)
             self._starter.end()
             self._find_place()
-            self._position.load(state, loaded)
+            self._position.load(state, changes, loaded)
 
     def skip(self, batches: int) -> int:
         """Pass over the next batches, to the epoch's end at most; the next `iter()` goes on behind them.

@@ -71,9 +71,8 @@ class StreamDataset(IterableDataset[StreamBatch]):
             `"balanced"`: a random order in which long sources tend to come early.
         deterministic: Assign sources in logical time: batches are the same for any number of workers. False assigns
             them first come, first served, for live sources.
-        lookahead: Number of sources that each lane reserves, so that workers do not wait for each other; with packed
-            windows as many as it last took in one, if these are more. None stands for 1, but for 0, which reserves
-            none, with `"longest_first"`.
+        lookahead: Number of sources that each lane reserves, so that workers do not wait for each other. With 0 a lane
+            takes a source only when it needs one. None stands for 1, but for 0 with `"longest_first"`.
         open_early: Whether workers open reserved sources in a background thread while they read other streams. None:
             if `open_stream`, and a sequence that computes the sources, declare that this is safe
             (`protocols.OpensEarly`). True: always, also with `num_workers=0`. False: never. Batches are the same.

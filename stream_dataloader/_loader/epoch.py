@@ -43,7 +43,7 @@ class Member:
         self.layout: Layout | None = None  # of the epoch's items, or of those of the loaded state
         self._dataset = dataset
         self._length = length
-        self._order: tuple[Rules, int, Order] | None = None  # of the epoch whose end was asked for last
+        self._order: tuple[Rules, int, Any, Order] | None = None  # of the epoch whose end was asked for last
         self._failed: dict[int, set[int]] = {}  # sources that were skipped, also before a loaded state, by group hosted
 
     def load(self, loaded: LoadedState) -> Start:
@@ -64,15 +64,17 @@ class Member:
         rules, lists = plan.rules, plan.lists
         if not lists.knows_lengths or rules.padding_mode == "cycle":
             return False
+        place = record.unpack(rules)
         if not self.ranks.alone or rules.padding_mode == "drop":
-            steps = known_count(self.ranks.reading, epoch)  # for all ranks, if no stream can change it
+            steps = known_count(self.ranks.reading, epoch, place)  # for all ranks, if no stream can change it
             return steps is not None and record.step >= steps
         to_come = sum(max(0, share - cursor) for share, cursor in zip(rules.shares, record.cursors, strict=True))
         if rules.mix is None and to_come > lists.most_empty:
             return False
-        if self._order is None or self._order[:2] != (rules, epoch):
-            self._order = rules, epoch, Order(rules, epoch, plan.scheduled_lengths)
-        return not has_rest(record.unpack(rules), rules, self._order[2], plan.section)
+        growth = () if place.changed is None else place.changed.growth
+        if self._order is None or self._order[:3] != (rules, epoch, growth):
+            self._order = rules, epoch, growth, Order(rules, epoch, plan.scheduled_lengths, place)
+        return not has_rest(place, rules, self._order[3], plan.section)
 
     def state_of(self, epoch: int, record: PackedSnapshot, at: EpochPlace | None = None) -> dict[str, Any]:
         """The state at a place in an epoch; at its end, that of the next one's beginning."""

@@ -9,7 +9,7 @@ Guarantee: a state is of what was delivered, not what workers have read ahead, o
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from stream_dataloader import _options as options
@@ -21,6 +21,7 @@ from stream_dataloader._reading.plan import Start
 from stream_dataloader._schedule.position import EpochPlace, EpochStart, Position
 from stream_dataloader._schedule.rules import Reader
 from stream_dataloader._schedule.saved_state import LoadedState
+from stream_dataloader._schedule.snapshot import Snapshot
 from stream_dataloader.dataset import StreamDataset
 from stream_dataloader.errors import StateError, StreamError
 from stream_dataloader.members import SideBySide
@@ -54,7 +55,7 @@ class LoaderPosition:
         self._position = Position(run)
         self._resting: dict[int, Start] = {}  # where members stand that go on in the next epoch
         self._requests_heeded = 0  # of the dataset's set_epoch
-        self.loaded: Mapping[str, Any] | None = None  # while it may be another rank's
+        self.loaded: tuple[Mapping[str, Any], Collection[str]] | None = None  # while it may be another rank's
         self._resumed_at: int | None = None  # the step at which the last epoch went on from a state
         self.epoch: Epoch | None = None  # the last; None once another was set or loaded
         self.failures: list[StreamError] = []
@@ -169,23 +170,26 @@ class LoaderPosition:
         self.failures.append(failure)
         member.count_failure(failure)
 
-    def read(self, state: Any) -> list[LoadedState]:
+    def read(self, state: Any, changes: Collection[str] = ()) -> list[LoadedState]:
         """What a state says, of each member; nothing changes but what ranks adopt.
+
+        Args:
+            changes: Which differences are meant.
 
         Raises:
             StateError: It is no state of such a loader, or of one of other members.
         """
         if self._sides is None:
-            return [self.members[0].ranks.load(state)]
+            return [self.members[0].ranks.load(state, changes)]
         loaded = []
         for number, (member, own) in enumerate(zip(self.members, self._sides.states_in(state), strict=True)):
             try:
-                loaded.append(member.ranks.load(own))
+                loaded.append(member.ranks.load(own, changes))
             except StateError as error:
                 raise StateError(f"members[{number}]: {error}") from error
         return loaded
 
-    def load(self, state: Mapping[str, Any], loaded: Sequence[LoadedState]) -> None:
+    def load(self, state: Mapping[str, Any], changes: Collection[str], loaded: Sequence[LoadedState]) -> None:
         self._requests_heeded = self._dataset.epoch_request[0]
         starts = tuple(member.load(own) for member, own in zip(self.members, loaded, strict=True))
         if self._sides is None:
@@ -197,7 +201,7 @@ class LoaderPosition:
             over = tuple(bool(saved) or (not goes_on and start.epoch > run) for saved, goes_on, start in ended)
             place = Place(int(state["step"]), starts, over)
         self._position.load(run, place, loaded[0].epoch_place)
-        self._resting, self.epoch, self.loaded = {}, None, state
+        self._resting, self.epoch, self.loaded = {}, None, (state, changes)
 
     def later(self, state: Mapping[str, Any], count: int) -> tuple[dict[str, Any], int] | None:
         """The state some batches after another, and how many they are; None if only reading tells."""
@@ -266,7 +270,23 @@ class LoaderPosition:
     def count(self, epoch: int) -> int:
         """Number of batches of an epoch; raises TypeError if it is not known."""
         steps = [member.ranks.reading.steps_of for member in self.members]
-        return steps[0](epoch) if self._sides is None else self._sides.count(lambda number: steps[number](epoch))
+        if self._sides is not None:
+            return self._sides.count(lambda number: steps[number](epoch))
+        count, place = steps[0](epoch), self._place_in(epoch)
+        if place is None or place.changed is None:
+            return count
+        rest = known_count(self.members[0].ranks.reading, epoch, place)
+        if rest is None:
+            raise TypeError("the number of batches of an epoch whose options were changed is not known on a rank alone")
+        return rest
+
+    def _place_in(self, epoch: int) -> Snapshot | None:
+        """A place in an epoch that is being read, or comes next."""
+        if self.epoch is not None and not self.epoch.over and self.epoch.number == epoch:
+            (course,) = self.epoch.courses
+            return None if (own := self.epoch.last.members[0]) is None else course.start(own).resume
+        coming, place = self._coming()
+        return place.starts[0].resume if coming.run == epoch else None
 
     def _sure_count(self, epoch: int) -> int | None:
         """The same for members side by side, if no stream may change it; None otherwise."""

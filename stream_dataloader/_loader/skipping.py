@@ -9,10 +9,8 @@ from stream_dataloader._loader.epoch import Member
 from stream_dataloader._ranks.ranks import known_count
 from stream_dataloader._reading.plan import Start
 from stream_dataloader._schedule.order import Order
-from stream_dataloader._schedule.replay import Replay
-from stream_dataloader._schedule.rules import NONE
-from stream_dataloader._schedule.sections import Cuts
-from stream_dataloader._schedule.snapshot import Snapshot, beginning
+from stream_dataloader._schedule.replay import Replay, within_sections
+from stream_dataloader._schedule.snapshot import beginning
 
 __all__ = ["place_later"]
 
@@ -28,23 +26,11 @@ def place_later(member: Member, start: Start, count: int) -> tuple[Start, int] |
         return None
     if not rules.deterministic or reading.on_error != "raise":
         return None
-    total = None if rules.padding_mode == "cycle" else known_count(reading, start.epoch)
+    total = None if rules.padding_mode == "cycle" else known_count(reading, start.epoch, start.resume)
     place = start.resume or beginning(rules)
     if total is not None and place.step + count >= total:
         return Start(start.epoch + 1), total - place.step
-    order = Order(rules, start.epoch, scheduled)
-
-    def moved(place: Snapshot, sign: int) -> Snapshot:
-        """The place with items counted from each section's first one, or from the source's."""
-        if not isinstance(scheduled, Cuts):
-            return place
-        lanes = []
-        for lane in place.lanes:
-            found = None if lane.grant == NONE else order[lane.grant]
-            first = 0 if found is None else sign * scheduled.section(found.source, found.epoch).start
-            lanes.append(lane._replace(items=lane.items + first, position=lane.position + first))
-        return place._replace(lanes=tuple(lanes))
-
-    replay = Replay(rules, order, scheduled, moved(place, -1))
+    order = Order(rules, start.epoch, scheduled, place)
+    replay = Replay(rules, order, scheduled, within_sections(place, order, scheduled, -1))
     replay.skip_to(place.step + count)
-    return start._replace(resume=moved(replay.place(), 1)), count
+    return start._replace(resume=within_sections(replay.place(), order, scheduled, 1)), count

@@ -153,7 +153,8 @@ class Starter:
         for number, (ranks, course) in enumerate(zip(self._ranks, epoch.courses, strict=True)):
             if not course.ended:
                 terms = {} if ranks.alone else common(position.coming_states()[number])
-                course.steps = ranks.begin(course.progress.epoch, course.progress.step, terms)
+                at = course.progress
+                course.steps = ranks.begin(at.epoch, at.step, terms, changed=at.last.changed is not None)
 
     def _read(self, epoch: Epoch, whole_windows: bool, record: Record, recovery: Recovery) -> Feed:
         starts = []

@@ -5,14 +5,14 @@ from __future__ import annotations
 import dataclasses
 import warnings
 import weakref
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from stream_dataloader import _options as options
 from stream_dataloader._ranks.agreement import AgreedSteps, Steps
 from stream_dataloader._ranks.place import OwnRank, RankPlace, is_started
 from stream_dataloader._ranks.rendezvous import Rendezvous, counted_name
-from stream_dataloader._schedule.replay import count_steps
+from stream_dataloader._schedule.replay import count_steps, steps_behind
 from stream_dataloader._schedule.rules import Groups
 from stream_dataloader._schedule.saved_state import LoadedState, SourceIdentity, from_plain, groups_of
 from stream_dataloader._schedule.snapshot import Snapshot
@@ -62,20 +62,21 @@ class Ranks:
         self.reading = self._dataset.under(rules)
         return True
 
-    def load(self, state: Any) -> LoadedState:
-        """This rank's part of a state, which the next `find_place` adopts."""
+    def load(self, state: Any, changes: Collection[str] = ()) -> LoadedState:
+        """This rank's part of a state, which the next `find_place` adopts; `changes` are meant."""
         total, place = groups_of(state), self._own.now()
         try:
             groups = Groups.of_rank(total, place.rank, place.world_size)
         except ValueError as error:
             raise StateError(f"the state cannot be loaded here: {error}") from None
-        loaded = from_plain(state, dataclasses.replace(self._dataset.rules, groups=groups), identity_of(self._dataset))
+        identity = identity_of(self._dataset, state.get("num_sources") if "sources" in changes else None)
+        loaded = from_plain(state, dataclasses.replace(self._dataset.rules, groups=groups), identity, changes)
         self._seed, self._groups = loaded.seed, total
         return loaded
 
     def resumed(self, loaded: LoadedState) -> tuple[int, Snapshot | None]:
         rules, snapshot = self.reading.rules, loaded.snapshot
-        if snapshot is None or not snapshot.step or not rules.deterministic:
+        if snapshot is None or not snapshot.step or not rules.deterministic or snapshot.changed is not None:
             return loaded.epoch, snapshot
         shares = [rules.draws_of(group * rules.lanes_of_a_group) for group in range(rules.groups.count)]
         if rules.padding_mode != "drop" and any(map(int.__lt__, snapshot.cursors, shares)):  # some are not begun
@@ -86,12 +87,12 @@ class Ranks:
             return loaded.epoch, snapshot
         return (loaded.epoch + 1, None) if snapshot.step >= count else (loaded.epoch, snapshot)
 
-    def begin(self, epoch: int, step: int, terms: Mapping[str, Any]) -> Steps:
-        """Begin an epoch with all other ranks, which must have the same terms."""
+    def begin(self, epoch: int, step: int, terms: Mapping[str, Any], *, changed: bool) -> Steps:
+        """Begin an epoch with all other ranks, which must have the same terms; the rest of one that was changed."""
         rules = self.reading.rules
         if self.alone:
             return Steps()
-        count = _count(self.reading, epoch, step)
+        count = None if changed else _count(self.reading, epoch, step)  # which depends on where all groups stand
         is_decided = count is not None or rules.padding_mode == "cycle"
         if not is_started():
             if not is_decided:
@@ -126,9 +127,11 @@ class Ranks:
         return Rendezvous(self._place, store, name, self._timeout or store.timeout.total_seconds())
 
 
-def identity_of(dataset: StreamDataset) -> SourceIdentity:
-    """What identifies a dataset's list of sources."""
+def identity_of(dataset: StreamDataset, scheduled: int | None = None) -> SourceIdentity:
+    """What identifies a dataset's list of sources, or its beginning: so many sources, or sections."""
     lists = dataset.source_lists
+    if scheduled is not None and lists.mix is None and scheduled < dataset.rules.num_sources:
+        lists = lists.beginning(scheduled if dataset.cuts is None else dataset.cuts.source(scheduled))
     return SourceIdentity(lists.fingerprint, lists.lengths_fingerprint, lists.described_sections)
 
 
@@ -142,10 +145,20 @@ def known_steps(dataset: StreamDataset, epoch: int) -> list[int] | None:
         return None
 
 
-def known_count(dataset: StreamDataset, epoch: int) -> int | None:
-    """Number of batches of an epoch; None where it is not known, or a stream may change it."""
-    steps = known_steps(dataset, epoch)
-    return None if steps is None else count_steps(dataset.rules, steps)
+def known_count(dataset: StreamDataset, epoch: int, place: Snapshot | None = None) -> int | None:
+    """Number of batches of an epoch; None where it is not known, or a stream may change it.
+
+    Args:
+        place: A place in it, which says whether it was changed.
+    """
+    steps, rules = known_steps(dataset, epoch), dataset.rules
+    if steps is None:
+        return None
+    if place is None or place.changed is None:
+        return count_steps(rules, steps)
+    lengths = dataset.plan().scheduled_lengths
+    assert lengths is not None
+    return steps_behind(place, rules, epoch, lengths) if rules.groups.count == rules.groups.total else None
 
 
 def _count(dataset: StreamDataset, epoch: int, step: int) -> int | None:

@@ -92,7 +92,7 @@ class Lane:
                     run_as(before)
                 self.keeps_state = stream.opened is not None and stream.opened.keeps_state
                 if count := current.position - position:
-                    source, starts = stream.info.source_index, position == stream.section.start
+                    source, starts = stream.info.source_index, position == current.begin
                     run = Run(self.batch_lane, t, count, source, position, stream.fresh, starts)
                     if stream.marks and self._rules.time_steps is not None:
                         draft.runs += run.cut(stream.starts())
@@ -143,6 +143,7 @@ class Lane:
         self.idle, self.fresh = stream is None, stream is not None and stream.fresh
         if stream is not None:
             self._current = StreamWindows(stream, self._writer, self._row, rules.time_steps)
+            self._current.begin = self._current.position
         return self._current
 
     def _resume(self, start: LaneState) -> None:
@@ -151,7 +152,6 @@ class Lane:
         if stream is not None:
             self.fresh = stream.fresh
             self._current = StreamWindows(stream, self._writer, self._row, self._rules.time_steps)
-            self._current.position, self._current.first_window = start.position, start.first_window
 
     def close(self) -> None:
         """Close the stream that is open."""

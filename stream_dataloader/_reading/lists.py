@@ -196,6 +196,12 @@ class SourceLists(Sources):
         assert self.lengths is not None
         return len(self.lengths) if self._cuts else int(np.count_nonzero(self.lengths == 0))
 
+    def beginning(self, count: int) -> SourceLists:
+        """The first sources of the only list."""
+        (one,) = self.lists
+        lengths = None if one.lengths is None else one.lengths[:count]
+        return SourceLists([replace(one, sources=one.sources[:count], lengths=lengths)])
+
     def cuts(self, seed: int) -> Cuts | None:
         """The sections of all lists; None if every source is read whole."""
         return Cuts(cuts, seed) if (cuts := self._cuts) else None

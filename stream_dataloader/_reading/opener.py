@@ -12,7 +12,6 @@ import threading
 from collections import defaultdict, deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any
 
 from stream_dataloader._notices import log
 from stream_dataloader._reading.activity import Meter, clock
@@ -56,6 +55,7 @@ class Opener:
         may_open = allowed and (lambda grant: allowed(self._source(grant)))
         self._early = EarlyOpener(queue, may_open, functools.partial(self._open, ahead=True))
         resume = reading.resume
+        self._waiting = {} if resume is None else resume.waiting
         if resume is not None:
             for lane in self.lanes:
                 self._held[lane] = resume.lanes[lane].reserved
@@ -66,9 +66,8 @@ class Opener:
         """Take the next source for a lane that is out of data; None if there is none left."""
         take_out = self._take_early if self.opens_early else self.queue.take
         take, wait = functools.partial(take_out, lane, time), functools.partial(self._wait, lane)
-        taken = self.taken.setdefault(lane, [])
-        grant, self._held[lane] = next_grant(self._held[lane], self._plan.rules.held(len(taken) + 1), take, wait)
-        taken.append(grant)
+        grant, self._held[lane] = next_grant(self._held[lane], self._plan.rules.lookahead, take, wait)
+        self.taken.setdefault(lane, []).append(grant)
         stream = None
         if grant != NONE:
             opened = self._early.take(lane) if self.opens_early else None
@@ -86,7 +85,7 @@ class Opener:
         if start.grant == NONE:
             return None
         self.reading.board.reading[self._first + lane] = self._source(start.grant) + 1
-        return self._open(start.grant, lane, start.items, start.stream)
+        return self._open(start.grant, lane, start)
 
     def close_stream(self, lane: int, stream: OpenedStream) -> None:
         """Close a stream that a lane leaves."""
@@ -114,18 +113,19 @@ class Opener:
         number = self.queue.order[grant].source
         return number if self._plan.cuts is None else self._plan.cuts.source(number)
 
-    def _open(
-        self, grant: int, lane: int, items: int | None = None, state: Any = None, *, ahead: bool = False
-    ) -> OpenedStream:
-        """Open the stream of a grant for a lane, at an item."""
-        stream = self._unopened(grant, lane, items)
+    def _open(self, grant: int, lane: int, start: LaneState | None = None, *, ahead: bool = False) -> OpenedStream:
+        """Open the stream of a grant for a lane, from where it stands."""
+        start = start or self._waiting.get(grant)
+        stream = self._unopened(grant, lane)
+        if start is not None:
+            stream.items, stream.place = start.items, start
         if stream.has_item or (stream.items == stream.stop and not stream.section.ends):  # an error; no item
             return stream
         index, begin = stream.info.source_index, clock()
         board, number = self.reading.board, self._number
         board.opening[number] = index + 1
         try:
-            stream.open(stream.items, state)
+            stream.open(stream.items, None if start is None else start.stream)
             if is_start_ignored(stream):
                 stream.fail(stream.error(OpenError, IGNORES_START))
         except BaseException as error:
@@ -139,7 +139,7 @@ class Opener:
                 self._tell_of_slow(stream, seconds, ahead=ahead)
         return stream
 
-    def _unopened(self, grant: int, lane: int, items: int | None) -> OpenedStream:
+    def _unopened(self, grant: int, lane: int) -> OpenedStream:
         """The stream of a grant, which fails if it cannot be opened, or may not be."""
         plan = self._plan
         failure: Exception | None = None
@@ -154,7 +154,6 @@ class Opener:
             source, failure = "?", error
         factory = plan.lists.of(index).open_stream
         stream = OpenedStream(info, factory, source, section, self._retries, fresh=fresh)
-        stream.items = section.start if items is None else items
         if failure is not None:
             found = stream.error(OpenError, f"the source cannot be had: {shorten(failure)}")
             found.__cause__ = failure

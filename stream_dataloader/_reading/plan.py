@@ -137,9 +137,7 @@ class Reading:
 
     def order(self, epoch: int) -> Order:
         """The order in which an epoch's sources are granted."""
-        resume = self.resume
-        granted = () if resume is None else (resume.cursors, resume.returned)
-        return Order(self.plan.rules, epoch, self.plan.scheduled_lengths, *granted)
+        return Order(self.plan.rules, epoch, self.plan.scheduled_lengths, self.resume)
 
     @property
     def resume(self) -> Snapshot | None:

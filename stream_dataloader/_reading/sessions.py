@@ -156,7 +156,7 @@ class SessionTable(SharedFields):
                 self._number[place] = self._created[0]
                 self._rows[place] = 0
                 row = self._row(place)
-                row.begin(begun, times, order.first)
+                row.begin(begun, times, order.again.first)
             row.enter(worker)
         return row, order
 

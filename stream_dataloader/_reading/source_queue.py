@@ -41,7 +41,7 @@ class SourceQueue:
         self.order = order
         self._rules = rules
         self._closed = closed
-        self._cursors = list(order.first)
+        self._cursors = list(order.again.first)
 
     def work_at(self, time: int) -> None:  # noqa: ARG002
         """Begin with a lane: at this time its next tickets are taken out.
@@ -57,8 +57,7 @@ class SourceQueue:
 
     def take(self, lane: int, time: int, ahead: bool) -> int:  # noqa: ARG002
         """Take out a ticket: its grant or `NONE`, or a number below `PENDING`."""
-        number = self._rules.decide(lane, self._cursors, ahead)
-        return NONE if number == NONE else self.order.grant(number)
+        return self.order.again.decide(lane, self._cursors, ahead)
 
     def decision(self, lane: int, ticket: int) -> int:  # noqa: ARG002
         """What a ticket was granted, or `PENDING`."""
@@ -105,7 +104,7 @@ class SessionQueue(SourceQueue):
     ) -> list[SourceQueue]:
         """All ends of a session whose readers are threads of this process, in ordinary memory."""
         row, lock = SessionRow(Carver(), rules), threading.Lock()
-        row.begin(order.epoch, times, order.first)
+        row.begin(order.epoch, times, order.again.first)
         for worker in range(len(times)):
             row.enter(worker)
         return [cls(row, worker, rules, order, lambda: lock, closed, gives_up=True) for worker in range(len(times))]
@@ -145,7 +144,7 @@ class SessionQueue(SourceQueue):
             with self._lock():
                 self._grant()
             decision = ledger.decision(lane, number)
-        return decision if decision in (PENDING, NONE) else self.order.grant(decision)
+        return decision if decision in (PENDING, NONE) else self.order.again.grant(decision)
 
     def _grant(self) -> None:
         self._horizon = self._reached()

@@ -17,6 +17,7 @@ from stream_dataloader._items.step_writer import Taken
 from stream_dataloader._items.structure import Misfit
 from stream_dataloader._reading.opening import END, Handle, takes_start, text_of
 from stream_dataloader._schedule.sections import Section
+from stream_dataloader._schedule.snapshot import LaneState
 from stream_dataloader.errors import ItemError, LengthError, ReadError, StreamError, detached, shorten
 from stream_dataloader.stream_info import StreamInfo, run_as
 
@@ -47,6 +48,7 @@ class OpenedStream(Handle):
         fresh: Its items are read for the first time this epoch.
         stop: The item behind the last that is read; None: the stream's end.
         retried: How often it was opened again.
+        place: Where a lane left it; None: it is read from its beginning.
     """
 
     def __init__(
@@ -64,6 +66,7 @@ class OpenedStream(Handle):
         self._asked = section.start
         self._starts: list[int] = []  # of items before `_asked`
         self.stop = None if section.stop < 0 else section.stop
+        self.place: LaneState | None = None
         self.retried = 0
         self._ahead: list[Any] = []  # what `look_ahead` took
         self._error: Exception | None = None

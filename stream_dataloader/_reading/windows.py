@@ -26,6 +26,7 @@ class StreamWindows:
 
     Attributes:
         position: Time steps read of it.
+        begin: Those read before the row began with it.
         first_window: Steps of its first window.
         between: An error that is about two streams.
         unmet: The layout of its first item, which the writer is to be told of once an item was read.
@@ -34,6 +35,9 @@ class StreamWindows:
     def __init__(self, stream: OpenedStream, writer: PartWriter, row: int, time_steps: int | None) -> None:
         self.stream = stream
         self.position, self.first_window = stream.section.start, 0
+        if stream.place is not None:
+            self.position, self.first_window = stream.place.position, stream.place.first_window
+        self.begin = stream.section.start
         self.between: StreamError | None = None
         self._writer = writer
         self._row = row

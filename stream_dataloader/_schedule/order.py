@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 from array import array
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple, TypeAlias
@@ -16,6 +17,8 @@ import numpy as np
 from stream_dataloader._schedule.mix import DrawOrder, Mix
 from stream_dataloader._schedule.rules import ALONE, NEVER, IntArray, Rules
 from stream_dataloader._schedule.sections import Lengths, lengths_in
+from stream_dataloader._schedule.snapshot import Snapshot
+from stream_dataloader._schedule.tickets import Returned
 from stream_dataloader.stream_info import order_rng
 
 #: Up to so many sources, a shuffled order is kept as an array: 32 MiB in each worker.
@@ -84,38 +87,23 @@ class Order:
 
     Args:
         lengths: Items of each source, or of each section in each epoch, if known.
-        cursors: Grants given before this order is used, by group hosted.
-        returned: Grants among them that are to be given again, first.
+        place: Where this order begins to be used; None: at the epoch's beginning.
 
     Attributes:
         epoch: The epoch's number.
-        first: Where those who grant by this order begin to count, by group hosted.
+        again: What is granted before all others.
     """
 
-    def __init__(
-        self,
-        rules: Rules,
-        epoch: int,
-        lengths: Lengths | None,
-        cursors: Sequence[int] | None = None,
-        returned: Sequence[int] = (),
-    ) -> None:
+    def __init__(self, rules: Rules, epoch: int, lengths: Lengths | None, place: Snapshot | None = None) -> None:
         self.epoch, self._cycles, self._rules = epoch, rules.padding_mode == "cycle", rules
         self._groups = rules.groups
         self._draws: dict[int, int] = {}  # in a pass, by group
-        self._returned = returned_by_group(rules, returned)
-        cursors = cursors or [0] * rules.groups.count
-        self.first = [cursor - len(again) for cursor, again in zip(cursors, self._returned, strict=True)]
+        place = place or Snapshot(0, (0,) * rules.groups.count, (), ())
+        self.again = Returned(rules, place.cursors, place.returned)
+        self._growth = () if place.changed is None else place.changed.growth
         # two are kept: at a pass's end some lanes read the next one
-        self._passes = functools.lru_cache(2)(lambda epoch: epoch_order(rules, epoch, lengths))
+        self._passes = functools.lru_cache(2)(lambda epoch, sizes: _pass_order(rules, epoch, lengths, sizes))
         self._mixed = None if rules.mix is None else _MixedOrder(rules, rules.mix, lengths)
-
-    def grant(self, number: int) -> int:
-        """The grant that is meant by a number, where counting starts with `first`."""
-        count, group = divmod(number, self._groups.total)
-        hosted = group - self._groups.first
-        place, again = count - self.first[hosted], self._returned[hosted]
-        return again[place] if 0 <= place < len(again) else number
 
     def __getitem__(self, grant: int) -> Assignment:
         """What a grant stands for; `"data"` starts over with the same pass, `"cycle"` with the next epoch's."""
@@ -123,22 +111,36 @@ class Order:
         if (draws := self._draws.get(group)) is None:
             draws = NEVER if self._rules.endless_mix else self._groups.share(group, self._rules.draws)
             self._draws[group] = draws
-        turn, index = divmod(count, draws)
+        turn, index = self.in_pass(count, group) if self._growth else divmod(count, draws)
         index = index * self._groups.total + group
         epoch = self.epoch + turn if self._cycles else self.epoch
         fresh = self._cycles or turn == 0
         if self._mixed is not None:
             return Assignment(*self._mixed.source(epoch, index), fresh)
-        order = self._passes(epoch)
+        order = self._passes(epoch, self._sizes(turn) if self._growth else ())
         return Assignment(index if order is None else int(order[index]), epoch, 0, fresh)
 
+    def is_fresh(self, grant: int) -> bool:
+        """Whether what a grant stands for is read as something new."""
+        return self._cycles or self.in_pass(*divmod(grant, self._groups.total))[0] == 0
 
-def returned_by_group(rules: Rules, returned: Sequence[int]) -> list[list[int]]:
-    """Grants by the group hosted here that they are of, in their order."""
-    by_group: list[list[int]] = [[] for _ in range(rules.groups.count)]
-    for grant in returned:
-        by_group[grant % rules.groups.total - rules.groups.first].append(grant)
-    return by_group
+    def in_pass(self, count: int, group: int) -> tuple[int, int]:
+        """The pass in which a group's n-th grant is, and which of the pass it is."""
+        begin = 0
+        for turn, size in self._growth:
+            share = self._groups.share(group, size)
+            if count < (turn - begin) * share:
+                passes, index = divmod(count, share)
+                return begin + passes, index
+            count, begin = count - (turn - begin) * share, turn
+        passes, index = divmod(count, self._groups.share(group, self._rules.draws))
+        return begin + passes, index
+
+    def _sizes(self, turn: int) -> tuple[int, ...]:
+        """How many sources the list has in a pass: at its beginning, and each time that it grows."""
+        later = [size for begin, size in self._growth if begin > turn]
+        own = [size for begin, size in self._growth if begin == turn]
+        return *own, later[0] if later else self._rules.num_sources
 
 
 class _MixedOrder:
@@ -171,6 +173,30 @@ class _MixedOrder:
             epoch, repeat = epoch + repeat, 0
         order = self._orders[number](epoch, repeat)
         return self._starts[number] + (place if order is None else int(order[place])), epoch, repeat
+
+
+class _Joined:
+    """Several listings, one behind the other; None stands for the list's own order."""
+
+    def __init__(self, begins: Sequence[int], listings: Sequence[Listing | None]) -> None:
+        self._begins, self._listings = begins, listings
+
+    def __getitem__(self, place: int) -> int:
+        part = bisect_right(self._begins, place) - 1
+        begin, listing = self._begins[part], self._listings[part]
+        return place if listing is None else begin + int(listing[place - begin])
+
+
+def _pass_order(rules: Rules, epoch: int, lengths: Lengths | None, sizes: Sequence[int]) -> Listing | _Joined | None:
+    """The order of a pass, in which what the list gained follows what it had."""
+    if not sizes:
+        return epoch_order(rules, epoch, lengths)
+    begins, parts = (0, *sizes[:-1]), []
+    for number, (begin, end) in enumerate(zip(begins, sizes, strict=True)):
+        key = (number,) if number else ()  # the order before is the one that it was
+        alone = replace(rules, num_sources=end - begin)
+        parts.append(epoch_order(alone, epoch, lengths, *key, part=slice(begin, end)))
+    return _Joined(begins, parts)
 
 
 def epoch_order(rules: Rules, epoch: int, lengths: Lengths | None, *key: int, part: slice = _ALL) -> Listing | None:

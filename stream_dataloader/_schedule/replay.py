@@ -29,7 +29,7 @@ from stream_dataloader._schedule.order import Order
 from stream_dataloader._schedule.rules import NEVER, NONE, Groups, IntArray, Rules
 from stream_dataloader._schedule.sections import Cuts, Lengths, Section
 from stream_dataloader._schedule.snapshot import LaneState, Snapshot, beginning
-from stream_dataloader._schedule.tickets import next_grant
+from stream_dataloader._schedule.tickets import Returned, next_grant
 
 #: What a cell holds: an item that is read for the first time this epoch, a stream's first item.
 FRESH, START = 1, 2
@@ -43,13 +43,14 @@ _FIRST_STEPS = 8
 
 
 class SourceRun(NamedTuple):
-    """A source in a lane: its items fill cells `[begin, end)`, counted over the lane's epoch."""
+    """A source in a lane: its items fill cells `[begin, end)`, counted over the lane's epoch; so many were `read`."""
 
     grant: int
     source: int
     begin: int
     end: int
     fresh: bool
+    read: int
 
 
 class Replay:
@@ -57,6 +58,8 @@ class Replay:
 
     Args:
         rules: Deterministic ones, with `time_steps`.
+        order: That of the epoch.
+        place: Where it begins; items count from where a section begins, see `within_sections`.
 
     Attributes:
         step: The step that comes next.
@@ -74,13 +77,17 @@ class Replay:
         place = place or beginning(rules)
         self.step = place.step
         self._eager = _FIRST_STEPS
-        self._cursors = list(place.cursors)
-        self._deciders = [functools.partial(rules.decide, lane, self._cursors) for lane in range(rules.lanes)]
+        self._changed, self._waiting = place.changed, place.waiting
+        self._again = Returned(rules, place.cursors, place.returned)
+        self._cursors = list(self._again.first)
+        self._deciders = [functools.partial(self._again.decide, lane, self._cursors) for lane in range(rules.lanes)]
         self._reserved = [lane.reserved for lane in place.lanes]
         self._draws = [lane.draws_without_item for lane in place.lanes]
         self._idle = [bool(lane.idle) for lane in place.lanes]
         begin = self.step * self._window
-        self._runs = [None if lane.grant == NONE else self._run(lane.grant, begin - lane.items) for lane in place.lanes]
+        self._runs = [
+            None if lane.grant == NONE else self._run(lane.grant, begin - lane.items, 0) for lane in place.lanes
+        ]
         self._times = [  # when each lane is out of data next: a heap
             (self.step if run is None else self._step_behind(run)) * rules.lanes + lane
             for lane, run in enumerate(self._runs)
@@ -101,10 +108,11 @@ class Replay:
         lanes = []
         for lane, run in enumerate(self._runs):
             # a source whose last item fills a window's last cell is open until the lane looks for one more item
-            grant, items = (run.grant, min(cell, run.end) - run.begin) if run and run.end >= cell else (NONE, 0)
-            idle = int(self._idle[lane])
+            grant, items, idle = NONE, 0, int(self._idle[lane])
+            if run and run.end >= cell:
+                grant, items = run.grant, run.read + min(cell, run.end) - run.begin
             lanes.append(LaneState(grant, items, items, 0, self._draws[lane], idle, self._reserved[lane]))
-        return Snapshot(self.step, tuple(self._cursors), (), tuple(lanes))
+        return Snapshot(self.step, *self._again.rest(self._cursors), tuple(lanes), self._changed)
 
     def skip_to(self, step: int) -> None:
         """Go on to a step, and do not look at the cells before."""
@@ -146,7 +154,7 @@ class Replay:
         begin, end = max(run.begin - first, 0), min(run.end - first, len(places))
         if begin >= end:
             return
-        place = int(self._firsts[run.source]) + first - run.begin
+        place = int(self._firsts[run.source]) + run.read + first - run.begin
         places[begin:end] = np.arange(place + begin, place + end)
         places[end : -(-end // self._window) * self._window] = place + end - 1
         kinds[begin:end] = FRESH * run.fresh
@@ -157,12 +165,9 @@ class Replay:
         """What lanes take before a step, in order of time, empty sources left out."""
         lanes, window, packed = self._rules.lanes, self._window, self._rules.windows == "packed"
         times, runs, draws = self._times, self._runs, self._draws
-        last, taken = -1, 0
         while times and times[0] < stop * lanes:
-            taken = taken + 1 if times[0] == last else 1
-            last = times[0]
-            step, lane = divmod(last, lanes)
-            grant = self._next_grant(lane, taken)
+            step, lane = divmod(times[0], lanes)
+            grant = self._next_grant(lane)
             if grant == NONE:
                 heapq.heappop(times)
                 draws[lane] += 1
@@ -177,16 +182,24 @@ class Replay:
             else:
                 draws[lane] += 1
 
-    def _next_grant(self, lane: int, taken: int) -> int:
+    def _next_grant(self, lane: int) -> int:
         draws = self._draws[lane]
         if draws and self._rules.gives_up(lane, draws):  # else there was an item just now
             return NONE
-        grant, self._reserved[lane] = next_grant(self._reserved[lane], self._rules.held(taken), self._deciders[lane])
+        grant, self._reserved[lane] = next_grant(self._reserved[lane], self._rules.lookahead, self._deciders[lane])
         return grant
 
-    def _run(self, grant: int, begin: int) -> SourceRun:
+    def _run(self, grant: int, begin: int, read: int | None = None) -> SourceRun:
+        """What a lane reads; `read`: how many items before, None: those of one that waits."""
         source, epoch, _, fresh = self._order[grant]
-        return SourceRun(grant, source, begin, begin + int(self._lengths_in(epoch)[source]), fresh)
+        if read is None:
+            read = self._waiting[grant].items if grant in self._waiting else 0
+        end = begin + int(self._lengths_in(epoch)[source]) - read
+        return SourceRun(grant, source, begin, end, fresh, read)
+
+    def open_runs(self) -> Iterator[tuple[int, SourceRun]]:
+        """What lanes are reading: the lane, and what it fills."""
+        return ((lane, run) for lane, run in enumerate(self._runs) if run is not None)
 
     def _step_behind(self, run: SourceRun) -> int:
         """The step in which the lane needs another source."""
@@ -209,11 +222,19 @@ def count_steps(rules: Rules, steps: Sequence[int]) -> int:
     return min(steps) if rules.padding_mode == "drop" else max(steps)
 
 
-def _steps_of(rules: Rules, order: Order, lengths: Lengths) -> int:
+def steps_behind(place: Snapshot, rules: Rules, epoch: int, lengths: Lengths) -> int:
+    """The steps of an epoch that goes on from a place, if all groups are hosted here."""
+    order = Order(rules, epoch, lengths, place)
+    return _steps_of(rules, order, lengths, within_sections(place, order, lengths, -1))
+
+
+def _steps_of(rules: Rules, order: Order, lengths: Lengths, place: Snapshot | None = None) -> int:
     """The same for one group."""
     window = rules.time_steps or 1
-    replay = Replay(replace(rules, time_steps=window, deterministic=True), order, lengths)
-    ends = [0] * rules.lanes  # the cell behind each lane's last new item
+    replay = Replay(replace(rules, time_steps=window, deterministic=True), order, lengths, place)
+    ends = [replay.step * window] * rules.lanes  # the cell behind each lane's last new item
+    for lane, run in replay.open_runs():
+        ends[lane] = max(ends[lane], run.end * run.fresh)
     reading_new = set(range(rules.lanes))
     for lane, run in replay.sources_before(NEVER // rules.lanes):
         if run.fresh:
@@ -226,6 +247,21 @@ def _steps_of(rules: Rules, order: Order, lengths: Lengths) -> int:
     return -(-end // window)
 
 
+def within_sections(place: Snapshot, order: Order, lengths: Lengths, sign: int) -> Snapshot:
+    """A place with items counted from where sections begin (`sign` -1), or from where sources do (1)."""
+    if not isinstance(lengths, Cuts):
+        return place
+
+    def moved(lane: LaneState) -> LaneState:
+        found = None if lane.grant == NONE else order[lane.grant]
+        first = 0 if found is None else sign * lengths.section(found.source, found.epoch).start
+        return lane._replace(items=lane.items + first, position=lane.position + first)
+
+    if changed := place.changed:
+        changed = changed._replace(waiting={grant: moved(lane) for grant, lane in changed.waiting.items()})
+    return place._replace(lanes=tuple(map(moved, place.lanes)), changed=changed)
+
+
 def has_rest(place: Snapshot, rules: Rules, order: Order, section: Callable[[int, int], Section]) -> bool:
     """Whether anything new is left behind a place in an epoch's first pass, for one rank that hosts all groups.
 
@@ -233,11 +269,11 @@ def has_rest(place: Snapshot, rules: Rules, order: Order, section: Callable[[int
         section: What the schedule hands out by a number, in an epoch.
     """
 
-    def is_left(grant: int, items: int | None = None) -> bool:
+    def is_left(grant: int, stands: LaneState | None) -> bool:
         if grant == NONE or not (found := order[grant]).fresh:
             return False
         of = section(found.source, found.epoch)
-        return of.stop > (of.start if items is None else items)
+        return of.stop > (of.start if stands is None else stands.items)
 
     total, first = rules.groups.total, rules.groups.first
     to_come = (
@@ -245,6 +281,6 @@ def has_rest(place: Snapshot, rules: Rules, order: Order, section: Callable[[int
         for group, cursor in enumerate(place.cursors, first)
     )
     reserved = (lane.reserved or () for lane in place.lanes)
-    return any(map(is_left, itertools.chain(place.returned, *reserved, *to_come))) or any(
-        is_left(lane.grant, lane.items) for lane in place.lanes
-    )
+    begun = {**place.waiting, **{lane.grant: lane for lane in place.lanes}}
+    left = itertools.chain([lane.grant for lane in place.lanes], place.returned, *reserved, *to_come)
+    return any(is_left(grant, begun.get(grant)) for grant in left)

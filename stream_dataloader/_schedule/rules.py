@@ -30,8 +30,6 @@ PENDING, NONE = -2, -1
 #: Reservations are refused once at most this many sources a lane are left. A reservation near the end may wait for a
 #: lane with a long stream while others idle.
 TAIL_SOURCES_PER_LANE = 2
-#: A lane that takes several sources a step reserves as many, so that none waits for another worker; up to so many.
-MOST_HELD = 16
 
 
 def split_batch_size(batch_size: int, num_workers: int) -> list[int]:
@@ -208,17 +206,6 @@ class Rules:
         return self.num_sources if self.mix is None else self.mix.draws
 
     @cached_property
-    def most_held(self) -> int:
-        """The most sources that a lane has reserved."""
-        if self.windows == "aligned" or not self.lookahead:  # it takes one a step, but for empty ones
-            return self.lookahead
-        return max(self.lookahead, min(MOST_HELD, self.time_steps or 1))
-
-    def held(self, taken: int) -> int:
-        """How many sources a lane has reserved once it has taken so many in a step."""
-        return max(self.lookahead, min(taken, self.most_held))
-
-    @cached_property
     def lanes_of_a_group(self) -> int:
         """How many of the lanes each group has."""
         return self.lanes // self.groups.count
@@ -253,7 +240,7 @@ class Rules:
         Raises:
             EmptySourcesError: With `"cycle"`, no source of its group has an item.
         """
-        if self.padding_mode == "cycle" and draws >= self._most_draws(lane) + self.most_held:
+        if self.padding_mode == "cycle" and draws >= self._most_draws(lane) + self.lookahead:
             raise EmptySourcesError(
                 f"lane {lane} drew {draws} sources in a row, of {self.num_sources} there are, and none yielded an "
                 'item; padding_mode="cycle" would go on for ever',
@@ -272,7 +259,7 @@ class Rules:
         if self.deterministic:
             return draws
         # others may take the source that has items, and a loaded state gives again first what they had taken ahead
-        return draws + 8 * self.lanes_of_a_group * (self.most_held + 1)
+        return draws + 8 * self.lanes_of_a_group * (self.lookahead + 1)
 
     def decide(self, lane: int, cursors: memoryview[int] | list[int], ahead: bool) -> int:
         """What the next ticket of a lane's group in order gets: its grant, or `NONE`.

@@ -5,15 +5,16 @@ Guarantee: a state holds no word on workers or ranks; one of other sources or op
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import fields
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import fields, replace
 from typing import Any, NamedTuple
 
+from stream_dataloader._schedule.changes import CHANGES, with_changes
 from stream_dataloader._schedule.mix import Mix
-from stream_dataloader._schedule.order import returned_by_group
 from stream_dataloader._schedule.position import EpochPlace
 from stream_dataloader._schedule.rules import Groups, Rules
-from stream_dataloader._schedule.snapshot import LaneState, Snapshot
+from stream_dataloader._schedule.snapshot import Changed, LaneState, Snapshot
+from stream_dataloader._schedule.tickets import returned_by_group
 from stream_dataloader.errors import StateError
 
 VERSION = 1
@@ -60,12 +61,21 @@ def to_plain(
         **{name: value for name, value in identity._asdict().items() if (name, value) != ("sections", None)},
         **({} if rules.mix is None else {"mix": _plain_mix(rules.mix)}),
     }
-    returned = [[]] * groups.count if snapshot is None else returned_by_group(rules, snapshot.returned)
+    waiting = {} if snapshot is None else snapshot.waiting
+    returned = returned_by_group(rules, () if snapshot is None else snapshot.returned)
+    if snapshot is not None and snapshot.changed is not None:
+        state["growth"] = [list(one) for one in snapshot.changed.growth]
+
+    def plain(grant: int) -> Any:
+        """A grant; of a stream that waits for a lane, where it stands."""
+        return _plain_lane(waiting[grant], plain) if grant in waiting else grant
+
     for hosted, failed in enumerate(failures):
         place: tuple[Any, ...] = ()
         if snapshot is not None:
             own = snapshot.lanes[hosted * lanes : (hosted + 1) * lanes]
-            place = (snapshot.cursors[hosted], returned[hosted], [_plain_lane(lane) for lane in own])
+            again = list(map(plain, returned[hosted]))
+            place = (snapshot.cursors[hosted], again, [_plain_lane(lane, plain) for lane in own])
             if items is not None and groups.total > 1:  # whoever hosts the group then may read nothing more of it
                 place += (items,)
         state[_key(groups.first + hosted)] = (sorted(failed) or 0, *place)
@@ -76,11 +86,11 @@ def _key(group: int) -> str:
     return f"group_{group}"
 
 
-def _plain_lane(lane: LaneState) -> dict[str, Any]:
+def _plain_lane(lane: LaneState, plain: Callable[[int], Any]) -> dict[str, Any]:
     return {
         "grant": lane.grant,
         "after": list(lane.progress),
-        "reserved": None if lane.reserved is None else list(lane.reserved),
+        "reserved": None if lane.reserved is None else list(map(plain, lane.reserved)),
         **({} if lane.stream is None else {"stream": lane.stream}),
     }
 
@@ -161,22 +171,26 @@ def missing_groups(state: Mapping[str, Any], groups: Groups) -> list[int]:
     return [group for group in range(groups.first, groups.first + groups.count) if _key(group) not in state]
 
 
-def from_plain(state: Any, rules: Rules, identity: SourceIdentity) -> LoadedState:
+def from_plain(state: Any, rules: Rules, identity: SourceIdentity, changes: Collection[str] = ()) -> LoadedState:
     """What a state says of the groups that are hosted here; it may hold others too.
+
+    Args:
+        identity: That of the sources; if the list may have become longer, of those that it had.
+        changes: Which differences are meant, see `CHANGES`.
 
     Raises:
         StateError: It is no state, one of another dataset, or without a group; says how they differ.
     """
     try:
-        _check(state, rules, identity)
-        return _from_plain(state, rules.groups)
+        _check(state, rules, identity, changes)
+        return _from_plain(state, rules)
     except (KeyError, TypeError, IndexError, ValueError) as error:
         if isinstance(error, StateError):
             raise
         raise StateError(f"the state is not whole: {error!r}; pass what state_dict() returned, all of it") from error
 
 
-def _check(state: Any, rules: Rules, identity: SourceIdentity) -> None:
+def _check(state: Any, rules: Rules, identity: SourceIdentity, changes: Collection[str]) -> None:
     """Refuse a state of other sources or options."""
     groups = rules.groups
     if groups_of(state) != groups.total:
@@ -189,7 +203,8 @@ def _check(state: Any, rules: Rules, identity: SourceIdentity) -> None:
         _compare(state["mix"], _plain_mix(rules.mix))
     sizes = {"batch_size": state["lanes_of_a_group"] * groups.count, "sections": state.get("sections")}
     options = {"batch_size": rules.lanes, "sections": identity.sections}
-    _compare({**sizes, **state}, options | {name: getattr(rules, name) for name in _COMPARED})
+    wanted = options | {name: getattr(rules, name) for name in _COMPARED}
+    _compare({**sizes, **state}, wanted, _meant(state, wanted, changes))
     if state["fingerprint"] != identity.fingerprint:
         raise StateError(
             f"the state was saved with other sources (fingerprint {state['fingerprint']}, here "
@@ -205,7 +220,21 @@ def _check(state: Any, rules: Rules, identity: SourceIdentity) -> None:
         )
 
 
-def _from_plain(state: Mapping[str, Any], groups: Groups) -> LoadedState:
+def _meant(state: Mapping[str, Any], here: Mapping[str, Any], changes: Collection[str]) -> set[str]:
+    """Which of the options may differ."""
+    before, now = state["time_steps"], here["time_steps"]
+    if "time_steps" in changes and None in (before, now) and before != now:
+        raise StateError(f"time_steps was {before} and is {now}; only a number may change")
+    before, now = state["num_sources"], here["num_sources"]
+    if "sources" in changes and before > now:
+        raise StateError(f"{before} sources became {now}; a list can only become longer")
+    if "sources" in changes and "mix" in state and before != now:
+        raise StateError("interleaved lists cannot become longer within an epoch; start it anew")
+    return {CHANGES[name] for name in changes}
+
+
+def _from_plain(state: Mapping[str, Any], rules: Rules) -> LoadedState:
+    groups = rules.groups
     hosted = range(groups.first, groups.first + groups.count)
     if missing := missing_groups(state, groups):
         raise StateError(
@@ -219,12 +248,16 @@ def _from_plain(state: Mapping[str, Any], groups: Groups) -> LoadedState:
     step, snapshot = int(state["step"]), None
     if places:
         cursors, returned, lanes = places
-        snapshot = Snapshot(
-            step,
-            tuple(cursors),
-            tuple(grant for grants in returned for grant in grants),
-            tuple(_lane_of(lane) for own in lanes for lane in own),
-        )
+        waiting: dict[int, LaneState] = {}
+        again = tuple(_grant_of(grant, waiting) for grants in returned for grant in grants)
+        states = tuple(_lane_of(lane, waiting) for own in lanes for lane in own)
+        changed = Changed(waiting, tuple(map(tuple, state["growth"]))) if "growth" in state else None
+        snapshot = Snapshot(step, tuple(cursors), again, states, changed)
+        width = int(state["lanes_of_a_group"]) * groups.count
+        saved = replace(rules, lanes=width, num_sources=state["num_sources"], time_steps=state["time_steps"])
+        if saved != rules:
+            given = {group: int(state[_key(group)][1]) for group in _groups_in(state)}
+            snapshot = with_changes(snapshot, saved, rules, int(state["epoch"]), given)
     skipped = [_failed_of(failed) for failed in failures]
     epoch_place = _epoch_place_of(state)
     return LoadedState(int(state["seed"]), int(state["epoch"]), snapshot, skipped, epoch_place, items)
@@ -235,8 +268,17 @@ def _failed_of(saved: Sequence[int] | int) -> set[int]:
     return set(range(-saved, 0)) if isinstance(saved, int) else set(saved)
 
 
-def _lane_of(lane: Mapping[str, Any]) -> LaneState:
-    reserved = None if lane["reserved"] is None else tuple(lane["reserved"])
+def _grant_of(saved: Any, waiting: dict[int, LaneState]) -> int:
+    """A grant; that of a stream that waits for a lane is noted with where it stands."""
+    if not isinstance(saved, Mapping):
+        return int(saved)
+    lane = _lane_of(saved, waiting)
+    waiting[lane.grant] = lane
+    return lane.grant
+
+
+def _lane_of(lane: Mapping[str, Any], waiting: dict[int, LaneState]) -> LaneState:
+    reserved = None if lane["reserved"] is None else tuple(_grant_of(grant, waiting) for grant in lane["reserved"])
     _, items, position, first_window, draws, idle = lane["after"]
     return LaneState(lane["grant"], items, position, first_window, draws, idle, reserved, lane.get("stream"))
 
@@ -328,10 +370,12 @@ def split_state(state: Mapping[str, Any], world_size: int) -> list[dict[str, Any
     ]
 
 
-def _compare(saved: Mapping[str, Any], here: Mapping[str, Any]) -> None:
+def _compare(saved: Mapping[str, Any], here: Mapping[str, Any], meant: Collection[str] = ()) -> None:
     for name, value in here.items():
-        if saved[name] != value:
+        if saved[name] != value and name not in meant:
+            word = next((word for word, known in CHANGES.items() if known == name), None)
+            or_so = "" if word is None else f', say that it is meant: load_state_dict(state, changes=["{word}"]),'
             raise StateError(
                 f"the state was saved with {_KNOWN_AS.get(name, name)} {saved[name]!r}, and the dataset has {value!r}; "
-                "build it as it was, or start the epoch anew"
+                f"build it as it was{or_so} or start the epoch anew"
             )

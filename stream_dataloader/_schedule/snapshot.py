@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import functools
 from array import array
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from stream_dataloader._schedule.rules import NONE, Rules
-from stream_dataloader._schedule.tickets import next_grant
+from stream_dataloader._schedule.tickets import Returned, next_grant
 
 
 class LaneState(NamedTuple):
@@ -55,6 +54,18 @@ def pack_progress(lanes: Iterable[Sequence[int]]) -> bytes:
     return array("q", [number for lane in lanes for number in lane]).tobytes()
 
 
+class Changed(NamedTuple):
+    """What an epoch goes on with that began under other options.
+
+    Attributes:
+        waiting: Where streams stand whose lanes are gone, by grant; other lanes go on with them.
+        growth: The passes in which the list grew, and how many sources it had before.
+    """
+
+    waiting: Mapping[int, LaneState]
+    growth: tuple[tuple[int, int], ...]
+
+
 class Snapshot(NamedTuple):
     """Where an epoch stands between two steps.
 
@@ -63,12 +74,19 @@ class Snapshot(NamedTuple):
         cursors: Grants given so far, by group hosted.
         returned: Grants among them that were not delivered, and are to be given again first.
         lanes: One state a lane.
+        changed: None, unless the epoch began under other options.
     """
 
     step: int
     cursors: tuple[int, ...]
     returned: tuple[int, ...]
     lanes: tuple[LaneState, ...]
+    changed: Changed | None = None
+
+    @property
+    def waiting(self) -> Mapping[int, LaneState]:
+        """See `Changed`."""
+        return {} if self.changed is None else self.changed.waiting
 
 
 class LaneReports(NamedTuple):
@@ -102,12 +120,13 @@ class PackedSnapshot(NamedTuple):
     reserved: tuple[tuple[int, ...] | None, ...]
     progress: tuple[bytes, ...]
     streams: Mapping[int, Any]
+    changed: Changed | None
 
     def unpack(self, rules: Rules) -> Snapshot:
         """The snapshot, for an epoch that is read by `rules`."""
         # the first part's bytes cover all lanes until the parts of the first step have come
         numbers = array("q", b"".join(self.progress))
-        none_yet = _none_reserved(rules)
+        none_yet = none_reserved(rules)
         lanes = []
         for lane in range(rules.lanes):
             is_open, items, position, first_window, draws, idle = numbers[lane * _WIDTH : (lane + 1) * _WIDTH]
@@ -115,7 +134,7 @@ class PackedSnapshot(NamedTuple):
             reserved = self.reserved[lane] if rules.deterministic or idle else none_yet
             grant, stream = (self.grants[lane], self.streams.get(lane)) if is_open else (NONE, None)
             lanes.append(LaneState(grant, items, position, first_window, draws, idle, reserved, stream))
-        return Snapshot(self.step, self.cursors, self.returned, tuple(lanes))
+        return Snapshot(self.step, self.cursors, self.returned, tuple(lanes), self.changed)
 
 
 def uncounted_lane(place: Snapshot) -> int | None:
@@ -128,7 +147,7 @@ def uncounted_lane(place: Snapshot) -> int | None:
 
 def beginning(rules: Rules) -> Snapshot:
     """Before the first step."""
-    lane = LaneState(reserved=_none_reserved(rules))
+    lane = LaneState(reserved=none_reserved(rules))
     return Snapshot(0, (0,) * rules.groups.count, (), (lane,) * rules.lanes)
 
 
@@ -138,7 +157,7 @@ def nothing_left(rules: Rules) -> Snapshot:
     return Snapshot(0, (0,) * rules.groups.count, (), (idle,) * rules.lanes)
 
 
-def _none_reserved(rules: Rules) -> tuple[int, ...] | None:
+def none_reserved(rules: Rules) -> tuple[int, ...] | None:
     """What a lane has reserved before it takes its first source."""
     return () if rules.lookahead else None
 
@@ -156,8 +175,10 @@ class Progress:
         self._rules = rules
         start = start or beginning(rules)
         self.step = start.step
-        self._cursors = list(start.cursors)
-        self._missing = dict.fromkeys(start.returned)  # in order, as a dict keeps it
+        self._changed = start.changed
+        self._again = Returned(rules, start.cursors, start.returned)
+        self._cursors = list(self._again.first if rules.deterministic else start.cursors)
+        self._missing = dict.fromkeys(start.returned)  # in order, as a dict keeps it; first come, first served
         self._grants = tuple([lane.grant for lane in start.lanes])
         self._reserved = tuple([lane.reserved for lane in start.lanes])
         self._streams = {i: lane.stream for i, lane in enumerate(start.lanes) if lane.stream is not None}
@@ -166,11 +187,11 @@ class Progress:
         self._keep()
 
     def _keep(self) -> None:
-        returned = tuple(self._missing) if self._missing else ()
-        lanes = tuple(self._lanes)
-        self.last = PackedSnapshot(
-            self.step, tuple(self._cursors), returned, self._grants, self._reserved, lanes, self._streams
-        )
+        cursors, returned = tuple(self._cursors), tuple(self._missing)
+        if returned and self._rules.deterministic:
+            cursors, returned = self._again.rest(cursors)
+        how = self._grants, self._reserved, tuple(self._lanes), self._streams, self._changed
+        self.last = PackedSnapshot(self.step, cursors, returned, *how)
 
     def advance(self, reports: Sequence[LaneReports | None]) -> None:
         """Follow one more step."""
@@ -187,12 +208,10 @@ class Progress:
 
     def _take(self, taken: Iterable[tuple[int, int]]) -> None:
         rules, grants, reserved = self._rules, list(self._grants), list(self._reserved)
-        counts: Counter[int] = Counter()
         for lane, grant in taken:
             if rules.deterministic:
-                counts[lane] += 1
-                decide = functools.partial(rules.decide, lane, self._cursors)
-                expected, reserved[lane] = next_grant(reserved[lane], rules.held(counts[lane]), decide)
+                decide = functools.partial(self._again.decide, lane, self._cursors)
+                expected, reserved[lane] = next_grant(reserved[lane], rules.lookahead, decide)
                 assert grant == expected, f"lane {lane} took grant {grant}, and {expected} was its turn"
             elif grant != NONE:
                 self._note(grant)

@@ -15,9 +15,6 @@ There is one rule by which a lane takes its next source::
     d is refused        c (d)           reserves e,     takes c        refused: no source, for good
     next                (d) (e)         takes d, which was refused: from now on it takes each source when it needs it
 
-The n-th source that it takes in a step leaves it with n reserved, or more. So it has as many as it took in the last
-step, and none of the next step's waits for what another worker reads in that.
-
 Guarantee: the outcome is a function of the tickets alone, so it is the same for any number of workers.
 """
 
@@ -38,18 +35,18 @@ Held: TypeAlias = tuple[int, ...] | None
 
 
 def next_grant(
-    held: Held, most: int, take: Callable[[bool], int], wait: Callable[[int], int] = int
+    held: Held, lookahead: int, take: Callable[[bool], int], wait: Callable[[int], int] = int
 ) -> tuple[int, Held]:
     """The grant that a lane takes next, `NONE` if it gets none; and the tickets that it holds then.
 
     Args:
         held: The tickets that it holds: each its own grant, or below `PENDING` where it has to be waited for.
-        most: How many it holds then, as long as it takes some ahead; see `Rules.held`.
+        lookahead: How many it holds as long as it takes some ahead.
         take: Takes out a ticket, ahead or now.
         wait: Waits for the grant of a ticket that is not decided yet.
     """
     if held is not None:
-        first, *rest = *held, *map(take, itertools.repeat(True, max(most + 1 - len(held), 0)))
+        first, *rest = *held, *map(take, itertools.repeat(True, lookahead + 1 - len(held)))
         grant = first if first > PENDING else wait(first)
         if grant != NONE:
             return grant, tuple(rest)
@@ -57,10 +54,56 @@ def next_grant(
     return now if now > PENDING else wait(now), None
 
 
+class Returned:
+    """Grants that are given again before all others, each by its group.
+
+    Attributes:
+        first: Where those who decide begin to count, by group hosted.
+    """
+
+    def __init__(self, rules: Rules, cursors: Sequence[int], returned: Sequence[int]) -> None:
+        self._rules, self._cursors, self._any = rules, cursors, bool(returned)
+        self.first = list(cursors)
+        if returned:
+            self._again = returned_by_group(rules, returned)
+            for hosted, again in enumerate(self._again):
+                self.first[hosted] -= len(again)
+
+    def decide(self, lane: int, cursors: list[int], ahead: bool) -> int:
+        """What a lane's ticket is granted, or `NONE`; see `Rules.decide`."""
+        number = self._rules.decide(lane, cursors, ahead)
+        return self.grant(number) if self._any and number != NONE else number
+
+    def grant(self, number: int) -> int:
+        """The grant that is meant by a number, where counting starts with `first`."""
+        if not self._any:
+            return number
+        count, group = divmod(number, self._rules.groups.total)
+        hosted = group - self._rules.groups.first
+        place, again = count - self.first[hosted], self._again[hosted]
+        return again[place] if 0 <= place < len(again) else number
+
+    def rest(self, counted: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The cursors, and what is still to be given again, once so many numbers were."""
+        if not self._any:
+            return tuple(counted), ()
+        left = zip(self._again, self.first, counted, strict=True)
+        returned = tuple([grant for again, first, count in left for grant in again[count - first :]])
+        return tuple(map(max, self._cursors, counted)), returned
+
+
+def returned_by_group(rules: Rules, returned: Sequence[int]) -> list[list[int]]:
+    """Grants by the group hosted here that they are of, in their order."""
+    by_group: list[list[int]] = [[] for _ in range(rules.groups.count)]
+    for grant in returned:
+        by_group[grant % rules.groups.total - rules.groups.first].append(grant)
+    return by_group
+
+
 class Ledger:
     """The tickets of one epoch, kept in memory that several processes may share.
 
-    A lane's tickets are numbered from 0 and decided in that order. At most `most_held + 1` of them may be undecided, or
+    A lane's tickets are numbered from 0 and decided in that order. At most `lookahead + 1` of them may be undecided, or
     not yet looked up, so each lane has that many places, which are used in turn::
 
         a place     2 * time + ahead, once it is taken out        -2 - grant, once it is decided
@@ -69,7 +112,7 @@ class Ledger:
     """
 
     def __init__(self, carve: Carver, rules: Rules) -> None:
-        self._places, self._rules = rules.most_held + 1, rules
+        self._places, self._rules = rules.lookahead + 1, rules
         self._cursors = carve(rules.lanes).data  # by group hosted; there are no more groups than lanes
         self._shown, self._decided = carve(rules.lanes), carve(rules.lanes)  # numbers of tickets
         self._tickets = carve(rules.lanes * self._places).data  # several times faster to read a number from

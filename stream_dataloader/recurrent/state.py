@@ -253,12 +253,14 @@ class RecurrentState:
             raise StateError(f"{what}, which cannot be saved; save after a call of after() that returned True")
         return as_state(self._store, self._order, *self.place)
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], batch_size: int | None = None) -> None:
         """Go on from a saved state; what was kept is forgotten.
 
         Args:
             state: What `state_dict()` returned on this rank, with the same number of ranks; or what `merge_states` made
                 of all ranks' states, of any number. It is not copied, but moved where the first batch is.
+            batch_size: The number of lanes, of one group, where the loader's state was loaded with another
+                (`changes=["batch_size"]`): those that are gone are left out, and new ones begin with their streams.
 
         Raises:
             StateError: It is no state, that of another model, or has not this rank's lanes.
@@ -268,6 +270,9 @@ class RecurrentState:
             self._store, self._order = LaneStore(), LaneOrder()
             return
         lanes, states, last = carried
+        if batch_size is not None:
+            kept = np.flatnonzero(lanes < batch_size)
+            lanes, states, last = lanes[kept], states.columns(kept), last[:, kept]
         if (known := self._store.known or self._initial.states) is not None:
             states.check_like(known, "the saved state")
         if self._batch_dim is not None:
@@ -277,6 +282,8 @@ class RecurrentState:
         self._store = LaneStore()
         self._store.put(Piece(lanes, states, is_checked=self._nonfinite != "keep"))
         self._order = LaneOrder.of(lanes, last)
+        if batch_size is not None:
+            self._order.forget(np.setdiff1d(range(batch_size), lanes))
 
     @property
     def place(self) -> tuple[int, int]:

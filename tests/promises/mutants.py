@@ -41,7 +41,9 @@ MUTANTS = {
         "_schedule/tickets.py", "ticket, lane = heads[0]", "ticket, lane = min(heads, key=lambda head: head[1])"
     ),
     "grants that are to be given again are not saved": Mutant(
-        "_schedule/snapshot.py", "returned = tuple(self._missing) if self._missing else ()", "returned = ()"
+        "_schedule/snapshot.py",
+        "returned = tuple(self._cursors), tuple(self._missing)",
+        "returned = tuple(self._cursors), ()",
     ),
     "parts of dead workers are kept after a restart": Mutant(
         "_loader/collector.py",
@@ -56,8 +58,8 @@ MUTANTS = {
     ),
     "a lane uses its first ticket ahead again": Mutant(
         "_schedule/tickets.py",
-        "map(take, itertools.repeat(True, max(most + 1 - len(held), 0)))",
-        "map(lambda ahead, ticket=take(True): ticket, range(max(most + 1 - len(held), 0)))",
+        "map(take, itertools.repeat(True, lookahead + 1 - len(held)))",
+        "map(lambda ahead, ticket=take(True): ticket, range(lookahead + 1 - len(held)))",
     ),
     "a refused ticket ahead makes a lane idle": Mutant(
         "_schedule/tickets.py", "now = take(False)", "now = NONE if held else take(False)"
@@ -69,7 +71,7 @@ MUTANTS = {
         "_schedule/order.py", "fresh = self._cycles or turn == 0", "fresh = self._cycles or turn <= 1"
     ),
     "the first grant that is to be given again is lost": Mutant(
-        "_schedule/order.py", "if 0 <= place < len(again)", "if 0 < place < len(again)"
+        "_schedule/tickets.py", "if 0 <= place < len(again)", "if 0 < place < len(again)"
     ),
     "a state has lanes as they were a step before": Mutant(
         "_schedule/snapshot.py",
@@ -94,7 +96,7 @@ MUTANTS = {
         "_assembly/part.py", "return lanes_read == lanes if", "return lanes_read >= lanes - 1 if"
     ),
     "a stream that starts in mid-window is not marked": Mutant(
-        "_reading/lane.py", "position == stream.section.start\n", "position == stream.section.start and t == 0\n"
+        "_reading/lane.py", "position == current.begin\n", "position == current.begin and t == 0\n"
     ),
     "padding has a position": Mutant(
         "_assembly/bookkeeping.py",

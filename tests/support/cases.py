@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from hypothesis import strategies as st
-from serial_model import serial_batches
+from serial_model import Serial
 
 from stream_dataloader import StreamDataset, get_stream_info
 from stream_dataloader._schedule.order import Order
@@ -48,6 +48,9 @@ class Case:
 
     def expected(self, dataset, epoch=0, drawn=None):
         """What the model says, batch after batch; `drawn`: what alone is handed out, in this order."""
+        return self.model(dataset, epoch, drawn).batches()
+
+    def model(self, dataset, epoch=0, drawn=None):
         total, orders = dataset.rules.draws if drawn is None else len(drawn), {}
         cut, scheduled = dataset.cuts, dataset.plan().scheduled_lengths
 
@@ -70,7 +73,7 @@ class Case:
                 is_start = position == start or (self.marks and is_marked(source, position))
                 yield source, position, is_start, *is_last
 
-        return serial_batches(read, total, self.lanes, self.time_steps, self.windows, self.padding_mode, self.lookahead)
+        return Serial(read, total, self.lanes, self.time_steps, self.windows, self.padding_mode, self.lookahead)
 
 
 @dataclass

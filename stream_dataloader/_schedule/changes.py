@@ -1,0 +1,77 @@
+"""What becomes of a place in an epoch when the training goes on with other lanes, windows or a longer list.
+
+::
+
+    saved: 4 lanes           a b c d read;  e f reserved            to come: g h ...
+    loaded with 2            a b go on;     then, as lanes are free:    c d from where they stood, e f g h ...
+    loaded with 6            a b c d go on; the others take             e f
+
+What a list has gained is handed out behind what is left of the pass that is being read.
+
+Guarantee: a pure function of the state; each item that is left is read once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from stream_dataloader._schedule.order import Order
+from stream_dataloader._schedule.rules import NONE, Rules
+from stream_dataloader._schedule.snapshot import Changed, LaneState, Snapshot, none_reserved
+from stream_dataloader._schedule.tickets import returned_by_group
+from stream_dataloader.errors import StateError
+
+#: What may be meant to differ, and what a state calls it.
+CHANGES = {"time_steps": "time_steps", "batch_size": "batch_size", "sources": "num_sources"}
+
+
+def with_changes(place: Snapshot, saved: Rules, rules: Rules, epoch: int, given: Mapping[int, int]) -> Snapshot:
+    """The place from which an epoch goes on under other rules.
+
+    Streams that are read stay in their lanes, and those of lanes that are gone come next, in the order of these lanes.
+    What is read again goes, with `"data"`. What lanes had reserved, they reserve anew.
+
+    Args:
+        saved: The rules before.
+        given: How many grants, to each group that the state holds.
+
+    Raises:
+        StateError: The list grew, and not all groups are known.
+    """
+    growth = () if place.changed is None else place.changed.growth
+    if rules.num_sources > saved.num_sources:
+        growth = *growth, (_last_pass(place, saved, epoch, given), saved.num_sources)
+    order, returned = Order(saved, epoch, None, place), returned_by_group(rules, place.returned)
+    states = [lane if lane.grant != NONE and order.is_fresh(lane.grant) else LaneState() for lane in place.lanes]
+    lanes: list[LaneState] = []
+    waiting = dict(place.waiting)
+    again: list[int] = []
+    width, before = rules.lanes_of_a_group, saved.lanes_of_a_group
+    for hosted in range(rules.groups.count):
+        own = states[hosted * before : (hosted + 1) * before]
+        gone = {lane.grant: lane for lane in own[width:] if lane.grant != NONE}
+        reserved = place.lanes[hosted * before : (hosted + 1) * before]
+        held = sorted(grant for lane in reserved for grant in lane.reserved or () if grant != NONE)
+        others = sorted((*held, *returned[hosted]), key=lambda grant: grant not in place.waiting)
+        line = list(filter(order.is_fresh, (*gone, *others)))
+        waiting, again = waiting | gone, again + line
+        draws = -len(line)  # those that wait may have no more items, and others behind them do
+        for lane in (*own[:width], *[LaneState()] * (width - len(own))):
+            lanes.append(lane._replace(draws_without_item=draws, idle=0, reserved=none_reserved(rules)))
+    cursors = place.cursors
+    if rules.padding_mode == "data":
+        cursors = tuple(map(min, cursors, saved.shares))
+    return Snapshot(place.step, cursors, tuple(again), tuple(lanes), Changed(waiting, growth))
+
+
+def _last_pass(place: Snapshot, saved: Rules, epoch: int, given: Mapping[int, int]) -> int:
+    """The last pass over the list that any group has begun, which none has finished."""
+    if saved.padding_mode != "cycle":
+        return 0  # there is one
+    if len(given) < saved.groups.total:
+        raise StateError(
+            f"the state holds groups {sorted(given)} of {saved.groups.total}, and a longer list needs all of them with "
+            'padding_mode="cycle"; load all ranks\' states: merge_states([...])'
+        )
+    order = Order(saved, epoch, None, place)
+    return max(order.in_pass(max(count - 1, 0), group)[0] for group, count in given.items())

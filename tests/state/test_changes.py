@@ -1,0 +1,281 @@
+"""`load_state_dict(state, changes=...)`: the rest of an epoch under other options, held against the serial model."""
+
+import itertools
+import json
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from cases import Case, Counting, cases, cells, check_fields, ways
+from helpers import random_cases
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from serial_model import changed
+
+from stream_dataloader import StateError, StreamDataLoader, interleave, merge_states, sections
+from stream_dataloader.recurrent import RecurrentState
+
+MODES = ("zeros", "data", "drop", "cycle")
+MOST = 25
+LENGTHS = [4, 0, 9, 2, 2, 7, 1, 3, 5, 8, 6]
+THREAD = {"num_workers": 1, "worker_method": "thread"}
+CASE = Case(LENGTHS, lanes=3, time_steps=2, shuffle=True, seed=1)
+ALL = ("batch_size", "time_steps", "sources")
+
+
+def loaded(case, state, way=(), **options):
+    loader = StreamDataLoader(case.dataset(**options), **dict(way))
+    loader.load_state_dict(json.loads(json.dumps(state)), changes=ALL)
+    return loader
+
+
+def read(loader, most=MOST):
+    batches = list(itertools.islice(loader, most))
+    for batch in batches:
+        check_fields(batch)
+    return [cells(batch) for batch in batches]
+
+
+@st.composite
+def changing(draw, modes=MODES):
+    """A case, how many of its batches are read, and the case that follows."""
+    case = draw(cases(max_streams=14, max_length=7, max_lanes=5, modes=modes))
+    case.lengths[0] = max(1, case.lengths[0])
+    lanes = draw(st.integers(1, 6 if case.padding_mode != "drop" else len(case.lengths)))
+    return case, draw(st.integers(1, 8)), replace(case, lanes=lanes, time_steps=draw(st.integers(1, 5)))
+
+
+@random_cases(1000, quick=60)
+@given(changing(), st.booleans(), ways(), st.integers(0, 4))
+def test_lanes_and_windows_change_as_the_model_says(change, known, way, again):
+    case, taken, other = change
+    assume((case.lanes, case.time_steps) != (other.lanes, other.time_steps))
+    options = {"lengths": case.lengths} if known else {}
+    first = case.model(case.dataset())
+    model = list(itertools.islice(first.batches(), taken))
+    before = StreamDataLoader(case.dataset(**options))
+    assert [cells(batch) for batch in itertools.islice(before, taken)] == model
+    assume(len(model) == taken)
+    state = before.state_dict()
+    assume(state["epoch"] == 0)  # else it was the last batch
+    expected = list(itertools.islice(changed(first, model[-1], other.lanes, other.time_steps).batches(), MOST))
+    if "num_workers" in way:
+        way["num_workers"] = min(way["num_workers"], other.lanes)
+    loader = StreamDataLoader(other.dataset(**options), **way)
+    loader.load_state_dict(json.loads(json.dumps(state)), changes=("batch_size", "time_steps"))
+    if known and case.padding_mode != "cycle" and len(expected) < MOST:
+        assert len(loader) == taken + len(expected)
+    iterator = iter(loader)
+    head = [cells(batch) for batch in itertools.islice(iterator, again)]
+    middle = loader.state_dict()
+    assert head + [cells(batch) for batch in itertools.islice(iterator, MOST - len(head))] == expected
+    if len(head) == again < len(expected) and middle["epoch"] == 0:  # and the rest of that from its own state
+        assert read(loaded(other, middle, **options), MOST - again) == expected[again:]
+        third = loaded(other, state, **options)
+        assert third.skip(again) == again
+        assert read(third, MOST - again) == expected[again:]
+
+
+@random_cases(1000, quick=30)
+@given(changing(("zeros", "data", "drop", "cycle")), st.lists(st.integers(0, 7), max_size=8), st.booleans())
+def test_a_longer_list_joins_behind_what_is_left(change, more, known):
+    case, taken, other = change
+    longer = replace(other, lengths=case.lengths + more)
+    before = StreamDataLoader(case.dataset(**({"lengths": case.lengths} if known else {})))
+    head = [cells(batch) for batch in itertools.islice(before, taken)]
+    state = before.state_dict()
+    assume(state["epoch"] == 0 and len(head) == taken)
+    options = {"lengths": longer.lengths} if known else {}
+    loader = loaded(longer, state, **options)
+    count = len(loader) if known and case.padding_mode != "cycle" else None
+    rest = read(loader, 200 if case.padding_mode == "cycle" else None)
+    assert count in (None, len(head) + len(rest))
+    found = Counter(cell[:2] for batch in head + rest for lane in batch for cell in lane if cell and cell[2])
+    every = {(source, position) for source, length in enumerate(longer.lengths) for position in range(length)}
+    if case.padding_mode in ("zeros", "data"):
+        assert found == Counter(every)
+    elif case.padding_mode == "drop":
+        assert max(found.values()) == 1
+        assert found.keys() <= every
+    else:
+        assert found.keys() == every
+    assert read(loaded(longer, state, THREAD, **options), len(rest)) == rest
+
+
+def of(**options):
+    return CASE.dataset(**{"lengths": LENGTHS, "padding_mode": "zeros"} | options)
+
+
+def windows(source):
+    number, length = source
+    for begin in range(0, length, 2):
+        yield np.array([(number, i) for i in range(begin, min(begin + 2, length))])
+
+
+class Numbers:
+    """A stream that says where it stands, by itself."""
+
+    def __init__(self, source):
+        self.items, self.place = list(Counting()(source)), 0
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        if self.place == len(self.items):
+            raise StopIteration
+        self.place += 1
+        return self.items[self.place - 1]
+
+    def state_dict(self):
+        return {"place": np.array(self.place)}
+
+    def load_state_dict(self, state):
+        self.place = int(state["place"])
+
+
+KINDS = {
+    "sections": {"sections": sections(None, 3)},
+    "jitter": {"sections": sections(None, 3, jitter=True)},
+    "balanced": {"schedule": "balanced"},
+    "longest first": {"schedule": "longest_first"},
+    "first come": {"deterministic": False},
+    "skips": {"on_error": "skip"},
+    "own windows": {"open_stream": windows, "time_steps": None, "lengths": None},
+    "own state": {"open_stream": Numbers},
+}
+
+
+def items(batches):
+    """What is read as something new, as (source, position)."""
+    found = []
+    for batch in batches:
+        new = batch.mask.numpy() & (batch.source.numpy() >= 0)
+        found += zip(batch.source.numpy()[new].tolist(), batch.position.numpy()[new].tolist(), strict=True)
+    return sorted(found)
+
+
+ITEMS = [(source, position) for source, length in enumerate(LENGTHS) for position in range(length)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("lanes", "number"), [(1, 0), (2, 2), (5, 2)])
+def test_every_kind_of_dataset_reads_each_item_once(kind, lanes, number):
+    before = StreamDataLoader(of(**KINDS[kind]), 2)
+    head = list(itertools.islice(before, 3))
+    state = before.state_dict()
+    loader = StreamDataLoader(of(**KINDS[kind], batch_size=lanes), number)
+    with pytest.raises(StateError, match="batch_size"):
+        loader.load_state_dict(state)
+    loader.load_state_dict(state, changes="batch_size")
+    iterator = iter(loader)
+    middle = list(itertools.islice(iterator, 2))
+    again = StreamDataLoader(of(**KINDS[kind], batch_size=3))
+    again.load_state_dict(loader.state_dict(), changes=["batch_size"])
+    assert items([*head, *middle, *again]) == items([*head, *middle, *iterator]) == ITEMS
+
+
+def test_groups_change_each_for_itself():
+    def ranks(world_size, state=None, lanes=4):
+        loaders = []
+        for rank in range(world_size):
+            own = StreamDataLoader(of(batch_size=lanes // world_size), groups=2, rank=rank, world_size=world_size)
+            if state is not None:
+                own.load_state_dict(state, changes=ALL)
+            loaders.append(own)
+        return loaders
+
+    before = ranks(2)
+    head = [batch for loader in before for batch in itertools.islice(loader, 3)]
+    whole = merge_states([loader.state_dict() for loader in before])
+    (alone,) = ranks(1, whole, lanes=2)
+    assert len(alone) == 3 + len(rest := list(alone))
+    assert items([*head, *rest]) == ITEMS
+    with pytest.warns(UserWarning, match="ranks cannot agree"):
+        assert items([*head, *[batch for loader in ranks(2, whole, lanes=2) for batch in loader]]) == ITEMS
+
+
+@pytest.mark.parametrize("lanes", [1, 2, 5])
+def test_carried_states_go_along_with_their_lanes(lanes):
+    def counted(loader, carry):
+        """How many items each lane's state knows of the stream behind each window, and how many were read of it."""
+        for batch in loader:
+            before = carry.before(batch)
+            counts = batch.mask.sum(0)[:, None] + (0 if before is None else before)
+            carry.after(batch, counts)
+            yield batch, counts[:, 0]
+
+    loader, carry = StreamDataLoader(of()), RecurrentState(batch_dim=0)
+    for _ in itertools.islice(counted(loader, carry), 3):
+        pass
+    saved = loader.state_dict(), carry.state_dict()
+    loader, carry = StreamDataLoader(of(batch_size=lanes, time_steps=3)), RecurrentState(batch_dim=0)
+    loader.load_state_dict(saved[0], changes=ALL)
+    carry.load_state_dict(saved[1], batch_size=lanes)
+    begun = torch.zeros(lanes, dtype=torch.int64)
+    for batch, counts in counted(loader, carry):
+        begun = torch.where(batch.is_start[0], batch.position[0], begun)  # a stream that another lane left
+        read = batch.position.max(0).values + 1 - begun
+        assert (counts == read)[batch.mask[0]].all()
+        saved = loader.state_dict(), carry.state_dict()
+    carry.load_state_dict(saved[1])
+
+
+def test_an_endless_run_gains_sources_again_and_again():
+    lengths, state, found = [3, 2, 4], None, Counter()
+    for more in ([1, 5], [2], [], [6, 6]):
+        case = Case(lengths, lanes=2, time_steps=2, padding_mode="cycle", shuffle=True)
+        loader = StreamDataLoader(case.dataset())
+        if state is not None:
+            loader.load_state_dict(state, changes=["sources"])
+        for batch in itertools.islice(loader, 11):
+            found.update(batch.source[batch.is_start].tolist())
+        state, lengths = loader.state_dict(), lengths + more
+    assert max(found.values()) > min(found.values()) > 0
+    assert found.keys() == set(range(len(lengths) - 2))
+
+
+def grown(by=1):
+    return StreamDataLoader(Case([*LENGTHS, *[2] * by], lanes=3, time_steps=2, shuffle=True, seed=1).dataset())
+
+
+def changed_windows():
+    return StreamDataLoader(of(open_stream=windows, time_steps=None))
+
+
+def mixed():
+    return StreamDataLoader(interleave([CASE.dataset(), CASE.dataset()], batch_size=2))
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "changes", "told"),
+    [
+        (grown(), grown(0), ALL, "can only become longer"),
+        (grown(0), grown(), (), r'changes=\["sources"\]'),
+        (grown(0), changed_windows(), ALL, "time_steps"),
+        (mixed(), StreamDataLoader(of()), ALL, "one dataset"),
+        (grown(0), StreamDataLoader(of(windows="packed")), ALL, "windows"),
+        (grown(0), StreamDataLoader(of(batch_size=2)), ["time_steps"], "batch_size"),
+    ],
+)
+def test_what_is_not_meant_or_cannot_be_is_refused(before, after, changes, told):
+    next(iter(before))
+    with pytest.raises(StateError, match=told):
+        after.load_state_dict(before.state_dict(), changes=changes)
+
+
+def test_a_change_of_no_name_is_refused():
+    loader = grown()
+    with pytest.raises(ValueError, match="lanes"):
+        loader.load_state_dict(loader.state_dict(), changes=["lanes"])
+
+
+def test_other_sources_are_no_longer_list():
+    before = grown(0)
+    next(iter(before))
+    with pytest.raises(StateError, match="other sources"):
+        StreamDataLoader(Case([9, *LENGTHS], lanes=3, time_steps=2, shuffle=True, seed=1).dataset()).load_state_dict(
+            before.state_dict(), changes=["sources"]
+        )
