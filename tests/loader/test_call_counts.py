@@ -59,6 +59,6 @@ def test_the_first_batch():
 def test_workers_that_share_short_streams_do_not_decide_on_each_by_itself(monkeypatch):
     calls, grant = [], Ledger.grant
     monkeypatch.setattr(Ledger, "grant", lambda *args: calls.append(grant(*args)))
-    dataset = StreamDataset([1] * 2000, range, 4, time_steps=16, windows="packed")
+    dataset = StreamDataset([1] * 2000, range, 4, time_steps=16, windows="packed", lookahead=16)
     steps = len(list(StreamDataLoader(dataset, 2, worker_method="thread")))
     assert len(calls) <= 6 * steps
