@@ -102,7 +102,7 @@ def open(
         ImportError: A package is missing; names the extra to install.
     """
     path = hub_folder(plain_path(path))
-    name = format_of(path) if format is None else format
+    name = format_of(path, options.get("cache")) if format is None else format
     if (found := known_formats().get(name)) is None:
         raise ValueError(f"format is {format!r}; use one of {list(known_formats())}, or None")
     kind: Callable[..., Store] = found.load(found.store)

@@ -297,7 +297,7 @@ def test_on_error_may_decide(tmp_path):
         ({"metadata": {"a": object()}}, TypeError, "JSON"),
         ({"stream_metadata": [{}]}, ValueError, "stream_metadata"),
         ({"stream_metadata": lambda source: {"a": {1}}}, TypeError, "source 0"),
-        ({"path": "s3://bucket/a"}, ValueError, "URL"),
+        ({"path": "memory://bucket/a", "format": "lmdb"}, ValueError, "URL"),
     ],
 )
 def test_wrong_arguments_are_refused_before_a_stream_is_opened(tmp_path, arguments, kind, word):

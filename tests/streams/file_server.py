@@ -1,7 +1,8 @@
-"""A server of files on loopback, which may go wrong as planned."""
+"""A server of files on loopback, which may go wrong as planned; to s3fs it is a bucket."""
 
 import socket
 import threading
+from collections import Counter
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -9,11 +10,12 @@ from helpers import PATIENCE
 
 
 class Server(ThreadingHTTPServer):
-    """Serves `files`, and counts; `plan` holds what goes wrong with the next answers to GET."""
+    """Serves `files`, and counts; `plan` holds what goes wrong with the next answers to GET, `puts` to PUT."""
 
     def __init__(self):
         super().__init__(("127.0.0.1", 0), Handler)
         self.files, self.requests, self.plan, self.always = {}, [], [], None
+        self.puts, self.sent = [], Counter()  # bytes of each file
         self.endings = None  # a list has answers to GET come without a length, and end before these bytes
         self.half_sent, self.go_on = threading.Event(), threading.Event()
         self.url = f"http://127.0.0.1:{self.server_address[1]}"
@@ -55,6 +57,18 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self):
         self.answer()
 
+    def do_PUT(self):
+        content, name = self.rfile.read(int(self.headers["Content-Length"])), self.path[1:].partition("?")[0]
+        self.server.requests.append((self.command, self.path))
+        if status := self.server.puts.pop(0) if self.server.puts else None:
+            self.send_error(status)
+        else:
+            self.server.put(name, content)
+            self.send_response(200)
+            self.send_header("ETag", f'"{hash(content)}"')
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
     def answer(self):
         server, name = self.server, self.path[1:].partition("?")[0]
         server.requests.append((self.command, self.path))
@@ -77,11 +91,13 @@ class Handler(BaseHTTPRequestHandler):
         if status == 206:
             self.send_header("Content-Range", f"bytes {first}-{last}/{size}")
         self.send_header("Content-Length", str(len(content)))
-        self.send_header("ETag", f'"{hash(content)}"')
+        self.send_header("ETag", f'"{hash(server.files.get(name))}"')
+        self.send_header("Last-Modified", "Thu, 01 Jan 2026 00:00:00 GMT")
         self.end_headers()
         if self.command == "HEAD":
             return
         half = len(content) // 2
+        server.sent[name] += len(content) if status in (200, 206) and wrong is None else 0
         self.wfile.write(content[:half])
         self.wfile.flush()
         if wrong == "cut":

@@ -22,13 +22,14 @@ from typing import Any
 from stream_dataloader.errors import StoreError
 from stream_dataloader.streams._media.section import KnownFile, natural_order
 from stream_dataloader.streams.cache.file_cache import FileCache, is_url, open_local
-from stream_dataloader.streams.cache.remote import final_error, text_of
+from stream_dataloader.streams.cache.remote import UnreachableError, final_error, text_of
 
 __all__ = [
     "damage_named",
     "digest_of",
     "disk_bytes",
     "expanded",
+    "in_folder",
     "inside",
     "matching",
     "plain_path",
@@ -42,33 +43,31 @@ __all__ = [
 _DIGESTED_BYTES = 1 << 16
 
 
-def read_json(path: str, kind: type[Any] | None = None, most_bytes: int = 1 << 30) -> Any:
-    """What a JSON file holds.
+def read_json(path: str, kind: type[Any], name: str = "") -> Any:
+    """What a JSON file holds; errors call it `name`.
 
     Raises:
-        StoreError: It is missing, too long, or holds no `kind`.
+        StoreError: It is missing, or holds no `kind`.
     """
-    with damage_named(path), open(path, "rb") as file:
-        if (size := os.fstat(file.fileno()).st_size) > most_bytes:
-            raise StoreError(f"{path} has {size:,} bytes, more than {most_bytes:,}")
+    with damage_named(name or path), open(path, "rb") as file:
         found = json.loads(file.read())
-        if kind is not None and not isinstance(found, kind):
+        if not isinstance(found, kind):
             raise TypeError(f"it holds a {type(found).__name__}, not a {kind.__name__}")
         return found
 
 
 @contextmanager
 def damage_named(name: str) -> Iterator[None]:
-    """Have what a package raises be a `StoreError` with a name, but for the disk."""
+    """Have what a package raises be a `StoreError` with a name, but for the disk and the network."""
     try:
         yield
-    except (StoreError, ImportError):
+    except (StoreError, ImportError, UnreachableError):
         raise
     except Exception as error:  # of packages, of codecs, of archives: any kind
         # A damaged archive has places sought that cannot be: EINVAL.
         if isinstance(error, OSError) and error.errno not in (None, errno.ENOENT, errno.EINVAL):
             raise
-        if isinstance(error, FileNotFoundError) and error.errno is not None:
+        if isinstance(error, FileNotFoundError):
             raise StoreError(f"{error.filename or name} is missing: the store is unfinished or damaged") from None
         text = " ".join(str(error.args[0] if isinstance(error, KeyError) and error.args else error).split())
         if name not in text:
@@ -117,6 +116,14 @@ def write_once(path: str, content: Any) -> None:
         pass
     finally:
         os.unlink(file.name)
+
+
+def in_folder(folder: str, name: str) -> str:
+    """The path of a file in a folder, or its URL; of chained URLs the first names the folder."""
+    if not is_url(folder):
+        return os.path.join(folder, name)
+    first, chain, rest = folder.partition("::")
+    return f"{first.rstrip('/')}/{name}{chain}{rest}"
 
 
 def inside(folder: str, name: Any, what: str) -> str:

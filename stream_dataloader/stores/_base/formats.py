@@ -11,13 +11,15 @@ import importlib
 import os
 import re
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, NamedTuple
 
 from stream_dataloader.errors import StoreError
-from stream_dataloader.streams.cache.file_cache import is_url
+from stream_dataloader.stores._base.files import in_folder
+from stream_dataloader.streams.cache.file_cache import FileCache, is_url, open_local
 
-__all__ = ["FORMATS", "HDF5_SUFFIXES", "Format", "format_of", "known_formats"]
+__all__ = ["FORMATS", "HDF5_SUFFIXES", "INDEXES", "Format", "format_at", "format_of", "known_formats"]
 
 HDF5_SUFFIXES = (".h5", ".hdf5")
 
@@ -96,6 +98,9 @@ _OURS: list[tuple[str, Callable[[str, frozenset[str]], bool]]] = [
 ]
 _PACKERS = {"lmdb": "LmdbPacker", "memmap": "MemmapPacker", "mds": "MdsPacker"}
 
+#: Of formats that are read from a URL of a folder, the file that is written last.
+INDEXES = {"memmap": _PACKED, "mds": "index.json"}
+
 #: By name, which is that of the module.
 FORMATS: dict[str, Format] = {
     name: Format(f"{_HERE}.{name}", store, _PACKERS.get(name), recognise)
@@ -117,7 +122,16 @@ def _is_others(entry: EntryPoint, path: str, names: frozenset[str]) -> bool:
     return recognises is not None and bool(recognises(path, names))
 
 
-def format_of(path: str) -> str:
+def format_at(url: str, ask: Callable[[str], object]) -> str | None:
+    """The format whose index is at a URL, as `ask` finds out."""
+    for name, index in INDEXES.items():
+        with suppress(FileNotFoundError):
+            ask(in_folder(url, index))
+            return name
+    return None
+
+
+def format_of(path: str, cache: FileCache | None = None) -> str:
     """The name of a store's format.
 
     Raises:
@@ -129,6 +143,8 @@ def format_of(path: str) -> str:
         raise FileNotFoundError(f"there is no store at {path}")
     names = frozenset(os.listdir(path) if os.path.isdir(path) else ())
     found = next((name for name, one in known_formats().items() if one.recognise(path, names)), None)
+    if found is None and is_url(path):
+        found = format_at(path, lambda index: open_local(index, cache).close())
     if found is None:
         raise StoreError(
             f"{path} is no store of a known format; if it is one, give format=, one of {', '.join(known_formats())}"

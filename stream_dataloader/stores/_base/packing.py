@@ -6,7 +6,7 @@ Guarantee: all processes write items of one structure.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from stream_dataloader._items.layout import DTYPES_OF_NUMPY, Layout, Leaves, Spec, as_tensor
@@ -63,7 +63,7 @@ class PartPacker(Protocol):
         ...
 
     def sync(self) -> Any:
-        """Have the disk hold what was written; what it returns, for JSON, is given to `Packer.finish`."""
+        """Have the disk hold what was written; returns what `Packer.finish` is given."""
         ...
 
     def close(self) -> Any:
@@ -81,8 +81,8 @@ class Packer(Protocol):
         """A part of the store; no other has its number."""
         ...
 
-    def finish(self, records: Sequence[StreamRecord], synced: Sequence[Any]) -> Collection[str]:
-        """Make the folder a whole store of these streams, in this order, when all parts are closed.
+    def finish(self, records: Sequence[StreamRecord], synced: Sequence[Any]) -> Sequence[str]:
+        """Make the folder a store of these streams, when all parts are closed; returns its files, the index last.
 
         It is called again if that was interrupted; other files than it returns may be gone.
         `synced` is what parts returned of `sync` and `close`.

@@ -24,6 +24,7 @@ from stream_dataloader.stores._base.files import disk_bytes, plain_path
 from stream_dataloader.stores._base.leaves import leaf_names
 from stream_dataloader.stores._base.stream import Steps, StoreStream, StreamNumbers
 from stream_dataloader.streams._media.section import closed_on_error, section_of
+from stream_dataloader.streams.cache.file_cache import is_url
 
 __all__ = ["Index", "OpenedStore", "Store", "StoreInfo", "replaced"]
 
@@ -278,7 +279,7 @@ class Store(ABC):
         return type(self)(self.path, **self._options | {"columns": names})
 
     def _disk_bytes(self) -> int | None:
-        return disk_bytes(self.path)
+        return None if is_url(self.path) else disk_bytes(self.path)
 
     def verify(self, progress: Callable[[int, int], Any] | None = None) -> list[str]:
         """Read everything, and compare it with its checksums.

@@ -17,7 +17,7 @@ from stream_dataloader.dataloader import StreamDataLoader
 from stream_dataloader.dataset import StreamDataset
 from stream_dataloader.errors import ErrorReport, StoreError, StreamError, WorkerDeathError
 from stream_dataloader.stores._base.files import disk_bytes
-from stream_dataloader.stores._base.formats import FORMATS
+from stream_dataloader.stores._base.formats import FORMATS, INDEXES
 from stream_dataloader.stores._base.options import check_options
 from stream_dataloader.stores._base.packing import StreamRecord
 from stream_dataloader.stores._base.store import Store
@@ -25,6 +25,7 @@ from stream_dataloader.stores._packing.given import digest_of, given_of, keys_of
 from stream_dataloader.stores._packing.part import StreamPacker
 from stream_dataloader.stores._packing.partial import Partial, packed_in
 from stream_dataloader.stores._packing.report import PackReport, Progress
+from stream_dataloader.streams.cache.file_cache import is_url
 
 __all__ = ["pack"]
 
@@ -50,6 +51,7 @@ def pack(
     stream_metadata: Sequence[Mapping[str, Any]] | Callable[[Any], Mapping[str, Any]] | None = None,
     seed: int | None = None,
     multiprocessing_context: BaseContext | str | None = None,
+    storage_options: Mapping[str, Mapping[str, Any]] | None = None,
     **options: Any,
 ) -> PackReport:
     """Read streams once and keep their time steps in a store, which `stores.open` opens.
@@ -63,7 +65,7 @@ def pack(
             dataset without `time_steps` are taken apart; a leaf without a time axis is in each time step.
             Sources are packed whole, in the order of the list. What `stores.open` returns keeps its keys and
             metadata.
-        path: Where the store will be. There must be nothing.
+        path: Where the store will be, also a URL; there must be nothing. What is for a URL is packed in the cache.
         format: `"memmap"`, `"mds"` or `"lmdb"`.
         transform: Applied to each time step, in the worker.
         num_workers: Processes that read and write; 0: this one does.
@@ -80,6 +82,7 @@ def pack(
         seed: Seeds the generators of `get_stream_info()`, whose epoch is 0; None: the dataset's, or 0, or that
             with which packing began.
         multiprocessing_context: How workers are started, as for `StreamDataLoader`.
+        storage_options: For a URL, see `FileCache`.
         options: Of the format.
 
     Returns:
@@ -127,7 +130,9 @@ def pack(
         "windows taken apart": how.get("windowed", False),
         "_seed": seed_of_streams if seed is None else seed,
     } | ({} if seed is None else {"seed": seed})
-    with Partial(path) as partial, _telling_how_to_go_on(partial, len(names)):
+    if is_url(os.fspath(path)) and format not in INDEXES:
+        raise ValueError(f"format {format!r} is not read by URL; pack into a folder of this machine")
+    with Partial(path, storage_options) as partial, _telling_how_to_go_on(partial, len(names)):
         packer = packer_class(partial.store, **options)
         begun = partial.begin(header)
         before = packed_in(partial.journal)[0]
@@ -144,13 +149,14 @@ def pack(
         if verify and (problems := chosen.load(chosen.store)(partial.store).verify()):
             more = f"{problems[0]}, and {len(problems) - 1} more"
             raise StoreError(f"{more}; delete {partial.folder} and pack anew")
+        size = disk_bytes(partial.store)
         partial.publish(files)
     return PackReport(
         path=partial.path,
         format=format,
         streams=len(records),
         steps=sum(record.steps for record in records),
-        bytes=disk_bytes(partial.path),
+        bytes=size,
         seconds=time.perf_counter() - began,
         packed_before=len(before),
         skipped=tuple(run.skipped[number] for number in sorted(run.skipped)),
@@ -247,8 +253,8 @@ def _telling_how_to_go_on(partial: Partial, total: int) -> Iterator[None]:
         if count := len(packed_in(partial.journal)[0]):
             packed = f"{count:,} of {total:,} streams are packed"
             kept = f"{packed}, in {partial.folder}: pack again and it goes on there, or delete that"
-        if not isinstance(error, OSError):
-            error.args = (f"{str(error) or 'packing was interrupted'}. {kept}",)
-        elif error.errno is not None:
+        if isinstance(error, OSError) and error.errno is not None:
             error.strerror = f"{error.strerror}. {kept}"
+        else:
+            error.args = (f"{str(error) or 'packing was interrupted'}. {kept}",)
         raise

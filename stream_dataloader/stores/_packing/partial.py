@@ -9,16 +9,17 @@
         store/             what will be clips.store
         store.items.json   what items look like; see `_base/packing.py`
 
-Journals are text: a line an entry, each with its checksum.
+Journals are text: a line an entry, each with its checksum. For a URL this is in the cache, and `sent` is one more.
 
 Guarantee: one process at a time packs to a path. What was entered in a journal is on the disk; a damaged line
-is passed over. The store gets its name in one step, when it is whole and on the disk.
+is passed over. The store gets its name, or on a server its index, when all else is there.
 """
 
 from __future__ import annotations
 
 import contextlib
 import glob
+import hashlib
 import itertools
 import json
 import os
@@ -26,13 +27,14 @@ import shutil
 import socket
 import time
 import zlib
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, BinaryIO
 
 from stream_dataloader.errors import StoreError
-from stream_dataloader.stores._base.files import sync_folder
+from stream_dataloader.stores._base.files import in_folder, plain_path, stamp_of, sync_folder
+from stream_dataloader.stores._base.formats import format_at
 from stream_dataloader.streams.cache.entry import LocalFile, lock
-from stream_dataloader.streams.cache.file_cache import is_url
+from stream_dataloader.streams.cache.file_cache import FileCache, cache_directory, is_url
 
 __all__ = ["Packed", "Partial", "begin_part", "enter", "packed_in"]
 
@@ -45,18 +47,24 @@ Packed = dict[int, tuple[int, Any]]
 
 
 class Partial:
-    """The folder in which one process packs a store."""
+    """The folder in which one process packs a store; `options` are a server's, see `FileCache`."""
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = os.fspath(path).rstrip("/") or os.fspath(path)
-        if is_url(self.path):
-            raise ValueError(f"{self.path} is a URL; pack into a folder of this machine, and copy that there")
+    def __init__(self, path: str | os.PathLike[str], options: Mapping[str, Mapping[str, Any]] | None = None) -> None:
+        self.path = plain_path(path).rstrip("/") or os.fspath(path)
+        self._cache = FileCache(storage_options=options or {})
         self.folder = f"{self.path}.partial"
+        if is_url(self.path):
+            key = hashlib.sha256(self.path.encode()).hexdigest()[:24]
+            self.folder = os.path.join(cache_directory("packing"), f"{key}.partial")
         self.store = os.path.join(self.folder, "store")
         self.journal = os.path.join(self.folder, "journal")
 
     def __enter__(self) -> Partial:
-        if os.path.lexists(self.path):
+        if is_url(self.path):
+            exists = format_at(self.path, lambda index: self._cache.remote(index).ask()) is not None
+        else:
+            exists = os.path.lexists(self.path)
+        if exists:
             raise FileExistsError(f"{self.path} exists, and pack overwrites nothing; delete it first")
         self._lock = self._locked()
         return self
@@ -110,12 +118,15 @@ class Partial:
             raise StoreError(f"{self.folder} was begun with something else: {what}; delete that folder to begin anew")
         return begun
 
-    def publish(self, files: Collection[str]) -> None:
-        """Give the store, which is made of some files, its name; others are deleted."""
+    def publish(self, files: Sequence[str]) -> None:
+        """Give the store its name; it is made of some files, the index last."""
         for name in os.listdir(self.store):
             path = os.path.join(self.store, name)
             sync_folder(path) if name in files else os.unlink(path)
         sync_folder(self.store)
+        if is_url(self.path):
+            self._send(files)
+            return
         try:
             os.rename(self.store, self.path)
         except OSError as error:
@@ -123,6 +134,20 @@ class Partial:
                 f"{self.path} has come to exist while it was packed ({error.strerror}); remove it"
             ) from error
         sync_folder(os.path.dirname(os.path.abspath(self.path)))
+
+    def _send(self, files: Sequence[str]) -> None:
+        journal = os.path.join(self.folder, "sent")
+        sent = {entry["name"]: entry for entry in _entries_in(journal)}
+        with open(journal, "ab") as file:
+            for name in files:
+                path, remote = os.path.join(self.store, name), self._cache.remote(in_folder(self.path, name))
+                entry = {"name": name, "stamp": stamp_of([path])}
+                with contextlib.suppress(FileNotFoundError):
+                    if sent.get(name) == entry | {"version": remote.ask()[0]}:
+                        continue
+                remote.send(path)
+                enter(file, entry | {"version": remote.ask()[0]})
+        shutil.rmtree(self.store)
 
 
 def _has_gone(holder: str) -> bool:

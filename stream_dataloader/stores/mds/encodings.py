@@ -10,8 +10,6 @@ little-endian. Dtype and shape of arrays are in the encoding's name or before th
     jpeg_array            [count: 4 bytes] [sizes: count * 4 bytes] values
     pil                   [width: 4 bytes] [height: 4 bytes] [length of the mode: 4 bytes] mode, rows
 
-PNG and raw pictures are what Pillow makes of them, but that colours of a PNG's palette are looked up.
-
 Guarantee: decoding ends in a value that owns its memory, or in a `ValueError`.
 """
 
@@ -86,7 +84,7 @@ class Encoding(ABC):
         """The value that some bytes are, as a copy."""
 
     def split(self, data: memoryview) -> tuple[Encoding, NDArray[np.int64]]:
-        """The encoding of a sequence's elements, or itself, and where these begin and end, `(2, elements)`."""
+        """The encoding of a sequence's elements, and where these begin and end, `(2, elements)`."""
         return self, np.array([[0], [len(data)]])
 
 

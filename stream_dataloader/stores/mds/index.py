@@ -42,7 +42,6 @@ from stream_dataloader.errors import StoreError, shorten
 from stream_dataloader.stores._base.codecs import check_compression
 from stream_dataloader.stores._base.files import damage_named, inside, read_json, write_synced
 from stream_dataloader.stores.memmap.packed import Texts, encoded
-from stream_dataloader.streams.cache.file_cache import is_url
 
 __all__ = [
     "INDEX",
@@ -50,7 +49,6 @@ __all__ = [
     "ShardEntry",
     "ShardFile",
     "StreamTable",
-    "in_folder",
     "read_index",
     "write_index",
     "write_table",
@@ -93,14 +91,6 @@ class DatasetIndex(NamedTuple):
     digest: str
 
 
-def in_folder(folder: str, name: str) -> str:
-    """The path of a file in a folder, or its URL; of chained URLs the first names the folder."""
-    if not is_url(folder):
-        return os.path.join(folder, name)
-    first, chain, rest = folder.partition("::")
-    return f"{first.rstrip('/')}/{name}{chain}{rest}"
-
-
 def _digest(content: Mapping[str, Any]) -> str:
     note = {key: value for key, value in content.get(_NOTE, {}).items() if key != "check"}
     text = json.dumps({**content, _NOTE: note}, sort_keys=True)
@@ -118,7 +108,7 @@ def write_index(folder: str, shards: Sequence[Mapping[str, Any]], note: Mapping[
 
 def read_index(path: str, name: str) -> DatasetIndex:
     """Read an index from a local file, which errors call `name`."""
-    content = read_json(path, dict)
+    content = read_json(path, dict, name)
     with damage_named(name):
         if content["version"] != 2 or not isinstance(content["shards"], list):
             raise StoreError(f"{name} is of version {shorten(content['version'])}, and version 2 is read")

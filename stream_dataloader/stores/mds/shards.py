@@ -8,7 +8,7 @@ Source: `streaming/base/format/mds/reader.py` and `writer.py` of mosaicml-stream
     sample      uint32 * n                sizes of its n columns whose sizes differ
                 values                    of all columns
 
-All numbers are little-endian. A local shard that is not compressed is mapped where it is, any other lies in the cache.
+All numbers are little-endian. A local shard that is not compressed is mapped where it is.
 
 Guarantee: a shard that does not hold what the index says, or is written to while it is read, is an error. A damaged
 sample is one for the streams that it is in.
@@ -21,9 +21,8 @@ import hashlib
 import itertools
 import mmap
 import os
-import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -32,15 +31,15 @@ from numpy.typing import NDArray
 
 from stream_dataloader.errors import StoreError
 from stream_dataloader.stores._base.codecs import check_hashes, unpack
-from stream_dataloader.stores._base.files import damage_named, stamp_of
-from stream_dataloader.stores._base.handles import Handles, Lease
+from stream_dataloader.stores._base.files import damage_named, in_folder, stamp_of
+from stream_dataloader.stores._base.shards import Shards
 from stream_dataloader.stores._base.store import replaced
 from stream_dataloader.stores.mds.encodings import ArrayEncoding, Encoding
-from stream_dataloader.stores.mds.index import INDEX, DatasetIndex, ShardEntry, ShardFile, in_folder
+from stream_dataloader.stores.mds.index import INDEX, DatasetIndex, ShardEntry, ShardFile
 from stream_dataloader.streams._media.section import KnownFile, closed_on_error
 from stream_dataloader.streams.cache.file_cache import FileCache, LocalFile, is_url
 
-__all__ = ["Column", "Rows", "Shard", "Shards"]
+__all__ = ["Column", "MdsShards", "Rows", "Shard"]
 
 #: So many shards stay open that no stream reads; none of the cache, which makes room.
 _KEPT = 8
@@ -120,7 +119,7 @@ class Rows:
         return cls(shard, columns, range(start, stop), bounds[:, :-1], bounds[:, 1:])
 
     def of_sample(self) -> Rows:
-        """Elements of lists, rows of arrays, and in each step all else, of the first of these samples."""
+        """What the first of these samples holds, as steps."""
         with self.shard.known:
             split = [self.read(0, column, column.encoding.split) for column in self.columns]
         found = zip(self.columns, split, strict=True)
@@ -153,7 +152,7 @@ class Rows:
 
     @functools.cached_property
     def _views(self) -> list[NDArray[Any] | None]:
-        """Columns of numbers, `(rows, ...)` over the map; None for one that has none, or where they are not alike."""
+        """Columns of numbers, `(rows, ...)` over the map; None where they are not alike."""
         return [self._view(column, column.encoding) for column in self.columns]
 
     def _view(self, column: Column, encoding: Encoding) -> NDArray[Any] | None:
@@ -192,30 +191,13 @@ def _put(column: Column, rows: NDArray[Any], leaf: Any) -> None:
     leaf[...] = rows
 
 
-class Shards:
-    """The shards of a dataset, opened by number; `version` and `stamp` tell it from others at the same place."""
+class MdsShards(Shards[Shard]):
+    """The shards of a dataset, fetched or mapped."""
 
     def __init__(self, folder: str, index: DatasetIndex, version: str, cache: FileCache, stamp: str) -> None:
         self._folder, self._index, self._version, self._cache, self._stamp = folder, index, version, cache, stamp
         self._remote = is_url(folder)
-        here = all(map(self.is_here, range(len(index.shards))))
-        self._opened: Handles[int, Shard] = Handles(self._open, _KEPT if here else 0)
-
-    def open(self, number: int) -> Lease[int, Shard]:
-        """A shard, to be closed; waits until it is there."""
-        with self.file(number):  # fetched before it is opened: one is opened at a time
-            return self._opened.lease(number)
-
-    def ahead(self, number: int) -> list[LocalFile]:
-        """Fetch a shard in a thread; it is held for as long as the list is."""
-        held: list[LocalFile] = []
-
-        def fetch() -> None:
-            with suppress(Exception):  # the reader meets it again, and says where
-                held.append(self.file(number))
-
-        threading.Thread(target=fetch, name="stream_dataloader shard", daemon=True).start()
-        return held
+        super().__init__(_KEPT if all(map(self.is_here, range(len(index.shards)))) else 0)
 
     def scan(self, column: Column) -> Iterator[tuple[Rows, int]]:
         """All samples, each to be read before the next."""
@@ -226,7 +208,6 @@ class Shards:
                     yield from zip(itertools.repeat(rows), range(len(rows)), strict=False)
 
     def is_here(self, number: int) -> bool:
-        """Whether a shard need not be fetched or unpacked."""
         entry = self._index.shards[number]
         return not self._remote and (entry.zip is None or os.path.exists(self._name(entry.raw)))
 
@@ -245,11 +226,7 @@ class Shards:
         if not self._remote and stamp_of([in_folder(self._folder, INDEX)]) != self._stamp:
             raise replaced(self._folder)
 
-    def close(self) -> None:
-        self._opened.close()
-
     def file(self, number: int) -> LocalFile:
-        """A shard's file, fetched and unpacked; to be closed."""
         entry = self._index.shards[number]
         name = self._name(entry.raw)
         if self.is_here(number):
@@ -259,26 +236,26 @@ class Shards:
         version = hashlib.sha256(f"{self._version} {stamp_of(zipped)}".encode()).hexdigest()[:16]
         kept = name if self._remote else os.path.abspath(name)
         with damage_named(name):
-            try:
-                return self._cache.made(kept, version, entry.raw.bytes, lambda path: self._make(entry, name, path))
-            except FileNotFoundError as error:  # of a server
-                raise StoreError(f"{name} is missing: the store is unfinished or damaged") from error
+            return self._cache.made(kept, version, entry.raw.bytes, lambda path: self._make(entry, name, path))
 
     def _make(self, entry: ShardEntry, name: str, path: str) -> None:
         source = entry.zip or entry.raw
         packed = self._name(source)
         if self._remote:
-            self._cache.fetch(packed, path, source.bytes)
-        data = _checked(source, path if self._remote else packed, packed)
-        if entry.compression is None:
-            return
-        raw = unpack(entry.compression, data, entry.raw.bytes, packed)
-        check_hashes(entry.raw.hashes, raw, name)
+            data, _, size = self._cache.remote(packed).part(0, source.bytes)
+            if size not in (None, source.bytes):
+                raise ValueError(f"{packed} has {size:,} bytes, and should have {source.bytes:,}")
+            check_hashes(source.hashes, data, packed)
+        else:
+            data = _checked(source, packed)
+        if entry.compression is not None:
+            data = unpack(entry.compression, data, entry.raw.bytes, packed)
+            check_hashes(entry.raw.hashes, data, name)
         try:
             with open(path, "wb") as file:
-                file.write(raw)
+                file.write(data)
         except OSError as error:
-            told = f"{name} cannot be unpacked into the cache: {error.strerror}; make room, or give cache="
+            told = f"{name} cannot be kept in the cache: {error.strerror}; make room, or give cache="
             raise OSError(error.errno, told) from error
 
     def verify(self, number: int) -> None:
@@ -288,14 +265,13 @@ class Shards:
         if entry.zip is not None and not self._remote:
             zipped = self._name(entry.zip)
             if os.path.exists(zipped) or not self.is_here(number):
-                _checked(entry.zip, zipped, zipped)
+                _checked(entry.zip, zipped)
 
 
-def _checked(file: ShardFile, path: str, name: str) -> bytes:
-    """The bytes of a file at a path, which errors call `name`."""
-    with damage_named(name), open(path, "rb") as opened:
+def _checked(file: ShardFile, path: str) -> bytes:
+    with damage_named(path), open(path, "rb") as opened:
         if (size := os.fstat(opened.fileno()).st_size) != file.bytes:
             raise ValueError(f"{size:,} bytes of {file.bytes:,}")
         data = opened.read()
-    check_hashes(file.hashes, data, name)
+    check_hashes(file.hashes, data, path)
     return data

@@ -15,15 +15,15 @@ from typing import Any, ClassVar
 
 from stream_dataloader._items.structure import flatten, unflatten
 from stream_dataloader.errors import StoreError
-from stream_dataloader.stores._base.files import inside, stamp_of
-from stream_dataloader.stores._base.handles import Lease
+from stream_dataloader.stores._base.files import disk_bytes, in_folder, inside, stamp_of
 from stream_dataloader.stores._base.leaves import classes_of
 from stream_dataloader.stores._base.options import given_columns, given_options
+from stream_dataloader.stores._base.shards import ShardReader
 from stream_dataloader.stores._base.store import Store
 from stream_dataloader.stores._base.stream import put_row
 from stream_dataloader.stores.mds.encodings import ArrayEncoding, PictureEncoding
-from stream_dataloader.stores.mds.index import INDEX, DatasetIndex, in_folder, read_index
-from stream_dataloader.stores.mds.shards import Rows, Shard
+from stream_dataloader.stores.mds.index import INDEX, DatasetIndex, read_index
+from stream_dataloader.stores.mds.shards import Rows
 from stream_dataloader.stores.mds.streams import MdsIndex
 from stream_dataloader.streams._media.section import whole_number
 from stream_dataloader.streams.cache.file_cache import FileCache, is_url
@@ -48,8 +48,8 @@ class MdsStore(Store):
         columns: Which to read; None reads all but the one that names streams.
         allow_pickle: Also read columns of encoding `pkl`. Unpickling runs whatever code they hold.
         upright: Turn JPEG as its EXIF says.
-        cache: Where remote shards and unpacked ones are kept; None is what the environment says, see `FileCache`.
-        predownload: How many more shards of a stream that is read are fetched and unpacked ahead of use.
+        cache: Where remote shards and unpacked ones are kept; None is as for `FileCache`.
+        predownload: How many more shards of an open stream are fetched and unpacked ahead.
 
     Example:
         >>> import tempfile
@@ -132,7 +132,7 @@ class MdsStore(Store):
         }
 
     def _disk_bytes(self) -> int | None:
-        return None if is_url(self._folder) else sum(file.stat().st_size for file in os.scandir(self._folder))
+        return None if is_url(self._folder) else disk_bytes(self._folder)
 
     def verify(self, progress: Callable[[int, int], Any] | None = None) -> list[str]:
         """Compare shards with their hashes, and read the streams; see `Store`."""
@@ -150,14 +150,13 @@ class MdsSteps:
     """A stream whose time steps are samples, or what one sample holds; see `Steps`."""
 
     def __init__(self, index: MdsIndex, number: int, ahead: int, name: Callable[[], str]) -> None:
-        self._index, self._most_ahead, self._name = index, ahead, name
-        self._lease: Lease[int, Shard] | None = None
-        self._ahead: dict[int, Any] = {}
+        self._index, self._name = index, name
         self._rows: Rows | None = None
         self._begin = self._end = 0  # the steps of the stream that are in them
         self._start, self._steps = int(index.starts[number]), 1
         if index.kind != "sample" and index.lengths is not None:
             self._steps = int(index.lengths[number])
+        self._shards = ShardReader(index.shards, ahead, self._shard_of(self._start + self._steps - 1))
         try:
             if self._steps:
                 rows, _ = self._at(0)
@@ -176,21 +175,16 @@ class MdsSteps:
     def _error(self, error: Exception) -> StoreError:
         return StoreError(f"{self._name()}: {error}")
 
+    def _shard_of(self, sample: int) -> int:
+        return bisect_right(self._index.firsts, sample) - 1
+
     def _at(self, step: int) -> tuple[Rows, int]:
         """The rows that a step is in, and its number there."""
         if self._rows is None or not self._begin <= step < self._end:
-            firsts, shards = self._index.firsts, self._index.shards
-            at, end = self._start + step, self._start + self._steps
-            number, last = bisect_right(firsts, at) - 1, bisect_right(firsts, end - 1) - 1
-            if self._lease is not None:
-                self._lease.close()
-            self._lease = shards.open(number)
-            ahead, wanted = self._ahead, range(number + 1, min(number + self._most_ahead, last) + 1)
-            self._ahead = {
-                one: ahead[one] if one in ahead else shards.ahead(one) for one in wanted if not shards.is_here(one)
-            }
+            at, end, firsts = self._start + step, self._start + self._steps, self._index.firsts
+            shard = self._shards.at(number := self._shard_of(at))
             first, stop = firsts[number], min(end, firsts[number + 1])
-            self._rows = Rows.of(self._lease.handle, self._index.columns, at - first, stop - first)
+            self._rows = Rows.of(shard, self._index.columns, at - first, stop - first)
             self._begin, self._end = step, step + len(self._rows)
         return self._rows, step - self._begin
 
@@ -218,6 +212,5 @@ class MdsSteps:
             put_row(self.item(row), out, row - start, f"{self._name()}, step {row}")
 
     def close(self) -> None:
-        if self._lease is not None:
-            self._lease.close()
-        self._lease, self._rows, self._ahead = None, None, {}
+        self._shards.close()
+        self._rows = None

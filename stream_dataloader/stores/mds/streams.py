@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 
 from stream_dataloader._items.structure import Node, flatten
 from stream_dataloader.errors import StoreError, shorten
-from stream_dataloader.stores._base.files import damage_named, inside, stamp_of
+from stream_dataloader.stores._base.files import damage_named, in_folder, inside, stamp_of
 from stream_dataloader.stores._base.leaves import chosen, from_json
 from stream_dataloader.stores.mds.encodings import ArrayEncoding, encoding_of
-from stream_dataloader.stores.mds.index import INDEX, DatasetIndex, StreamTable, in_folder, write_table
-from stream_dataloader.stores.mds.shards import Column, Shards
+from stream_dataloader.stores.mds.index import INDEX, DatasetIndex, StreamTable, write_table
+from stream_dataloader.stores.mds.shards import Column, MdsShards
 from stream_dataloader.streams.cache.file_cache import FileCache, is_url
 
 __all__ = ["MdsIndex"]
@@ -60,7 +60,7 @@ class MdsIndex:
         self.firsts = list(itertools.accumulate((shard.samples for shard in found.shards), initial=0))
         replaceable = is_url(folder) and not all(shard.raw.hashes for shard in found.shards)
         self._version = hashlib.sha256(f"{found.digest} {stamp if replaceable else ''}".encode()).hexdigest()[:16]
-        self.shards = Shards(folder, found, self._version, cache, stamp)
+        self.shards = MdsShards(folder, found, self._version, cache, stamp)
         self.key: Callable[[int], str] = str
         self.note: Callable[[int], Mapping[str, Any]] = lambda _: {}
         self.starts: NDArray[np.int64] = np.array(self.firsts[:-1], np.int64)

@@ -30,10 +30,7 @@ _MOST_SHARD_BYTES = (1 << 32) - 1  # places in it are uint32
 
 
 class ShardWriter:
-    """Turns samples into bytes, collects them, and writes a shard when there are enough; see `MdsWriter`.
-
-    Files are called `name` and a number. `entries` are for the index.
-    """
+    """Writes samples as shards, called `name` and a number; `entries` are for the index."""
 
     def __init__(
         self,

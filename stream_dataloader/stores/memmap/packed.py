@@ -31,10 +31,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stream_dataloader.errors import StoreError
-from stream_dataloader.stores._base.files import damage_named, read_json, write_synced
+from stream_dataloader.stores._base.files import damage_named, in_folder, read_json, write_synced
 from stream_dataloader.stores._base.leaves import chosen, classes_of, structure_of
 from stream_dataloader.stores._base.packing import StreamRecord, said_in
 from stream_dataloader.stores._base.store import Store
+from stream_dataloader.streams.cache.file_cache import FileCache, is_url
 
 __all__ = ["HEADER", "ROWS", "PackedIndex", "PackedStore", "Texts", "check_sizes", "encoded", "finish_store"]
 
@@ -45,7 +46,6 @@ ROWS = 4
 
 _TABLES = ("streams.bin", "keys.bin", "notes.bin")
 _VERSION = 1
-_MOST_HEADER_BYTES = 1 << 26
 _MOST_STEPS = 1 << 56
 
 
@@ -58,7 +58,7 @@ def finish_store(
     files: Sequence[str],
     **content: Any,
 ) -> list[str]:
-    """Write the tables and the header; returns all files."""
+    """Write the tables and the header; returns all files, the header last."""
     keys, notes, stops = encoded([record.key for record in records], [record.metadata for record in records])
     table = np.array([starts, [record.steps for record in records], *stops, *own], "<i8")
     tables = dict(zip(_TABLES, (table.tobytes(), keys, notes), strict=True))
@@ -75,7 +75,7 @@ def finish_store(
     tables[HEADER] = json.dumps(content | {"check": _digest(content)}, indent=1).encode()
     for name, data in tables.items():
         write_synced(os.path.join(folder, name), data)
-    return [*tables, *files]
+    return [*files, *tables]
 
 
 def _digest(content: Mapping[str, Any]) -> str:
@@ -113,16 +113,16 @@ def _part(text: Any, stops: NDArray[np.int64], number: int) -> bytes:
     return bytes(text[begin : int(stops[number])])
 
 
-def _load_table(path: str, checksum: Sequence[int], check: bool) -> Any:
+def _load_table(name: str, checksum: Sequence[int], check: bool, cache: FileCache) -> Any:
     """One of the files, mapped; `checksum` is its CRC-32 and its size."""
     crc, size = checksum
-    with open(path, "rb") as file:
+    with damage_named(name), cache.open(name) as local, open(local.path, "rb") as file:
         found = os.fstat(file.fileno()).st_size
         if found != size:
-            raise StoreError(f"{path} is damaged: {found:,} bytes of {size:,}")
+            raise StoreError(f"{name} is damaged: {found:,} bytes of {size:,}")
         mapped: Any = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
     if check and zlib.crc32(mapped) != crc:
-        raise StoreError(f"{path} is damaged: checksum mismatch")
+        raise StoreError(f"{name} is damaged: checksum mismatch")
     return mapped
 
 
@@ -137,14 +137,26 @@ class PackedIndex(Texts):
         places: Which leaves these have.
         fingerprint: Of all that the store holds.
         table: What streams.bin holds, `(rows, streams)`.
+        stamp: Of a server, which version of the header it has.
     """
 
     kind: ClassVar[str]
     version: ClassVar[str] = str(_VERSION)
 
-    def __init__(self, folder: str, classes: dict[str, type], wanted: list[str] | None, *, check: bool) -> None:
-        path = os.path.join(folder, HEADER)
-        content: dict[str, Any] = read_json(path, dict, _MOST_HEADER_BYTES)
+    def __init__(
+        self,
+        folder: str,
+        classes: dict[str, type],
+        wanted: list[str] | None,
+        *,
+        check: bool,
+        cache: FileCache | None = None,
+    ) -> None:
+        path, self._cache = in_folder(folder, HEADER), cache or FileCache()
+        check = check or is_url(folder)  # of a server, another process may have fetched others
+        with self._cache.open(path) as local:
+            content: dict[str, Any] = read_json(local.path, dict, path)
+            self.stamp = os.path.basename(local.path).partition("-")[0]
         found = content.get("kind"), content.get("version")
         if found != (f"stream_dataloader {self.kind}", _VERSION):
             raise StoreError(f"{path} is not of a {self.kind}, version {_VERSION}, but of {found}")
@@ -158,7 +170,7 @@ class PackedIndex(Texts):
             self.fingerprint: str = content["check"]
             rows = ROWS + self._read_own(folder, content)
             checksums = content["checksums"]
-            texts = [_load_table(os.path.join(folder, name), checksums[name], check) for name in _TABLES]
+            texts = [_load_table(in_folder(folder, name), checksums[name], check, self._cache) for name in _TABLES]
         self.item, self.places = chosen(wanted, self.structure, folder)
         table = np.frombuffer(texts[0], "<i8")
         if len(table) != rows * streams:

@@ -57,7 +57,9 @@ class MemmapPacker:
         steps = max((start + record.steps for start, record in zip(starts, records, strict=True)), default=0)
         files = [leaf_file(leaf) for leaf in range(len(specs))]
         for name, spec in zip(files, specs, strict=True):
-            os.truncate(os.path.join(self._folder, name), steps * spec.step_bytes)
+            path, size = os.path.join(self._folder, name), steps * spec.step_bytes
+            if os.path.getsize(path) != size:  # that it was not changed says that it was sent
+                os.truncate(path, size)
         return finish_store(self._folder, KIND, records, starts, crcs, files, steps=steps, metadata=self._metadata)
 
 

@@ -50,7 +50,7 @@ def _release(fd: int, process: int) -> None:
 
 
 def lock(path: str, *, shared: bool = False, wait: bool = True, create: bool = False) -> LocalFile | None:
-    """Lock a file, also against other threads; None if there is none, or if it is held and `wait` is False."""
+    """Lock a file, also against other threads; None if there is none, or it is held."""
     flags = (os.O_RDONLY if shared else os.O_RDWR) | (os.O_CREAT if create else 0)
     while True:
         try:
@@ -110,7 +110,7 @@ class CacheEntry:
         return found
 
     def versions(self, version: str = "", since: float = 0.0) -> list[str]:
-        """The whole files that are there, or those of a version, or checked since a time; the newest first."""
+        """The whole files of a version, checked since a time; the newest first."""
         found = []
         with suppress(OSError), os.scandir(self._directory) as files:  # it comes again when the entry is locked
             for file in files:

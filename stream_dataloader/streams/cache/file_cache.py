@@ -132,21 +132,15 @@ class FileCache:
 
         return entry.get(lambda: entry.hold(version), write)
 
-    def fetch(self, url: str, path: str, size: int) -> None:
-        """Write the `size` bytes of a URL to a file of one's own, past the cache."""
-
-        def check(found: int) -> None:
-            if found != size:
-                raise SizeError(f"{url} has {found:,} bytes, and {size:,} are expected")
-
-        RemoteFile(url, self.storage_options, self.timeout_seconds).fetch(path, check)
-        check(os.path.getsize(path))
+    def remote(self, url: str) -> RemoteFile:
+        """The file on its server, past the cache."""
+        return RemoteFile(url, self.storage_options, self.timeout_seconds)
 
     def _fetch(self, entry: CacheEntry, url: str) -> None:
         """Fetch a file if it is missing or has changed; the entry is locked."""
-        remote, versions = RemoteFile(url, self.storage_options, self.timeout_seconds), entry.versions()
+        remote, versions = self.remote(url), entry.versions()
         try:
-            current = bool(versions) and versions[0] in entry.versions(remote.version())
+            current = bool(versions) and versions[0] in entry.versions(remote.ask()[0])
         except UnreachableError as error:
             _log.warning("%s; its copy in the cache is read instead", error)
             current = True

@@ -76,16 +76,28 @@ class RemoteFile:
             self._file_system.retries = 1  # s3fs and gcsfs would multiply their own with ours
         _hold(self._file_system)
 
-    def version(self) -> str:
-        """Ask the server which version of the file it has."""
-        return str(self._tried(self._ask)[0])
+    def ask(self) -> tuple[str, int | None]:
+        """The version that the server has, and its size or None."""
+        found: tuple[str, int | None] = self._tried(self._ask)
+        return found
+
+    def part(self, start: int, size: int) -> tuple[bytes, str, int | None]:
+        """Some bytes, and the version and the size of the file that they are from."""
+        found = self._tried(lambda: self._file_system.cat_file(self._path, start=start, end=start + size))
+        version, whole = self.ask()
+        if len(found) != size:
+            raise SizeError(f"{self._url}: {len(found):,} bytes came, and {size:,} were asked for")
+        return found, version, whole
+
+    def send(self, path: str) -> None:
+        """Write a local file there."""
+        self._tried(lambda: self._file_system.put_file(path, self._path), "sent")
 
     def fetch(self, path: str, check_size: Callable[[int], None]) -> str:
         """Write the bytes to a local file, after a check of their number; returns their version."""
         return str(self._tried(lambda: self._download(path, check_size)))
 
     def _ask(self) -> tuple[str, int | None]:
-        """The file's version and size."""
         from fsspec.asyn import sync
 
         system = self._file_system
@@ -120,7 +132,7 @@ class RemoteFile:
             raise ConnectionError("it changed while it was fetched")
         return version
 
-    def _tried(self, action: Callable[[], Any]) -> Any:
+    def _tried(self, action: Callable[[], Any], done: str = "fetched") -> Any:
         """What an action returns, with more tries where they may help."""
         began = time.monotonic()
         for tries, wait in enumerate((*_WAIT_SECONDS, None), 1):
@@ -133,7 +145,7 @@ class RemoteFile:
                     raise known from error
                 timed_out = any(isinstance(link, (TimeoutError, asyncio.TimeoutError)) for link in _chain(error))
                 if wait is None or timed_out:  # a timeout is wait enough
-                    what = f"{self._url} could not be fetched ({tries} tries in {time.monotonic() - began:.1f} s)"
+                    what = f"{self._url} could not be {done} ({tries} tries in {time.monotonic() - began:.1f} s)"
                     raise UnreachableError(f"{what}: {text_of(error)}; check address and network") from error
             time.sleep(wait)
         raise AssertionError("the last try returns or raises")
@@ -185,7 +197,7 @@ def final_error(url: str, error: Exception) -> Exception | None:
         return OSError(getattr(error, "errno", None), what)
     found = f"the server answered {status}" if status is not None else text_of(error)
     if status in (401, 403, 407) or isinstance(error, PermissionError):
-        return PermissionError(f"{url} may not be read: {found}; check the credentials in storage_options")
+        return PermissionError(f"{url} may not be accessed: {found}; check the credentials in storage_options")
     by_network = status is None and any(map(_is_of_the_network, chain))
     if status in (404, 410) or (status is None and not by_network and isinstance(error, FileNotFoundError)):
         return FileNotFoundError(f"{url} is not there: {found}; check the address")
