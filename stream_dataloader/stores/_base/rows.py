@@ -111,24 +111,19 @@ class RowSteps:
         self._structure, self._tables = structure, tables
         self._tree = unflatten(structure, iter(tables)) if _is_of_dicts(structure) else None
         self._first, self._steps = first, steps
-        self._close, self._known = close, known
+        self._close, self._known = close, known or nullcontext()
 
     def __len__(self) -> int:
         return self._steps
 
     def item(self, index: int) -> Any:
-        if self._known is not None:
-            with self._known:
-                return self._item(self._first + index)
-        return self._item(self._first + index)
-
-    def _item(self, row: int) -> Any:
-        if self._tree is not None:
-            return row_of(self._tree, row)
-        return unflatten(self._structure, iter([table.row(row) for table in self._tables]))
+        with self._known:
+            if self._tree is not None:
+                return row_of(self._tree, self._first + index)
+            return unflatten(self._structure, iter([table.row(self._first + index) for table in self._tables]))
 
     def read(self, start: int, out: Any) -> None:
-        with nullcontext() if self._known is None else self._known:
+        with self._known:
             if self._tree is not None:
                 read_rows(self._tree, self._first + start, out)
                 return
