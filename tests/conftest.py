@@ -186,6 +186,14 @@ def own_cache(tmp_path_factory):
         yield
 
 
+@pytest.fixture
+def no_zarr_threads(own_cache, _no_leaks):
+    """zarr keeps threads until it is told."""
+    yield
+    if zarr := sys.modules.get("zarr"):
+        zarr.core.sync.cleanup_resources()
+
+
 @pytest.fixture(scope="module")
 def fonts():
     """matplotlib keeps the files of its fonts open once it has drawn something."""

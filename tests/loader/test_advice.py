@@ -9,10 +9,6 @@ from stream_dataloader._advice import Setup
 from stream_dataloader.stats import LoaderStats, WorkerStats
 
 
-def open_numbers(length, start=0):
-    return range(start, length)
-
-
 def test_the_padding_of_the_whole_epoch_may_be_known_better():
     loader = StreamDataLoader(StreamDataset([9] * 3, range, 3, time_steps=3))
     list(loader)
@@ -31,7 +27,8 @@ LENGTHS = {
 @pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
 def test_what_a_change_is_said_to_bring_is_what_it_brings(lengths):
     def read(batch_size=4, **more):
-        dataset = StreamDataset(lengths, open_numbers, batch_size, time_steps=8, lengths=lengths, seed=3, **more)
+        options = {"time_steps": 8, "lengths": lengths, "seed": 3} | more
+        dataset = StreamDataset(lengths, lambda n, start=0: range(start, n), batch_size, **options)
         loader = StreamDataLoader(dataset)
         for _ in loader:
             pass

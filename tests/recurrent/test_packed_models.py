@@ -74,14 +74,10 @@ def test_padding_keeps_a_cells_state_also_before_there_is_one():
     assert output[0, 0] == output[1, 0] == output[1, 1] == state[0] != 0
 
 
-def doubles(length):
-    return ones(length, torch.float64)
-
-
 def burn(carry, n, lengths, time_steps):
     """For each batch: the loss's mask, where gradients reach, and whether the head had one."""
     gru = nn.GRU(1, 2).double()
-    for batch in StreamDataLoader(StreamDataset(lengths, doubles, 2, time_steps=time_steps)):
+    for batch in StreamDataLoader(StreamDataset(lengths, lambda n: ones(n, torch.float64), 2, time_steps=time_steps)):
         data = batch.data.clone().requires_grad_()
         with carry.burning_in(batch):
             head, state = gru(data[:n], carry.before(batch))

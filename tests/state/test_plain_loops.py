@@ -13,15 +13,12 @@ from torch.distributed.checkpoint.stateful import Stateful
 from stream_dataloader import StreamDataLoader, StreamDataset, get_stream_info
 
 
-def open_stream(length):
-    return iter(get_stream_info().rng.normal(size=(length, 3)))
-
-
 def things(workers):
     """A model that knows how many batches it has seen, and a loader."""
     model = torch.nn.Module()
     model.register_buffer("step", torch.tensor(0))
-    dataset = StreamDataset([7, 12, 3, 9, 5, 8, 4, 11], open_stream, 3, time_steps=4, shuffle=True, seed=0)
+    draws = lambda n: iter(get_stream_info().rng.normal(size=(n, 3)))  # noqa: E731
+    dataset = StreamDataset([7, 12, 3, 9, 5, 8, 4, 11], draws, 3, time_steps=4, shuffle=True, seed=0)
     return {"model": model, "dataloader": StreamDataLoader(dataset, workers)}
 
 

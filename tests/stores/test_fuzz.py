@@ -7,7 +7,6 @@ has no checksum over them (`SMALL` says where). The interpreter stays alive and 
 import os
 import random
 import shutil
-import sys
 from contextlib import closing
 
 import pytest
@@ -17,16 +16,9 @@ from stream_dataloader import stores
 from stream_dataloader.errors import StoreError
 from stream_dataloader.testing._items import assert_same, items_of
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_zarr_threads")]
 
 TIMES = 100
-
-
-@pytest.fixture(autouse=True)
-def no_threads_left(own_cache, _no_leaks):
-    yield
-    if zarr := sys.modules.get("zarr"):
-        zarr.core.sync.cleanup_resources()
 
 
 def files_of(path):

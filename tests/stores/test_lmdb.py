@@ -78,15 +78,7 @@ class TestPlainLmdb(StoreTests):
     def make(self, tmp_path):
         for number, values in enumerate(self.streams):
             plain(tmp_path / f"{number}.lmdb", {b"%06d" % i: value.tobytes() for i, value in enumerate(values)})
-        return LmdbStore(tmp_path, decode=int32s)
-
-
-def int32s(value):
-    return np.frombuffer(value, np.int32).copy()
-
-
-def text(value):
-    return int(value)
+        return LmdbStore(tmp_path, decode=lambda value: np.frombuffer(value, np.int32).copy())
 
 
 @pytest.mark.parametrize("window", [1, 3, 8, 100, None])
@@ -294,8 +286,8 @@ def test_a_plain_lmdb_needs_decode(tmp_path):
     with pytest.raises(StoreError, match="give decode="):
         stores.open(path)
     with pytest.raises(ValueError, match="decode= is for an LMDB that was not packed"):
-        LmdbStore(written(tmp_path / "b"), decode=text)
-    for wrong in ({"stream": "/"}, {"open_databases": 0}, {"order": "natural"}, {"order": "x", "decode": text}):
+        LmdbStore(written(tmp_path / "b"), decode=int)
+    for wrong in ({"stream": "/"}, {"open_databases": 0}, {"order": "natural"}, {"order": "x", "decode": int}):
         with pytest.raises(ValueError, match=next(iter(wrong))):
             LmdbStore(path, **wrong)
 
@@ -305,14 +297,14 @@ def test_keys_may_be_in_natural_order(tmp_path):
     (tmp_path / "a").mkdir()
     for name in ("2.lmdb", "10.lmdb"):
         plain(tmp_path / "a" / name, values)
-    found = {order: LmdbStore(tmp_path / "a", decode=text, stream="/", order=order) for order in ("bytes", "natural")}
+    found = {order: LmdbStore(tmp_path / "a", decode=int, stream="/", order=order) for order in ("bytes", "natural")}
     assert list(found["bytes"](0)) == [10, 11, 12, 8, 9]
     assert list(found["natural"](0, start=1)) == [9, 10, 11, 12]
     keys = {order: [store.key(i) for i in store.sources] for order, store in found.items()}
     assert keys["natural"] == ["2.lmdb/c2", "2.lmdb/c10", "10.lmdb/c2", "10.lmdb/c10"]
     assert keys["bytes"] == keys["natural"][::-1]
     with pytest.warns(UserWarning, match="b'c10/f_8' behind b'c10/f_12'; give order='natural'"):
-        fingerprint = LmdbStore(tmp_path / "a", decode=text, stream="/").sources.fingerprint
+        fingerprint = LmdbStore(tmp_path / "a", decode=int, stream="/").sources.fingerprint
     assert fingerprint == found["bytes"].sources.fingerprint != found["natural"].sources.fingerprint
 
 
@@ -320,7 +312,7 @@ def test_keys_may_be_in_natural_order(tmp_path):
 def test_keys_that_share_a_prefix_are_a_stream(tmp_path, subdir):
     values = {b"clip%d/%06d" % (clip, i): b"%d" % (100 * clip + i) for clip in range(3) for i in range(4 + clip)}
     path = plain(tmp_path / "a.lmdb", values | {b"__len__": b"15"}, subdir=subdir)
-    store = LmdbStore(path, decode=text, stream="/")
+    store = LmdbStore(path, decode=int, stream="/")
     assert [store.key(number) for number in store.sources] == ["clip0", "clip1", "clip2"]
     assert list(store.lengths) == [4, 5, 6]
     assert list(store(2, start=1)) == [201, 202, 203, 204, 205]
@@ -332,18 +324,18 @@ def test_keys_that_share_a_prefix_are_a_stream(tmp_path, subdir):
 def test_keys_that_tell_of_others_are_no_steps(tmp_path):
     values = {b"%d" % i: b"%d" % i for i in range(5)} | {b"a": b"7", b"__": b"8", b"_x__": b"9"}
     path = plain(tmp_path / "a.lmdb", values | {b"__len__": b"no number", b"__keys__": b"[1, 2]"})
-    assert list(LmdbStore(path, decode=text)(0)) == [0, 1, 2, 3, 4, 8, 9, 7]
+    assert list(LmdbStore(path, decode=int)(0)) == [0, 1, 2, 3, 4, 8, 9, 7]
 
 
 def test_a_value_that_cannot_be_decoded_is_named(tmp_path):
-    store = LmdbStore(plain(tmp_path / "a.lmdb", {b"%d" % i: b"x" if i == 2 else b"1" for i in range(5)}), decode=text)
+    store = LmdbStore(plain(tmp_path / "a.lmdb", {b"%d" % i: b"x" if i == 2 else b"1" for i in range(5)}), decode=int)
     with pytest.raises(StoreError, match=r"step 2 \(key b'2'\): decode= raised ValueError: invalid literal"):
         list(store(0))
 
 
 def test_many_levels_of_pages_are_walked(tmp_path):
     values = {b"%0200d" % i: b"%d" % i for i in range(9000)}
-    store = LmdbStore(plain(tmp_path / "a.lmdb", values), decode=text)
+    store = LmdbStore(plain(tmp_path / "a.lmdb", values), decode=int)
     assert list(store(0, start=8990)) == list(range(8990, 9000))
     assert store.lengths.tolist() == [9000]
 
@@ -355,7 +347,7 @@ def test_a_wrong_count_of_entries_is_noticed(tmp_path):
             file.seek(meta + 120)
             file.write((4).to_bytes(8, "little"))
     with pytest.raises(StoreError, match="it has 5 values, and says 4"):
-        LmdbStore(path, decode=text)
+        LmdbStore(path, decode=int)
 
 
 def test_one_of_the_named_databases_is_read(tmp_path):
@@ -367,10 +359,10 @@ def test_one_of_the_named_databases_is_read(tmp_path):
             with environment.begin(write=True, db=database) as transaction:
                 for key, value in values.items() if name == b"train" else [(b"k", b"1"), (b"k", b"2")]:
                     transaction.put(key, value)
-    assert list(LmdbStore(path, decode=text, db="train")(0)) == [*range(700), 7]
-    assert list(LmdbStore(path, decode=text, db="val")(0)) == [2]
+    assert list(LmdbStore(path, decode=int, db="train")(0)) == [*range(700), 7]
+    assert list(LmdbStore(path, decode=int, db="val")(0)) == [2]
     for name, what in (None, "named databases"), ("test", "no database 'test'"), ("many", "several values a key"):
         with pytest.raises(StoreError, match=what):
-            LmdbStore(path, decode=text, db=name)
+            LmdbStore(path, decode=int, db=name)
     with pytest.raises(ValueError, match="db is 'train'"):
         LmdbStore(path, db="train")

@@ -224,10 +224,6 @@ def ragged(number):
         yield {"image": np.zeros((2, 3 + (number == 2 and t == 1)))}
 
 
-def divide(item):
-    return 1 // (int(item["label"]) - 2)
-
-
 @pytest.mark.parametrize(
     ("open_stream", "options", "kind", "place"),
     [
@@ -235,7 +231,7 @@ def divide(item):
         (broken, {}, ReadError, (3, 3)),
         (ragged, {}, ItemError, (2, 1)),
         (lambda n: ["text"], {}, ItemError, (0, 0)),
-        (open_images, {"transform": divide}, ReadError, (0, 2)),
+        (open_images, {"transform": lambda item: 1 // (int(item["label"]) - 2)}, ReadError, (0, 2)),
     ],
 )
 @pytest.mark.parametrize("workers", [0, 1])

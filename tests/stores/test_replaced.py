@@ -2,7 +2,6 @@
 
 import os
 import pickle
-import sys
 import time
 
 import pytest
@@ -11,6 +10,8 @@ from small_stores import SMALL
 from stream_dataloader import stores
 from stream_dataloader.errors import StoreError
 from stream_dataloader.testing._items import assert_same, items_of, written
+
+pytestmark = pytest.mark.usefixtures("no_zarr_threads")
 
 #: Those whose items another seed does not change.
 WITHOUT_SEEDS = {"lerobot"}
@@ -23,13 +24,6 @@ IN_MAPS = {"memmap", "lmdb", "lmdb-zstd", "plain.lmdb", "mds", "mds-gz", "tensor
 
 #: What was read stays in memory: it is right, and nothing has to be noticed.
 IN_MEMORY = {"plain.parquet", "checked.parquet"}
-
-
-@pytest.fixture(autouse=True)
-def no_threads_left(own_cache, _no_leaks):
-    yield
-    if zarr := sys.modules.get("zarr"):
-        zarr.core.sync.cleanup_resources()
 
 
 def overwrite(path, other):
