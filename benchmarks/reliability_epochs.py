@@ -45,11 +45,12 @@ def held() -> Held:
         if all(c.status() != psutil.STATUS_ZOMBIE for c in children) or time.monotonic() > deadline:
             break
         time.sleep(0.01)
-    memory = sum(_written_bytes(p.pid) for p in (process, *children))
+    memory = sum(written_bytes(p.pid) for p in (process, *children))
     return Held(len(os.listdir("/proc/self/fd")), threading.active_count(), len(children), memory)
 
 
-def _written_bytes(pid: int) -> int:
+def written_bytes(pid: int) -> int:
+    """What a process has written, shared pages in equal shares."""
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     return sum(int(line.split()[1]) << 10 for line in lines if line.startswith(("Pss_Anon:", "Pss_Shmem:")))
 
