@@ -370,6 +370,16 @@ def test_invalid_bytes_in_sections_belong_to_one(path):
         numbers(TextStream()((file, 0, 2)))
 
 
+@pytest.mark.parametrize("errors", ["raise", "replace"])
+def test_a_character_that_is_cut_with_its_file_is_left_out(path, errors):
+    codes = np.random.default_rng(0).integers(0x4E00, 0x9000, 5000).tolist()  # of three bytes each
+    packed = gzip.compress("".join(map(chr, codes)).encode())
+    for end in range(-16, -12):
+        found, message = whole(TextStream(errors=errors)(path(packed[:end], f"{-end}.gz")))
+        assert found == codes[: len(found)]
+        assert "cannot be decompressed" in message
+
+
 @pytest.mark.parametrize("units", ["bytes", "characters", "tokens"])
 @pytest.mark.parametrize("suffix", ["gz", "zst"])
 def test_cut_short_or_damaged_while_compressed(path, units, suffix):
