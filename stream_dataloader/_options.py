@@ -14,6 +14,7 @@ from multiprocessing.context import BaseContext
 from typing import Any, get_args
 
 import numpy as np
+from torch.utils.data import IterableDataset
 
 from stream_dataloader._schedule.changes import CHANGES
 from stream_dataloader._schedule.mix import Mix
@@ -102,7 +103,10 @@ def check_sources(sources: Any) -> Iterable[Any]:
         raise TypeError(f"sources must be a list of sources, and {shorten(sources)} is one {kind}; pass [source]")
     if isinstance(sources, Mapping):
         what = f"sources is a {type(sources).__name__}, whose keys alone would be read"
-        raise TypeError(f"{what}; pass list(sources.items()), or a list of its keys or values")
+        raise TypeError(f"{what}; pass list(sources.items()), its keys, or its values; a DatasetDict to stores.open")
+    if isinstance(sources, IterableDataset):
+        what = f"sources is a {type(sources).__name__}, all of which would be read for a list"
+        raise TypeError(f"{what}; one of Hugging Face is opened by stores.open")
     if isinstance(sources, (set, frozenset)):  # strings come in another order in each process
         raise TypeError("sources is a set, and must have an order, which a seed and a saved state count on; sort it")
     try:

@@ -81,7 +81,8 @@ def check_dataset(dataset: Any) -> Any:
     if not isinstance(dataset, (StreamDataset, SideBySide)):
         raise TypeError(
             f"dataset must be a StreamDataset, and is a {type(dataset).__name__}; sources go into "
-            "StreamDataset(sources, open_stream, batch_size), and several datasets into interleave([...])"
+            "StreamDataset(sources, open_stream, batch_size), Hugging Face's datasets into stores.open, and several "
+            "StreamDatasets into interleave([...])"
         )
     return dataset
 

@@ -75,7 +75,7 @@ _MODULES = {one.store: one.module for one in FORMATS.values()} | {
 
 
 def open(
-    path: str | os.PathLike[str],
+    path: Any,
     *,
     format: str | None = None,
     deltas: Mapping[str, Iterable[int]] | None = None,
@@ -84,7 +84,8 @@ def open(
     """Open a store: the first two arguments of `StreamDataset`.
 
     Args:
-        path: A folder, a file, a URL where the format allows, or `owner/name`: a LeRobot dataset of the Hub.
+        path: A folder, a file, a URL where the format allows, or `owner/name`: a LeRobot dataset of the Hub. Or a
+            `Dataset`, `DatasetDict` or `IterableDataset` of the package datasets.
         format: The store's format, such as `"memmap"`. None finds it out by the names of files.
         deltas: Windows of their own for some entries of items that are dicts: which steps, counted from the item's own.
             With `{"action": range(16), "obs": (-1, 0)}` an item's `action` is `(16, ...)`, its next 16, and `obs` is
@@ -101,25 +102,28 @@ def open(
         TypeError: The format has no such option.
         ImportError: A package is missing; names the extra to install.
     """
-    path = hub_folder(plain_path(path))
-    name = format_of(path, options.get("cache")) if format is None else format
+    is_path = isinstance(path, (str, os.PathLike))
+    path = hub_folder(plain_path(path)) if is_path else path
+    name = format or (format_of(path, options.get("cache")) if is_path else "parquet")
     if (found := known_formats().get(name)) is None:
         raise ValueError(f"format is {format!r}; use one of {list(known_formats())}, or None")
-    kind: Callable[..., Store] = found.load(found.store)
-    check_options(kind, options, f"the format of {path} is {name!r}")
+    one = next(iter(path.values()), None) if isinstance(path, Mapping) else path
+    is_forward = name == "parquet" and hasattr(one, "num_shards")  # an IterableDataset
+    kind: Callable[..., Store] = found.load("ShardStore" if is_forward else found.store)
+    check_options(kind, options, f"the format of {path if is_path else type(path).__name__} is {name!r}")
     store = kind(path, **options)
     if deltas is not None:
         store = DeltaStore(store, deltas)
     return OpenedStore(store.sources, store)
 
 
-def inspect(path: str | os.PathLike[str], *, format: str | None = None, **options: Any) -> StoreInfo:
+def inspect(path: Any, *, format: str | None = None, **options: Any) -> StoreInfo:
     """What a store holds. See `open`."""
     return open(path, format=format, **options).open_stream.info()
 
 
 def verify(
-    path: str | os.PathLike[str],
+    path: Any,
     *,
     format: str | None = None,
     progress: Callable[[int, int], Any] | None = None,

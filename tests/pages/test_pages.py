@@ -26,6 +26,7 @@ CANNOT_RUN = {
     "docs/guides/conventions.md": "needs torchrl, transformers or kernels for a GPU",
     "docs/guides/trainers.md": "needs Lightning, Accelerate and transformers; tests/integrations runs it",
     "docs/guides/arrays.md": "needs a store in the network",
+    "docs/guides/shards.md": "needs the package datasets; tests/integrations runs it",
     "docs/guides/map-style.md": "needs mmengine; tests/integrations runs it",
     "docs/guides/robots.md": "needs tensorflow-datasets; tests/stores/peers runs the like",
     "docs/ARCHITECTURE.md": "a fragment of a user's test file",

@@ -365,5 +365,18 @@ def test_rows_whose_lists_differ_are_refused(tmp_path):
     for columns, what in (None, "text"), (["input_ids", "labels"], "row 0"):
         with pytest.raises(StoreError, match=what):
             stores.open(path, elements=True, columns=columns)
-    with pytest.raises(ValueError, match="elements=True"):
-        stores.open(path, elements=True, stream="text")
+    for options in {"elements": True, "stream": "text"}, {"targets": True}:
+        with pytest.raises(ValueError, match="elements=True"):
+            stores.open(path, **options)
+
+
+def test_a_token_of_a_row_has_the_next_one_as_its_target(tmp_path):
+    sources, store = stores.open(documents(tmp_path / "a.parquet"), elements=True, targets=True)
+    loader = StreamDataLoader(StreamDataset(sources, store, 1, time_steps=8, windows="packed"))
+    data = [(batch.data["input"][batch.mask], batch.data["target"][batch.mask]) for batch in loader]
+    found = [pair for tokens, targets in data for pair in zip(tokens.tolist(), targets.tolist(), strict=True)]
+    assert found == [pair for row in DOCUMENTS if row for pair in zip(row, [*row[1:], -100], strict=True)]
+    assert [(int(item["input"]), int(item["target"])) for item in store((3, 2, 4))] == [(2, 3), (3, 4)]
+    more = documents(tmp_path / "b.parquet", more=pa.array(DOCUMENTS))
+    with pytest.raises(StoreError, match="one column"):
+        next(stores.open(more, elements=True, targets=True).open_stream(3))

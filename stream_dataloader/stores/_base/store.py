@@ -269,9 +269,9 @@ class Store(ABC):
     def _first_item(self) -> Any:
         """The first step there is; None if all streams are empty."""
         for number in range(len(self)):
-            with closing(self._open_steps(number)) as steps:
-                if len(steps):
-                    return steps.item(0)
+            with closing(self(number)) as stream:
+                for item in stream:
+                    return item
         return None
 
     def _with_columns(self, names: list[str]) -> Store:
@@ -307,12 +307,10 @@ class Store(ABC):
             StoreError: It is damaged.
             OSError: It cannot be read.
         """
-        with closing(self._open_steps(number)) as steps:
-            lengths = self.lengths
-            if lengths is not None and len(steps) != lengths[number]:
-                raise StoreError(f"{self.name_of(number)} has {len(steps)} steps of {lengths[number]}")
-            for index in range(len(steps)):
-                steps.item(index)
+        with closing(self(number)) as stream:
+            steps, lengths = sum(1 for _ in stream), self.lengths
+            if lengths is not None and steps != lengths[number]:
+                raise StoreError(f"{self.name_of(number)} has {steps} steps of {lengths[number]}")
 
     def _section(self, source: Any) -> tuple[int, int, int | None]:
         number, start, stop = section_of(tuple(source) if isinstance(source, list) else source)

@@ -14,7 +14,10 @@ from stream_dataloader._items.layout import as_array, spec_of
 from stream_dataloader._items.structure import flatten, unflatten
 from stream_dataloader.errors import StoreError
 
-__all__ = ["Steps", "StoreStream", "StreamNumbers", "put_row"]
+__all__ = ["Steps", "StoreStream", "StreamNumbers", "cut", "put_row", "put_targets"]
+
+#: The target of a token that none follows; `cross_entropy` leaves it out.
+_NO_TARGET = -100
 
 
 class Steps(Protocol):
@@ -75,10 +78,7 @@ class StoreStream:
         count = min(room, self._stop - self._position)
         if not count or self._steps is None:
             return 0
-        if count < room:
-            structure, leaves = flatten(out)
-            out = unflatten(structure, iter([leaf[:count] for leaf in leaves]))
-        self._steps.read(self._position, out)
+        self._steps.read(self._position, out if count == room else cut(out, 0, count))
         self._position += count
         return count
 
@@ -115,6 +115,12 @@ class StreamNumbers(Sequence[int]):
         return f"StreamNumbers({self._count})"
 
 
+def cut(out: Any, start: int, stop: int) -> Any:
+    """Rows `[start, stop)` of an item over arrays."""
+    structure, leaves = flatten(out)
+    return unflatten(structure, iter([leaf[start:stop] for leaf in leaves]))
+
+
 def put_row(value: Any, out: Any, row: int, name: str) -> None:
     """Write the value of one step to a row of `out`; a StoreError if it does not fit."""
     structure, leaves = flatten(value)
@@ -127,3 +133,10 @@ def put_row(value: Any, out: Any, row: int, name: str) -> None:
             other = room._replace(shape=room.shape[1:])
             raise StoreError(f"{name} is {found}, and the steps before it are {other}; store all alike")
         as_array(target)[row] = as_array(leaf)
+
+
+def put_targets(target: Any, after: Any, ends: Any = slice(0)) -> None:
+    """Write the tokens' targets: those `after` them, but for those that end a document."""
+    target[: len(after)] = after
+    target[len(after) :] = _NO_TARGET
+    target[ends] = _NO_TARGET

@@ -1,8 +1,10 @@
-"""Tables as streams: Parquet, Arrow IPC (Feather version 2), and datasets that were saved.
+"""Tables as streams: Parquet, Arrow IPC (Feather 2), and those of datasets.
 
-`tables` reads files, `columns` makes arrays. Open `store` first.
+`tables` reads files and a `Dataset`, `shards` an `IterableDataset`, and
+`columns` makes arrays. Open `store` first.
 """
 
+from stream_dataloader.stores.parquet.shards import ShardStore
 from stream_dataloader.stores.parquet.store import ParquetStore
 
-__all__ = ["ParquetStore"]
+__all__ = ["ParquetStore", "ShardStore"]

@@ -12,6 +12,7 @@ Guarantee: only images and objects are handled row by row. No null becomes a num
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,9 +20,10 @@ from numpy.typing import NDArray
 
 from stream_dataloader._items.structure import flatten, unflatten
 from stream_dataloader.errors import StoreError
-from stream_dataloader.stores._base.stream import put_row
+from stream_dataloader.stores._base.stream import put_row, put_targets
+from stream_dataloader.streams.cache.file_cache import open_local
 
-__all__ = ["Column", "Numbers", "Objects", "Source", "column_of"]
+__all__ = ["Column", "Numbers", "Objects", "Source", "changes", "column_of", "decoded", "joined", "list_lengths"]
 
 
 class Source(NamedTuple):
@@ -84,14 +86,25 @@ class Objects:
 
 
 class Images(Objects):
-    """An Arrow array of encoded images."""
+    """An Arrow array of encoded images; `paths` has those that lie in files."""
 
-    def row(self, row: int) -> Any:
-        return self.source.pictures.item(self.array[row].as_py(), self._name(row))
+    def __init__(self, array: Any, source: Source, paths: Any = None) -> None:
+        super().__init__(array, source)
+        self._paths = paths
+
+    def row(self, row: int, out: Any = None) -> Any:
+        data = self.array[row].as_py()
+        if data is None:
+            path = None if self._paths is None else self._paths[row].as_py()
+            if path is None:
+                raise self.source.error("it is null; leave it out by columns=", row)
+            with open_local(path) as local, open(local.path, "rb") as file:
+                data = file.read()
+        return self.source.pictures.item(data, self._name(row), out)
 
     def read(self, row: int, out: Any) -> None:
         for place, room in enumerate(out, row):
-            self.source.pictures.item(self.array[place].as_py(), self._name(place), room)
+            self.row(place, room)
 
 
 Column = Numbers | Objects | dict[str, Any]
@@ -108,7 +121,8 @@ def column_of(array: Any, source: Source) -> Column:
         return column_of(array.dictionary_decode(), source)
     is_image = source.column in source.images
     if is_image and kind.is_struct(array.type) and "bytes" in array.type.names:
-        array = array.flatten()[array.type.get_field_index("bytes")]  # beside its path
+        fields = dict(zip(array.type.names, array.flatten(), strict=True))
+        return Images(fields["bytes"], source, fields.get("path"))
     array = _without_nulls(array, source)
     found = array.type
     if kind.is_struct(found):
@@ -155,7 +169,7 @@ def _extension(array: Any, source: Source) -> Column:
     """Tensors are lists that know their shape."""
     found = column_of(array.storage, source)
     shape = getattr(array.type, "shape", None)
-    if shape is None or not isinstance(found, Numbers):
+    if shape is None or None in shape or not isinstance(found, Numbers):
         return found
     order = getattr(array.type, "permutation", None)
     if order is not None and list(order) != list(range(len(order))):
@@ -181,3 +195,64 @@ def _list(array: Any, source: Source) -> Column:
     rows = [leaf.array.reshape(len(array), length, *leaf.array.shape[1:]) for leaf in leaves]
     found: Column = unflatten(structure, map(Numbers, rows, [leaf.source for leaf in leaves]))
     return found
+
+
+def joined(column: Any) -> Any:
+    """A column of a table as one array, which is no copy if it was one."""
+    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+
+
+def decoded(
+    arrays: Mapping[str, Any],
+    decode: Callable[[Any, Source], Column],
+    file: str,
+    row: int,
+    lengths: NDArray[np.int64] | None = None,
+    *,
+    targets: bool = False,
+) -> dict[str, Column]:
+    """Columns from a row on, or of the elements of lists of these `lengths`."""
+    columns = {}
+    for name, array in arrays.items():
+        array = array if lengths is None else array.flatten()  # noqa: PLW2901
+        columns[name] = decode(array, Source(file, name, row, len(array)))
+    if not targets or lengths is None:
+        return columns
+    name, tokens = next(iter(columns.items()))
+    if len(columns) > 1 or not isinstance(tokens, Numbers) or tokens.array.dtype.kind not in "iu":
+        raise StoreError(f"{file}: targets=True takes one column of tokens; choose it by columns=")
+    target = np.empty(tokens.array.shape, np.int64)
+    put_targets(target, tokens.array[1:], np.cumsum(lengths) - 1)
+    return {"input": tokens, "target": Numbers(target, tokens.source)}
+
+
+def list_lengths(arrays: Mapping[str, Any], file: str, row: int) -> NDArray[np.int64]:
+    """How many elements each row has, in each column."""
+    import pyarrow.compute as pc
+
+    found: dict[str, NDArray[np.int64]] = {}
+    for name, array in arrays.items():
+        if "list" not in str(array.type) or array.null_count:
+            what = "has rows without one" if array.null_count else f"is of type {array.type}"
+            raise StoreError(f"{file}: {name} {what}, and elements=True takes lists; choose columns")
+        found[name] = pc.list_value_length(array).to_numpy(zero_copy_only=False).astype(np.int64)
+    first, *others = found.items()
+    for name, lengths in others:
+        if len(wrong := np.flatnonzero(lengths != first[1])):
+            what = f"{first[0]} has {first[1][wrong[0]]} elements, and {name} {lengths[wrong[0]]}"
+            raise StoreError(f"{file}, row {row + wrong[0]}: {what}; choose columns")
+    return first[1]
+
+
+def changes(array: Any, key: str, file: str) -> tuple[list[int], list[Any]]:
+    """The rows where a key changes, and their keys."""
+    if array.null_count:
+        row = int(np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))[0])
+        raise StoreError(f"{file}, row {row}: {key} is null")
+    try:
+        encoded = array if hasattr(array, "indices") else array.dictionary_encode()
+    except NotImplementedError:
+        raise StoreError(f"{file}: {key} is of type {array.type}, no key") from None
+    codes = encoded.indices.to_numpy(zero_copy_only=False)
+    rows = np.flatnonzero(np.diff(codes, prepend=codes[:1] - 1))
+    return rows.tolist(), array.take(rows).to_pylist()

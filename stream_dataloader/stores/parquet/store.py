@@ -12,21 +12,29 @@ import itertools
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stream_dataloader._items.structure import flatten, unflatten
+from stream_dataloader._items.structure import flatten
 from stream_dataloader.errors import StoreError
-from stream_dataloader.stores._base.files import damage_named, digest_of
+from stream_dataloader.stores._base.files import damage_named, stamp_of
 from stream_dataloader.stores._base.options import given_columns, given_options, renamed
 from stream_dataloader.stores._base.pictures import Pictures
 from stream_dataloader.stores._base.rows import read_rows, row_of
 from stream_dataloader.stores._base.store import Store
-from stream_dataloader.stores.parquet.columns import Column, Source, column_of
-from stream_dataloader.stores.parquet.tables import TableFile, find_tables, pyarrow_of
+from stream_dataloader.stores._base.stream import cut
+from stream_dataloader.stores.parquet.columns import Column, Source, changes, column_of, decoded, list_lengths
+from stream_dataloader.stores.parquet.tables import (
+    DatasetTable,
+    TableFile,
+    dataset_of,
+    decoded_features,
+    find_tables,
+    pyarrow_of,
+)
 from stream_dataloader.streams._media.picture import Picture
 from stream_dataloader.streams._media.section import whole_number
 from stream_dataloader.streams.cache.file_cache import FileCache
@@ -42,12 +50,17 @@ class ParquetStore(Store):
 
     Args:
         path: A file, a folder of files, also with folders `key=value` in it, a pattern `"data-{00..15}.parquet"` or
-            `"*.parquet"`, or a URL. Files are read in the order of their names.
+            `"*.parquet"`, or a URL. Files are read in the order of their names. Or a `Dataset`, `DatasetDict` or
+            `IterableDataset` of the package datasets.
+        split: Which split of a `DatasetDict`.
         stream: The column whose runs of one value are streams, across files too. None: each file is one.
         elements: Each row is a stream, of the elements of its lists: tokens, say. Choose columns that are lists of one
             length in each row.
+        targets: With `elements`, items are `{"input": token, "target": next token}`. Targets are int64, and -100 where
+            a row ends.
         columns: Which to read, in this order; None reads all.
-        decode: Columns of binary that hold encoded images: `{"image": "image"}`; with dots in structs.
+        decode: Columns of binary that hold encoded images: `{"image": "image"}`; with dots in structs. None: those of
+            the feature `Image`, of an object of the package datasets.
         fill_null: What takes the place of nulls: a value, or values by column. None has nulls raise.
         size: `(height, width)` of images; None keeps theirs.
         layout: `"CHW"`, channels first, or `"HWC"`.
@@ -62,10 +75,12 @@ class ParquetStore(Store):
     @renamed(key="stream")
     def __init__(
         self,
-        path: str | os.PathLike[str],
+        path: Any,
         *,
+        split: str | None = None,
         stream: str | None = None,
         elements: bool = False,
+        targets: bool = False,
         columns: Sequence[str] | None = None,
         decode: Mapping[str, str] | None = None,
         fill_null: Any = None,
@@ -76,34 +91,65 @@ class ParquetStore(Store):
         cache_bytes: int = 256 << 20,
         cache: FileCache | None = None,
     ) -> None:
-        decode = {} if decode is None else dict(decode)
+        self._given: Any = None if isinstance(path, (str, os.PathLike)) else dataset_of(path, split)
+        self._features = decoded_features(getattr(self._given, "features", None))
+        if self._given is not None:
+            path, split = " ".join(filter(None, (type(self._given).__name__, self._given.split))), None
+        if decode is None:
+            decode = {name: "image" for name, kind in self._features.items() if kind == "Image"}
+        decode = dict(decode)
         super().__init__(path, **given_options(locals(), columns=given_columns(columns)))
         pyarrow_of("ParquetStore")
         if elements and stream is not None:
             raise ValueError(f"elements=True has each row be a stream, and stream is {stream!r}; leave out one of them")
+        if targets and not elements:
+            raise ValueError("targets=True is for elements=True")
         if wrong := {name: kind for name, kind in decode.items() if kind != "image"}:
             raise ValueError(f"decode is {wrong}; 'image' is what a column can be decoded as")
         whole_number("cache_bytes", cache_bytes, "give a number of bytes from 0 on", 0)
-        self._picture = Picture(size=size, layout=layout, color=color, upright=upright)
+        picture = Picture(size=size, layout=layout, color=color, upright=upright)
+        self._pictures = Pictures(picture, "reading images of a table") if decode else None
         _ = self.index
 
-    def _read_index(self) -> Rows:
-        options = self._options
-        key, fill, cache = options["stream"], options["fill_null"], options["cache"]
-        images = frozenset(options["decode"])
-        files = [TableFile(path, self.path, cache) for path in find_tables(self.path, cache)]
-        wanted = options["columns"] or files[0].columns
-        needed = {*wanted, *(name.split(".")[0] for name in images), *([] if key is None else [key])}
+    def _state(self) -> str:
+        return stamp_of(file["filename"] for file in getattr(self._given, "cache_files", ()))
+
+    def _with_columns(self, names: list[str]) -> Store:
+        return type(self)(self._given or self.path, **self._options | {"columns": names})
+
+    def _read_index(self) -> Any:
+        if self._given is None:
+            cache = self._options["cache"]
+            paths = find_tables(self.path, cache, self._options["split"])
+            files: list[Any] = [TableFile(path, self.path, cache) for path in paths]
+        else:
+            files = [DatasetTable(self.path, self._given)]
+        wanted = self._options["columns"] or files[0].shown
         for file in files:
-            if missing := sorted(needed.difference(file.columns)):
-                raise StoreError(f"{file.name} has no column {missing}; it has {sorted(file.columns)}")
-        pictures = Pictures(self._picture, "reading images of a table") if images else None
+            self._needed(wanted, file.columns, file.name)
+        options = {name: self._options[name] for name in ("elements", "targets")}
+        return Rows(
+            self.path, files, self._options["stream"], wanted, self._decode, self._options["cache_bytes"], **options
+        )
 
-        def decode(array: Any, source: Source) -> Column:
-            filled = fill.get(source.column) if isinstance(fill, Mapping) else fill
-            return column_of(array, source._replace(images=images, pictures=pictures, fill=filled))
+    def _needed(self, wanted: Iterable[str], there: Collection[str], name: str) -> list[str]:
+        """The columns that are read, all of which have to be there and known."""
+        key = self._options["stream"]
+        images = (image.split(".")[0] for image in self._options["decode"])
+        needed = list(dict.fromkeys([*wanted, *images, *([] if key is None else [key])]))
+        if missing := sorted(set(needed).difference(there)):
+            raise StoreError(f"{name} has no column {missing}; it has {sorted(there)}")
+        for column, kind in self._features.items():
+            if kind != "Image" and column.split(".")[0] in wanted:
+                what = f"{name}: {column!r} is of the feature {kind}, which is not decoded"
+                raise StoreError(f"{what}; leave it out by columns=, or use cast_column with {kind}(decode=False)")
+        return needed
 
-        return Rows(self.path, files, key, wanted, decode, options["cache_bytes"], elements=options["elements"])
+    def _decode(self, array: Any, source: Source) -> Column:
+        fill = self._options["fill_null"]
+        fill = fill.get(source.column) if isinstance(fill, Mapping) else fill
+        images = frozenset(self._options["decode"])
+        return column_of(array, source._replace(images=images, pictures=self._pictures, fill=fill))
 
     def _open_steps(self, number: int) -> RowSteps:
         rows: Rows = self.index
@@ -126,7 +172,7 @@ class ParquetStore(Store):
 
     def _disk_bytes(self) -> int | None:
         rows: Rows = self.index
-        return sum(file.known.size for file in rows.files)
+        return sum(int(file.size) for file in rows.files)
 
 
 class _Group(NamedTuple):
@@ -135,7 +181,7 @@ class _Group(NamedTuple):
     first: int
     stop: int
     columns: dict[str, Column]
-    file: TableFile
+    file: Any
     size: int  # in bytes
 
 
@@ -145,20 +191,22 @@ class Rows:
     def __init__(
         self,
         path: str,
-        files: Sequence[TableFile],
+        files: Sequence[Any],
         key: str | None,
         columns: Sequence[str],
         decode: Callable[[Any, Source], Column],
         cache_bytes: int,
         *,
         elements: bool = False,
+        targets: bool = False,
     ) -> None:
         self.files, self._path, self._key, self._columns = files, path, key, columns
         self._decode, self._limit = decode, cache_bytes
         self._kept: OrderedDict[tuple[int, int], _Group] = OrderedDict()  # the last ones used
         self._lock = threading.Lock()
-        self._elements = elements
-        lists = [_list_lengths(file, columns) for file in files if elements]
+        #: Of each file and group, how many elements rows have.
+        self._lists = lists = [_all_lengths(file, columns) for file in files if elements]
+        self._targets = targets
         #: Of each file, the row that each of its groups begins at, and the number of its rows.
         self._first = [file.first for file in files]
         if elements:
@@ -175,8 +223,8 @@ class Rows:
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        files = "".join(f"{digest_of(file.known)} {_short(file.name, self._path)} " for file in self.files)
-        kind = " elements" if self._elements else ""
+        files = "".join(f"{file.digest} {_short(file.name, self._path)} " for file in self.files)
+        kind = " elements" * bool(self._lists) + " targets" * self._targets
         text = f"{files}{self._key} {self._columns}{kind}".encode("utf-8", "surrogateescape")
         return hashlib.blake2b(text, digest_size=16).hexdigest()
 
@@ -191,10 +239,10 @@ class Rows:
         last: Any = ()  # no key
         for file, begin in zip(self.files, self._begin.tolist(), strict=False):
             with damage_named(file.name):
-                for row, value in zip(*_changes(file, key), strict=True):
+                for row, value in zip(*changes(file.read([key])[key], key, file.name), strict=True):
                     if value in first and (row or value != last):
                         what = f"{file.name}, row {row}: rows with {key} = {value!r}"
-                        raise StoreError(f"{what} are in several places; sort by it (table.sort_by)")
+                        raise StoreError(f"{what} are in several places; sort by it (table.sort_by, Dataset.sort)")
                     first.setdefault(value, begin + row)
                     last = value
         return np.array(list(first.values()), np.int64), list(first)
@@ -216,50 +264,17 @@ class Rows:
     def _read(self, place: int, group: int) -> _Group:
         file, begin = self.files[place], int(self._begin[place])
         first, stop = self._first[place][group : group + 2].tolist()
-        columns = {}
+        lengths = self._lists[place][group] if self._lists else None
         with damage_named(file.name):
-            for name, array in file.read(self._columns, group).items():
-                array = array.flatten() if self._elements else array  # noqa: PLW2901
-                columns[name] = self._decode(array, Source(file.name, name, first, stop - first))
+            arrays = file.read(self._columns, group)
+            columns = decoded(arrays, self._decode, file.name, first, lengths, targets=self._targets)
         size = sum(int(column.array.nbytes) for column in flatten(columns)[1])
         return _Group(begin + first, begin + stop, columns, file, size)
 
 
-def _list_lengths(file: TableFile, columns: Sequence[str]) -> list[NDArray[np.int64]]:
-    """How many elements each row has, of each group."""
-    import pyarrow.compute as pc
-
-    groups = []
-    for group in range(len(file.first) - 1):
-        found: dict[str, NDArray[np.int64]] = {}
-        for name, array in file.read(columns, group).items():
-            if "list" not in str(array.type) or array.null_count:
-                what = "has rows without one" if array.null_count else f"is of type {array.type}"
-                raise StoreError(f"{file.name}: {name} {what}, and elements=True takes lists; choose columns")
-            found[name] = pc.list_value_length(array).to_numpy(zero_copy_only=False).astype(np.int64)
-        first, *others = found.items()
-        for name, lengths in others:
-            if len(wrong := np.flatnonzero(lengths != first[1])):
-                row = int(wrong[0])
-                what = f"{first[0]} has {first[1][row]} elements, and {name} {lengths[row]}"
-                raise StoreError(f"{file.name}, row {int(file.first[group]) + row}: {what}; choose columns")
-        groups.append(first[1])
-    return groups
-
-
-def _changes(file: TableFile, key: str) -> tuple[list[int], list[Any]]:
-    """The rows where the key changes, and their keys."""
-    array = file.read([key])[key]
-    if array.null_count:
-        row = int(np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))[0])
-        raise StoreError(f"{file.name}, row {row}: {key} is null")
-    try:
-        encoded = array if hasattr(array, "indices") else array.dictionary_encode()
-    except NotImplementedError:
-        raise StoreError(f"{file.name}: {key} is of type {array.type}, no key") from None
-    codes = encoded.indices.to_numpy(zero_copy_only=False)
-    rows = np.flatnonzero(np.diff(codes, prepend=codes[:1] - 1))
-    return rows.tolist(), array.take(rows).to_pylist()
+def _all_lengths(file: Any, columns: Sequence[str]) -> list[NDArray[np.int64]]:
+    begins = enumerate(file.first[:-1].tolist())
+    return [list_lengths(file.read(columns, group), file.name, row) for group, row in begins]
 
 
 def _short(name: str, path: str) -> str:
@@ -284,13 +299,11 @@ class RowSteps:
             return row_of(group.columns, row)
 
     def read(self, start: int, out: Any) -> None:
-        leaf, part, done = out, out, 0
+        leaf, done = out, 0
         while isinstance(leaf, dict):
             leaf = next(iter(leaf.values()))
         for group, row, count in self._pieces(self._first + start, len(leaf)):
-            if count < len(leaf):
-                structure, leaves = flatten(out)
-                part = unflatten(structure, iter([leaf[done : done + count] for leaf in leaves]))
+            part = out if count == len(leaf) else cut(out, done, done + count)
             with damage_named(self._name), group.file.held_while_read:
                 read_rows(group.columns, row, part)
             done += count

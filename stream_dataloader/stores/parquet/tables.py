@@ -1,7 +1,8 @@
-"""Files of tables, and the groups of rows that they are read by.
+"""Tables, and the groups of rows that they are read by.
 
 - Parquet: a group is a row group, which is read, checked and decoded.
 - Arrow IPC, Feather 2, and Arrow IPC streams: a group is a record batch, in a memory map.
+- a `Dataset` of the package datasets: a group is some of its rows, by its own indices.
 
 Guarantee: only columns that are asked for are read.
 A mapped batch is checked before it is used, so that lengths in it lead nowhere else.
@@ -10,22 +11,26 @@ A mapped batch is checked before it is used, so that lengths in it lead nowhere 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
 
 from stream_dataloader.errors import StoreError, shorten
-from stream_dataloader.stores._base.files import damage_named, inside, matching, read_json
+from stream_dataloader.stores._base.files import damage_named, digest_of, inside, matching, read_json
+from stream_dataloader.stores.parquet.columns import joined
 from stream_dataloader.streams._media.section import KnownFile, check_file, natural_order
 from stream_dataloader.streams.cache.file_cache import FileCache, is_url, open_local
 
-__all__ = ["TableFile", "find_tables", "open_parquet", "pyarrow_of"]
+__all__ = ["DatasetTable", "TableFile", "dataset_of", "decoded_features", "find_tables", "open_parquet", "pyarrow_of"]
 
 _SUFFIXES = (".parquet", ".pq", ".arrow", ".feather", ".ipc")
 _PARQUET, _FILE, _STREAM = b"PAR1", b"ARROW1", b"\xff\xff\xff\xff"
 _END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
+
+#: What a group of a `Dataset` has at most.
+_ROWS, _BYTES = 1000, 16 << 20
 
 
 def pyarrow_of(user: str) -> Any:
@@ -70,8 +75,9 @@ class TableFile:
         #: The row that each group begins at, and the number of rows.
         self.first = np.cumsum([0, *groups], dtype=np.int64)
         self._constants = {} if root is None or is_url(path) else _constants(os.path.relpath(path, root))
-        self.columns = list(dict.fromkeys([*names, *self._constants]))
+        self.columns = self.shown = list(dict.fromkeys([*names, *self._constants]))
         self._stored = frozenset(names)
+        self.size = self.known.size
 
     def _parquet(self) -> tuple[list[int], list[str]]:
         with open_parquet(self.path) as opened:
@@ -136,8 +142,12 @@ class TableFile:
             with open_parquet(self.path, self.metadata) as file:
                 groups = range(len(self.first) - 1) if group is None else [group]
                 table = file.read_row_groups(groups, columns, use_threads=False)
-        found = dict(zip(columns, map(table.column, columns), strict=True))
-        return {name: one.chunk(0) if one.num_chunks == 1 else one.combine_chunks() for name, one in found.items()}
+        return {name: joined(table.column(name)) for name in columns}
+
+    @property
+    def digest(self) -> str:
+        """Tells its content from another's."""
+        return digest_of(self.known)
 
     @property
     def held_while_read(self) -> AbstractContextManager[None]:
@@ -154,15 +164,20 @@ def _constants(relative: str) -> dict[str, Any]:
     return found
 
 
-def find_tables(path: str, cache: FileCache | None = None) -> list[str]:
+def find_tables(path: str, cache: FileCache | None = None, split: str | None = None) -> list[str]:
     """The paths or URLs of a store's files."""
+    splits = os.path.join(path, "dataset_dict.json")
+    if not is_url(path) and os.path.exists(splits):
+        names = read_json(splits, dict).get("splits") or ()
+        if split is None or split not in names:
+            raise StoreError(f"{path} is a DatasetDict; give split=, one of {shorten(names)}, and not {split!r}")
+        return find_tables(os.path.join(path, split))
+    if split is not None:
+        raise StoreError(f"{path} is no DatasetDict, and split is {split!r}")
     if is_url(path) or not os.path.isdir(path):
         return list(matching(path, cache))
     if os.path.exists(state := os.path.join(path, "state.json")):
         return _saved_dataset(path, read_json(state, dict), state)
-    if os.path.exists(splits := os.path.join(path, "dataset_dict.json")):
-        names = read_json(splits, dict).get("splits")
-        raise StoreError(f"{path} is a DatasetDict; open the folder of one of {shorten(names)}")
     found = []
     for folder, _, names in os.walk(path):
         for name in names:
@@ -177,9 +192,59 @@ def find_tables(path: str, cache: FileCache | None = None) -> list[str]:
 
 def _saved_dataset(path: str, state: dict[str, Any], name: str) -> list[str]:
     if state.get("_indices_data_files"):
-        raise StoreError(f"{path} is a selection of rows; save its flatten_indices()")
+        raise StoreError(f"{path} is a selection of rows; give what load_from_disk returns, or save flatten_indices()")
     with damage_named(name):
         found = [inside(path, file["filename"], name) for file in state["_data_files"]]
     if not found or not all(map(os.path.exists, found)):
         raise StoreError(f"{name} names no files, or such as are missing; save the dataset anew")
+    return found
+
+
+class DatasetTable:
+    """The rows of a `Dataset`; see `TableFile`."""
+
+    held_while_read = nullcontext()
+
+    def __init__(self, name: str, dataset: Any) -> None:
+        self.name, self.digest, self._dataset = name, dataset._fingerprint, dataset
+        self.columns, self.shown = dataset.column_names, dataset.format["columns"]
+        self.size = dataset.data.nbytes
+        at_once = min(_ROWS, max(1, _BYTES * len(dataset) // max(1, self.size)))
+        self.first = np.append(np.arange(0, len(dataset), at_once), len(dataset))
+        self._chosen: dict[str, Any] = {}
+
+    def read(self, columns: Sequence[str], group: int | None = None) -> dict[str, Any]:
+        rows = slice(None) if group is None else slice(*self.first[group : group + 2].tolist())
+        if (key := str(columns)) not in self._chosen:  # takes milliseconds
+            self._chosen[key] = self._dataset.select_columns(list(columns)).with_format("arrow")
+        table = self._chosen[key][rows]
+        return {name: joined(table.column(name)) for name in columns}
+
+
+def dataset_of(given: Any, split: str | None) -> Any:
+    """A `Dataset` or `IterableDataset`, or the split of several."""
+    is_dict = isinstance(given, Mapping) and len(given) > 0
+    found = next(iter(given.values())) if is_dict else given
+    if not any(kind.__module__.startswith("datasets.") for kind in type(found).__mro__):
+        raise TypeError(f"path is {shorten(given)}; give a path, a URL or a Dataset")
+    if is_dict or split is not None:
+        splits = list(given) if is_dict else []
+        if split not in splits:
+            raise StoreError(f"split is {split!r}, and the {type(given).__name__} has the splits {splits}")
+        found = given[split]
+    if getattr(found, "format", {}).get("type") == "custom":
+        raise StoreError("the dataset's transform is not called; use map")
+    if getattr(found, "_distributed", None) is not None:
+        raise StoreError("the dataset is split by node; give all of it")
+    return found
+
+
+def decoded_features(features: Mapping[str, Any] | None, above: str = "") -> dict[str, str]:
+    """The kinds of those that the package datasets decodes, by columns with dots."""
+    found: dict[str, str] = {}
+    for name, feature in (features or {}).items():
+        if isinstance(feature, Mapping):
+            found |= decoded_features(feature, f"{above}{name}.")
+        elif getattr(feature, "decode", False) is True:
+            found[above + name] = type(feature).__name__
     return found

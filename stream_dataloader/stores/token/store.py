@@ -21,7 +21,7 @@ from stream_dataloader.errors import StoreError
 from stream_dataloader.stores._base.handles import Handles, Lease
 from stream_dataloader.stores._base.options import given_options
 from stream_dataloader.stores._base.store import Store
-from stream_dataloader.stores._base.stream import StoreStream
+from stream_dataloader.stores._base.stream import StoreStream, put_targets
 from stream_dataloader.stores.token.files import MappedTokens, Marker, TokenFile, find_files
 from stream_dataloader.streams._media.section import whole_number
 from stream_dataloader.streams.cache.file_cache import FileCache
@@ -29,9 +29,6 @@ from stream_dataloader.streams.cache.file_cache import FileCache
 __all__ = ["TokenStore"]
 
 _CHECKED_AT_ONCE = 1 << 20
-
-#: The target of a token that none follows; `cross_entropy` leaves it out.
-_NO_TARGET = -100
 
 
 class TokenStream(StoreStream):
@@ -240,13 +237,8 @@ class TokenSteps:
         stop = first + len(room)
         room[...] = file.tokens[first:stop]
         if has_targets:
-            target = out["target"]
-            after = file.tokens[first + 1 : min(stop + 1, self._stop)]
-            target[: len(after)] = after
-            target[len(after) :] = _NO_TARGET
-            if self.marks:
-                starts = file.starts(first + 1, stop + 1)
-                target[starts - first - 1] = _NO_TARGET
+            ends = file.starts(first + 1, stop + 1) - first - 1 if self.marks else slice(0)
+            put_targets(out["target"], file.tokens[first + 1 : min(stop + 1, self._stop)], ends)
         file.check()
 
     def starts(self, start: int, stop: int) -> NDArray[np.int64]:
