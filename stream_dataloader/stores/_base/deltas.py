@@ -40,16 +40,7 @@ Path = tuple[str, ...]
 
 
 class DeltaStore(Store):
-    """A store whose items have windows of their own for some entries; see `stores.open`.
-
-    Args:
-        store: The store; its items are dicts.
-        deltas: For each entry, named as by `columns=`, which steps its window has, counted from the item's own.
-
-    Raises:
-        TypeError, ValueError: A window is no list of whole numbers.
-        StoreError: Items have no such entry, or it is no number.
-    """
+    """A store whose items have windows of their own for some entries; see `stores.open`."""
 
     def __init__(self, store: Store, deltas: Mapping[str, Iterable[int]]) -> None:
         windows = {name: _window(name, deltas[name]) for name in deltas}

@@ -30,11 +30,7 @@ class Pictures:
         self._picture, self._swapped = picture, swapped
 
     def item(self, data: bytes, name: str, out: Any = None) -> Any:
-        """One image, as an array of its own, or written to `out`.
-
-        Raises:
-            StoreError: It cannot be decoded, or has another size or depth than `out`.
-        """
+        """One image, as an array of its own, or written to `out`."""
         picture, flags = self._picture, None
         if self._swapped is not None:
             cv2 = import_opencv("")

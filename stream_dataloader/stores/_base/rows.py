@@ -30,15 +30,10 @@ _CHECKED_AT_ONCE_BYTES = 4 << 20
 
 
 class Selection(NamedTuple):
-    """Which leaves an item has.
+    """Which leaves an item has."""
 
-    Attributes:
-        item: An item, with each leaf's name in its place: a nested dict, or one name.
-        names: All of them, with a slash before each further level: `"obs/image"`.
-    """
-
-    item: Any
-    names: list[str]
+    item: Any  # with each leaf's name in its place
+    names: list[str]  # with slashes: "obs/image"
 
     @property
     def structure(self) -> Node:

@@ -91,12 +91,7 @@ class StoreStream:
 
 
 class StreamNumbers(Sequence[int]):
-    """The numbers of a store's streams: 0, 1, 2, ...
-
-    Args:
-        count: How many streams there are.
-        fingerprint: What the store holds, in short; saved states compare it.
-    """
+    """The numbers of a store's streams: 0, 1, 2, ...; saved states compare the fingerprint."""
 
     open_early: ClassVar[bool] = True
 

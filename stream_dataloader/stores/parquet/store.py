@@ -46,7 +46,6 @@ class ParquetStore(Store):
     """Streams in Parquet and Arrow files: a run of rows with one key is a stream, each row a step.
 
     Items are dicts by column; `stream_dataloader.stores.parquet.columns` says what becomes of Arrow's types.
-    Parquet is read by row groups, of which some thousand rows serve best; Arrow's IPC files are mapped.
 
     Args:
         path: A file, a folder of files, also with folders `key=value` in it, a pattern `"data-{00..15}.parquet"` or
