@@ -84,13 +84,14 @@ def open(
     """Open a store: the first two arguments of `StreamDataset`.
 
     Args:
-        path: A folder, a file, a URL where the format allows, or `owner/name`: a LeRobot dataset of the Hub. Or a
-            `Dataset`, `DatasetDict` or `IterableDataset` of the package datasets.
+        path: A folder, a file, a URL where the format allows, or `owner/name`:
+            a LeRobot dataset of the Hub. Or a `Dataset`, `DatasetDict` or
+            `IterableDataset` of Hugging Face.
         format: The store's format, such as `"memmap"`. None finds it out by the names of files.
-        deltas: Windows of their own for some entries of items that are dicts: which steps, counted from the item's own.
-            With `{"action": range(16), "obs": (-1, 0)}` an item's `action` is `(16, ...)`, its next 16, and `obs` is
-            `(2, ...)`. Where a window leaves the stream it has the stream's first or last step, and `action_is_pad`,
-            `(16,)` bool, is True.
+        deltas: Windows of their own for entries of items that are dicts: steps,
+            counted from the item's own. With `{"action": range(16)}` an item's
+            `action` is `(16, ...)`, its next 16. Outside the stream they are
+            its first or last step, where `action_is_pad`, `(16,)`, is True.
         options: Of the format's class: `stores.MemmapStore` and so on.
 
     Returns:
@@ -110,7 +111,7 @@ def open(
     one = next(iter(path.values()), None) if isinstance(path, Mapping) else path
     is_forward = name == "parquet" and hasattr(one, "num_shards")  # an IterableDataset
     kind: Callable[..., Store] = found.load("ShardStore" if is_forward else found.store)
-    check_options(kind, options, f"the format of {path if is_path else type(path).__name__} is {name!r}")
+    check_options(kind, options, f"the format is {name!r}")
     store = kind(path, **options)
     if deltas is not None:
         store = DeltaStore(store, deltas)

@@ -40,7 +40,7 @@ Path = tuple[str, ...]
 
 
 class DeltaStore(Store):
-    """A store whose items have windows of their own for some entries; see `stores.open`."""
+    """A store whose entries have windows; see `stores.open`."""
 
     def __init__(self, store: Store, deltas: Mapping[str, Iterable[int]]) -> None:
         windows = {name: _window(name, deltas[name]) for name in deltas}
@@ -145,13 +145,13 @@ class _DeltaSteps:
             as_array(level[path[-1] + _PADDED])[...] = outside
 
     def _chosen(self, window: NDArray[np.int64], start: int, count: int) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """Of some items, which of the kept steps are in their windows, `(items, window)`, and which are outside."""
+        """The kept steps in items' windows, `(items, window)`; which are outside."""
         wanted = np.arange(start, start + count)[:, None] + window
         inside = np.clip(wanted, 0, len(self) - 1)
         return inside - self._begin, inside != wanted
 
     def _rows(self, start: int, count: int) -> Any:
-        """The steps that some items need: an item over arrays. Those that were needed before are kept."""
+        """The steps that some items need: an item over arrays."""
         most = len(self) - 1
         first = min(max(start + int(window.min()), 0) for window in self._windows.values())
         last = max(min(start + count - 1 + int(window.max()), most) for window in self._windows.values())

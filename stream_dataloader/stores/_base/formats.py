@@ -146,7 +146,5 @@ def format_of(path: str, cache: FileCache | None = None) -> str:
     if found is None and is_url(path):
         found = format_at(path, lambda index: open_local(index, cache).close())
     if found is None:
-        raise StoreError(
-            f"{path} is no store of a known format; if it is one, give format=, one of {', '.join(known_formats())}"
-        )
+        raise StoreError(f"{path} is of no known format; give format=, one of {', '.join(known_formats())}")
     return found

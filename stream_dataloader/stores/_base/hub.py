@@ -49,7 +49,7 @@ def hub_folder(path: str) -> str:
 
 
 def fetched(path: str) -> str:
-    """The path of a file, which is fetched if it belongs to a dataset of the Hub and is not there."""
+    """The path of a file, which is fetched if it is of the Hub."""
     if not os.path.exists(path) and (found := _SNAPSHOT.fullmatch(path.replace(os.sep, "/"))):
         cache, repo, commit, name = found.groups()
         _asked("hf_hub_download", repo.replace("--", "/", 1), filename=name, revision=commit, cache_dir=cache)

@@ -37,7 +37,7 @@ def renamed(**names: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
 
 
 def check_options(kind: Callable[..., object], options: Mapping[str, object], taken: str) -> None:
-    """Refuse options that a format has not, and flags that are none; `taken` names it."""
+    """Refuse options that a format has not, and flags that are none."""
     known = [option for option in signature(kind).parameters if option not in ("path", "folder")]
     if unknown := sorted(options.keys() - {*known, *getattr(kind.__init__, "older_names", ())}):
         what = f"{taken}, which has no option {unknown[0]!r}"
@@ -51,7 +51,7 @@ def given_options(values: Mapping[str, Any], **changed: Any) -> dict[str, Any]:
 
 
 def given_columns(columns: Any, *, alone: bool = False) -> Any:
-    """The option `columns`: a list of names, None for all, or with `alone` one name."""
+    """The option `columns`: names, None, or with `alone` one name."""
     if columns is None or (alone and isinstance(columns, str) and columns):
         return columns
     names = list(columns) if isinstance(columns, Iterable) and not isinstance(columns, str) else [None]

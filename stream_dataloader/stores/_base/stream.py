@@ -91,7 +91,7 @@ class StoreStream:
 
 
 class StreamNumbers(Sequence[int]):
-    """The numbers of a store's streams: 0, 1, 2, ...; saved states compare the fingerprint."""
+    """The numbers of a store's streams: 0, 1, 2, ..."""
 
     open_early: ClassVar[bool] = True
 

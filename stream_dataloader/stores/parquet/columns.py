@@ -23,7 +23,17 @@ from stream_dataloader.errors import StoreError
 from stream_dataloader.stores._base.stream import put_row, put_targets
 from stream_dataloader.streams.cache.file_cache import open_local
 
-__all__ = ["Column", "Numbers", "Objects", "Source", "changes", "column_of", "decoded", "joined", "list_lengths"]
+__all__ = [
+    "Column",
+    "Numbers",
+    "Objects",
+    "Source",
+    "changes",
+    "column_of",
+    "decoded",
+    "joined",
+    "list_lengths",
+]
 
 
 class Source(NamedTuple):

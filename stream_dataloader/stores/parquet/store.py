@@ -45,22 +45,25 @@ __all__ = ["ParquetStore", "RowSteps", "Rows"]
 class ParquetStore(Store):
     """Streams in Parquet and Arrow files: a run of rows with one key is a stream, each row a step.
 
-    Items are dicts by column; `stream_dataloader.stores.parquet.columns` says what becomes of Arrow's types.
+    Items are dicts by column.
 
     Args:
-        path: A file, a folder of files, also with folders `key=value` in it, a pattern `"data-{00..15}.parquet"` or
-            `"*.parquet"`, or a URL. Files are read in the order of their names. Or a `Dataset`, `DatasetDict` or
-            `IterableDataset` of the package datasets.
+        path: A file, a folder of files, also with folders `key=value` in it,
+            a pattern `"data-{00..15}.parquet"` or `"*.parquet"`, or a URL; in
+            the order of names. Or a `Dataset`, `DatasetDict` or
+            `IterableDataset` of Hugging Face.
         split: Which split of a `DatasetDict`.
-        stream: The column whose runs of one value are streams, across files too. None: each file is one.
-        elements: Each row is a stream, of the elements of its lists: tokens, say. Choose columns that are lists of one
-            length in each row.
-        targets: With `elements`, items are `{"input": token, "target": next token}`. Targets are int64, and -100 where
-            a row ends.
+        stream: The column whose runs of one value are streams, across files
+            too. None: each file is one.
+        elements: Each row is a stream, of the elements of its lists, which are
+            of one length in all columns.
+        targets: With `elements`, items are `{"input": token, "target": next
+            token}`. Targets are int64, and -100 where a row ends.
         columns: Which to read, in this order; None reads all.
-        decode: Columns of binary that hold encoded images: `{"image": "image"}`; with dots in structs. None: those of
-            the feature `Image`, of an object of the package datasets.
-        fill_null: What takes the place of nulls: a value, or values by column. None has nulls raise.
+        decode: Columns of encoded images: `{"image": "image"}`; with dots in
+            structs. None: those of the feature `Image`.
+        fill_null: What takes the place of nulls: a value, or values by column.
+            None has nulls raise.
         size: `(height, width)` of images; None keeps theirs.
         layout: `"CHW"`, channels first, or `"HWC"`.
         color: `"rgb"` or `"gray"`.
@@ -93,14 +96,15 @@ class ParquetStore(Store):
         self._given: Any = None if isinstance(path, (str, os.PathLike)) else dataset_of(path, split)
         self._features = decoded_features(getattr(self._given, "features", None))
         if self._given is not None:
-            path, split = " ".join(filter(None, (type(self._given).__name__, self._given.split))), None
+            named = type(self._given).__name__, self._given.split
+            path, split = " ".join(filter(None, named)), None
         if decode is None:
             decode = {name: "image" for name, kind in self._features.items() if kind == "Image"}
         decode = dict(decode)
         super().__init__(path, **given_options(locals(), columns=given_columns(columns)))
         pyarrow_of("ParquetStore")
         if elements and stream is not None:
-            raise ValueError(f"elements=True has each row be a stream, and stream is {stream!r}; leave out one of them")
+            raise ValueError("elements=True and stream= are both given; leave out one")
         if targets and not elements:
             raise ValueError("targets=True is for elements=True")
         if wrong := {name: kind for name, kind in decode.items() if kind != "image"}:
@@ -114,7 +118,8 @@ class ParquetStore(Store):
         return stamp_of(file["filename"] for file in getattr(self._given, "cache_files", ()))
 
     def _with_columns(self, names: list[str]) -> Store:
-        return type(self)(self._given or self.path, **self._options | {"columns": names})
+        given = self.path if self._given is None else self._given
+        return type(self)(given, **self._options | {"columns": names})
 
     def _read_index(self) -> Any:
         if self._given is None:
@@ -126,10 +131,9 @@ class ParquetStore(Store):
         wanted = self._options["columns"] or files[0].shown
         for file in files:
             self._needed(wanted, file.columns, file.name)
-        options = {name: self._options[name] for name in ("elements", "targets")}
-        return Rows(
-            self.path, files, self._options["stream"], wanted, self._decode, self._options["cache_bytes"], **options
-        )
+        options: dict[str, Any] = {name: self._options[name] for name in ("elements", "targets", "cache_bytes")}
+        key = self._options["stream"]
+        return Rows(self.path, files, key, wanted, self._decode, **options)
 
     def _needed(self, wanted: Iterable[str], there: Collection[str], name: str) -> list[str]:
         """The columns that are read, all of which have to be there and known."""
@@ -185,7 +189,7 @@ class _Group(NamedTuple):
 
 
 class Rows:
-    """Where streams and groups are among the rows of all files, or among the elements of their lists."""
+    """Where streams and groups are, in rows or elements of all files."""
 
     def __init__(
         self,

@@ -170,7 +170,7 @@ def find_tables(path: str, cache: FileCache | None = None, split: str | None = N
     if not is_url(path) and os.path.exists(splits):
         names = read_json(splits, dict).get("splits") or ()
         if split is None or split not in names:
-            raise StoreError(f"{path} is a DatasetDict; give split=, one of {shorten(names)}, and not {split!r}")
+            raise StoreError(f"{path}: split is {split!r}; give one of {shorten(names)}")
         return find_tables(os.path.join(path, split))
     if split is not None:
         raise StoreError(f"{path} is no DatasetDict, and split is {split!r}")
@@ -192,7 +192,7 @@ def find_tables(path: str, cache: FileCache | None = None, split: str | None = N
 
 def _saved_dataset(path: str, state: dict[str, Any], name: str) -> list[str]:
     if state.get("_indices_data_files"):
-        raise StoreError(f"{path} is a selection of rows; give what load_from_disk returns, or save flatten_indices()")
+        raise StoreError(f"{path} has indices; give what load_from_disk returns")
     with damage_named(name):
         found = [inside(path, file["filename"], name) for file in state["_data_files"]]
     if not found or not all(map(os.path.exists, found)):
@@ -230,7 +230,7 @@ def dataset_of(given: Any, split: str | None) -> Any:
     if is_dict or split is not None:
         splits = list(given) if is_dict else []
         if split not in splits:
-            raise StoreError(f"split is {split!r}, and the {type(given).__name__} has the splits {splits}")
+            raise StoreError(f"split is {split!r}; give one of {splits}")
         found = given[split]
     if getattr(found, "format", {}).get("type") == "custom":
         raise StoreError("the dataset's transform is not called; use map")
