@@ -19,7 +19,7 @@ from functools import partial
 
 import av
 from av.codec.hwaccel import HWAccel
-from interleaved import Result, figure, print_table, ratio, take_turns
+from interleaved import Result, figure, ratio, take_turns
 from video_clips import make_clips
 
 from stream_dataloader import StreamDataLoader, StreamDataset
@@ -81,5 +81,4 @@ def decoding(device: str | None, rounds: int, *, quick: bool) -> list[Result]:
         ratio(section, f"{OURS} / {CPU}", found, OURS, CPU, None, at_most=False),
         figure(section, "largest difference to the CPU's frames", [difference(device, paths[:2])], "", 0.0),
     ]
-    print_table(results)
     return results

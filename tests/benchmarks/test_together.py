@@ -67,3 +67,13 @@ def test_without_a_device_the_benchmark_of_gpus_says_so(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["gpu.py", "--quick"])
     importlib.import_module("gpu").main()
     assert capsys.readouterr().out == "no CUDA device here: nothing is measured\n"
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("together")
+def test_the_benchmark_of_gpus_is_whole(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["gpu.py", "--quick", "--device", "cpu"])
+    importlib.import_module("gpu").main()
+    said = capsys.readouterr().out
+    assert "All numbers arrived on cpu" in said
+    assert all(text in said for text in ("loader, device= / bare copy", "with the loader / without", "two loaders /"))
