@@ -38,16 +38,6 @@ class StreamPacker:
     """A factory for a loader: to read a stream packs it, and yields a report if it is time.
 
     In the second epoch it finishes its worker's part, and does not end.
-
-    Attributes:
-        lists: The streams' sources, and what opens them.
-        keys: Their names.
-        packer: Of the format.
-        journal: Where parts enter what they have packed.
-        transform: Applied to each time step, if there is one.
-        windowed: Items are windows, which are taken apart.
-        retries: When a stream that breaks is opened again.
-        skipped: The numbers of streams that are left out.
     """
 
     lists: SourceLists

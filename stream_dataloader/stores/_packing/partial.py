@@ -47,7 +47,7 @@ Packed = dict[int, tuple[int, Any]]
 
 
 class Partial:
-    """The folder in which one process packs a store; `options` are a server's, see `FileCache`."""
+    """The folder in which one process packs a store; `options` are a server's."""
 
     def __init__(self, path: str | os.PathLike[str], options: Mapping[str, Mapping[str, Any]] | None = None) -> None:
         self.path = plain_path(path).rstrip("/") or os.fspath(path)

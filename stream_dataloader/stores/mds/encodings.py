@@ -31,7 +31,7 @@ from stream_dataloader.streams._media.opencv import decoded_image, import_opencv
 
 __all__ = ["ARRAY_DTYPES", "ArrayEncoding", "Encoding", "PictureEncoding", "encoding_of"]
 
-#: The dtypes of arrays, by the byte that stands for them: bits, one more if signed, two more of floats.
+#: The dtypes of arrays, by their byte: bits, one more if signed, two more of floats.
 ARRAY_DTYPES = {
     bits + more: f"{kind}{bits}" for bits in (8, 16, 32, 64) for more, kind in enumerate(("uint", "int", "float"))
 }

@@ -10,7 +10,7 @@ Source: `streaming/base/format/mds/reader.py` and `writer.py` of mosaicml-stream
 
 All numbers are little-endian. A local shard that is not compressed is mapped where it is.
 
-Guarantee: a shard that does not hold what the index says, or is written to while it is read, is an error. A damaged
+Guarantee: a shard that is not what the index says, or is written to meanwhile, is an error. A damaged
 sample is one for the streams that it is in.
 """
 

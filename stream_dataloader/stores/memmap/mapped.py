@@ -31,15 +31,7 @@ _PIECE_BYTES = 8 << 20
 class LeafFile:
     """A leaf's file, mapped; a `tables.Table`. It may be inherited by fork.
 
-    Args:
-        path: The file. It need not exist if it has no bytes.
-        spec: The leaf.
-        steps: How many there are.
-        exact: Whether a longer file is an error.
-        readahead: Whether the system reads ahead of what is read.
-
-    Attributes:
-        rows: All steps, `(steps, ...)`; see `check_size` and `check`.
+    `rows` are all steps; see `check_size` and `check`.
     """
 
     def __init__(self, path: str, spec: LeafSpec, steps: int, *, exact: bool = True, readahead: bool = True) -> None:

@@ -127,17 +127,10 @@ def _load_table(name: str, checksum: Sequence[int], check: bool, cache: FileCach
 
 
 class PackedIndex(Texts):
-    """The header and the tables of a store.
+    """The header and the tables of a store: `table` is streams.bin, `(rows, streams)`.
 
-    Attributes:
-        kind: What the header calls the format.
-        structure: Of an item; None if there is no item.
-        leaves: An item's leaves, in the structure's order.
-        item: The structure of items that are read, with the entries that are `wanted`.
-        places: Which leaves these have.
-        fingerprint: Of all that the store holds.
-        table: What streams.bin holds, `(rows, streams)`.
-        stamp: Of a server, which version of the header it has.
+    `structure` and `leaves` are of an item that was packed, `item` and `places` of one
+    that is read; `stamp` is the version of the header on its server.
     """
 
     kind: ClassVar[str]
