@@ -4,6 +4,8 @@
 - `determinism`: time of an epoch of jittery streams, sources assigned in logical time against first come, first served.
 - `main process`: time that `next` takes for a batch whose parts are there already, against what torch's own
   `DataLoader` takes to hand over as many objects of that size.
+- `patience`: batches a second and the share of cells without an item, where one of two cameras is slow (made up, 30
+  and 5 pictures a second), and where one of eight streams of a server on this machine is.
 
 All contenders of a section read the same streams and take turns; see `interleaved`. Run it as
 `python benchmarks/scheduling.py [--quick] [--json PATH] [--only SECTION]`.
@@ -11,18 +13,22 @@ All contenders of a section read the same streams and take turns; see `interleav
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import statistics
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from http.client import HTTPConnection
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytorch_stream_dataloader.stream_dataloader as peer_loader
 import pytorch_stream_dataloader.stream_dataset as peer_dataset
 import torch
-from interleaved import Result, figure, ratio, take_turns
+from interleaved import Result, figure, ratio, run_in_turns, take_turns
 from program import Section, run
 from torch.utils.data import DataLoader, IterableDataset
 
@@ -245,10 +251,82 @@ def measure_main_process(quick: bool) -> list[Result]:
     return results
 
 
+# patience -------------------------------------------------------------------------------------------------------------
+
+PICTURE = np.zeros((3, 240, 320), np.uint8)
+
+
+def open_camera(pictures_per_second: float) -> Iterator[np.ndarray[Any, Any]]:
+    """A picture at a time that does not depend on who reads."""
+    begin = time.monotonic()
+    for number in itertools.count(1):
+        time.sleep(max(begin + number / pictures_per_second - time.monotonic(), 0))
+        yield PICTURE
+
+
+class SlowServer(BaseHTTPRequestHandler):
+    """Answers after as many seconds as the path says."""
+
+    protocol_version = "HTTP/1.1"
+    wbufsize = -1  # an answer is one packet
+
+    def do_GET(self) -> None:
+        time.sleep(float(self.path[1:]))
+        self.send_response(200)
+        self.send_header("Content-Length", "4096")
+        self.end_headers()
+        self.wfile.write(bytes(4096))
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+def open_remote(source: tuple[int, float]) -> Iterator[np.ndarray[Any, Any]]:
+    """Asks a port for one answer after another, over one connection."""
+    port, seconds = source
+    with contextlib.closing(HTTPConnection("127.0.0.1", port)) as connection:
+        while True:
+            connection.request("GET", f"/{seconds}")
+            yield np.frombuffer(connection.getresponse().read(), np.uint8)
+
+
+def read_for(seconds: float, dataset: StreamDataset, patience: float | None) -> tuple[float, float]:
+    """Batches a second, and the share of cells without an item, from the first batch on."""
+    batches = iter(StreamDataLoader(dataset, num_workers=2, patience=patience))
+    next(batches)
+    begin, masks = time.monotonic(), []
+    while time.monotonic() - begin < seconds:
+        masks.append(next(batches).mask)
+    return len(masks) / (time.monotonic() - begin), 1 - torch.cat(masks).float().mean().item()
+
+
+def measure_patience(quick: bool) -> Iterator[Result]:
+    """Batches a second and idle cells, with patience and without."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), SlowServer)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    remote = [(server.server_port, 0.2 if lane == 0 else 0.01) for lane in range(LANES)]
+    cases: dict[str, tuple[Any, Any]] = {
+        "cameras of 30 and 5 pictures/s": ([30.0, 5.0], open_camera),
+        "a server, 10 ms an item, one stream of 8 200 ms": (remote, open_remote),
+    }
+    for what, (sources, factory) in cases.items():
+        dataset = StreamDataset(sources, factory, len(sources), time_steps=1, deterministic=False)
+        names = {"waits for all": None, **{f"patience={seconds}": seconds for seconds in (0.05, 0.02, 0.0)}}
+        contenders = {name: partial(read_for, 1.0 if quick else 3.0, dataset, own) for name, own in names.items()}
+        rounds = run_in_turns(contenders, 1 if quick else 3, what, warm_up=False)
+        for name, values in rounds.items():
+            speeds, idle = zip(*values, strict=True)
+            yield figure(f"patience: {what}", name, speeds, "batches/s")
+            yield figure(f"patience: {what}", f"{name}: idle", [100 * share for share in idle], "%")
+    server.shutdown()
+    server.server_close()
+
+
 SECTIONS: dict[str, Section] = {
     "overhead": measure_overhead,
     "determinism": measure_determinism,
     "main": measure_main_process,
+    "patience": measure_patience,
 }
 
 

@@ -14,6 +14,7 @@ from multiprocessing.context import BaseContext
 from typing import Any, get_args
 
 import numpy as np
+import torch
 from torch.utils.data import IterableDataset
 
 from stream_dataloader._schedule.changes import CHANGES
@@ -71,12 +72,12 @@ def exceptions(name: str, value: Any) -> tuple[type[Exception], ...]:
 
 
 def seconds(name: str, value: Any) -> float:
-    """`value` as a number of seconds; 0 stands for no limit."""
+    """`value` as a number of seconds."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"{name} must be a number of seconds, and is {shorten(value)}, a {type(value).__name__}")
     number = float(value)
     if not 0 <= number <= _MOST_SECONDS:  # nor is NaN
-        raise ValueError(f"{name} is {number:g} seconds, and must be from 0 to {_MOST_SECONDS:g}; 0 waits for ever")
+        raise ValueError(f"{name} is {number:g} seconds, and must be from 0 to {_MOST_SECONDS:g}")
     return number
 
 
@@ -138,6 +139,24 @@ def num_workers(value: Any, lanes: int) -> int:
             stacklevel=3,
         )
     return min(number, lanes)
+
+
+def check_patience(value: Any, members: Sequence[Rules], workers: Sequence[int], worker_method: str) -> float:
+    """`patience`, which needs workers that nobody waits for."""
+    number = seconds("patience", value)
+    if any(rules.deterministic for rules in members):
+        raise ValueError(
+            f"patience is {number:g} seconds, and who is late differs from run to run, while the dataset is "
+            "deterministic; build it with deterministic=False, or leave patience out"
+        )
+    if 0 in workers:
+        raise ValueError(
+            f"patience is {number:g} seconds, and num_workers is 0, so all lanes are read in turn, in the thread that "
+            'asks for batches; pass num_workers=1 or more, or worker_method="thread" as well'
+        )
+    if worker_method == "process" and torch.__version__ < "2.7":  # its loader keeps the order of workers
+        raise ValueError(f'with torch {torch.__version__} patience needs worker_method="thread"; processes need 2.7')
+    return number
 
 
 def warn_of_idle_lanes(rules: Rules) -> None:

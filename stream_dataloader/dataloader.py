@@ -92,6 +92,10 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
             threads. A thread cannot be ended: after a `timeout` it is left alone until it comes back.
         threads_per_worker: With how many threads a worker process reads its lanes, for such streams: a process then
             serves many lanes with one copy of the program. A worker has no more threads than lanes.
+        patience: Seconds that a batch waits for lanes that are late, once another lane is there; None waits for all. A
+            lane whose window is not whole by then is padded in this batch, and goes on with it in a later one. For live
+            and remote sources; needs workers, and `deterministic=False` of the dataset. Each lane is read by a thread
+            of its own: in its worker, or, with `worker_method="thread"`, in this process.
 
     Raises:
         TypeError: The dataset is no `StreamDataset`, or an option is not the loader's; says where it belongs.
@@ -127,6 +131,7 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
         batches_per_epoch: int | None = None,
         worker_method: WorkerMethod = "process",
         threads_per_worker: int = 1,
+        patience: float | None = None,
         **misplaced: Never,
     ) -> None:
         options.refuse_misplaced(misplaced, StreamDataset)
@@ -135,6 +140,13 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
         for member in members:
             options.warn_of_idle_lanes(member.rules)
         self._workers = workers_of(num_workers, self.dataset)
+        if patience is not None:
+            rules = [member.rules for member in members]
+            patience = options.check_patience(patience, rules, self._workers, worker_method)
+            if worker_method == "thread":
+                self._workers = [member.batch_size for member in members]
+            else:
+                threads_per_worker = self.dataset.batch_size
         self.num_workers = sum(self._workers)
         self.collate_fn = collate_fn
         if collate_fn is not None:
@@ -151,11 +163,12 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
             max_restarts=max_restarts,
             worker_method=worker_method,
             threads_per_worker=threads_per_worker,
+            patience=patience,
         )
         self._destination = Destination(device, self._settings.pin_memory)
         self._watch = FrameWatch() if members[0].rules.time_steps is None else None
-        patience = self._settings.timeout
-        self._ranks = [Ranks(member, patience, groups, rank, world_size, process_group) for member in members]
+        seconds = self._settings.timeout
+        self._ranks = [Ranks(member, seconds, groups, rank, world_size, process_group) for member in members]
         for ranks in self._ranks:
             ranks.find_place()
         mode: PaddingMode = next((own.rules.padding_mode for own in members if not own.is_endless), "cycle")
@@ -339,10 +352,12 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
         skipped, with the dataset's `on_error`: it counts from the dataset's `lengths` what would come without skips.
 
         Raises:
-            TypeError: Unknown without the dataset's `lengths`, or endless without `batches_per_epoch`.
+            TypeError: Unknown without the dataset's `lengths`, or with `patience`; endless without `batches_per_epoch`.
         """
         if self.batches_per_epoch is not None:
             return self.batches_per_epoch
+        if self._settings.patience is not None:
+            raise TypeError("the number of batches is not known, as with patience= lanes may be late")
         epoch = self.epoch
         count = self._position.count(epoch)
         self._kept_length.asked(epoch, count)

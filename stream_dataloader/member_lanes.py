@@ -52,6 +52,7 @@ class LoaderOptions(TypedDict, total=False):
     process_group: Any
     worker_method: WorkerMethod
     threads_per_worker: int
+    patience: float | None
 
 
 def side_by_side(

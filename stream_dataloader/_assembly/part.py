@@ -155,9 +155,9 @@ class PartDraft:
         self.faults.sort(key=lambda fault: fault.lane)
 
 
-def have_data(parts: Sequence[Part | None], padding_mode: PaddingMode, lanes: int) -> bool:
-    """Whether a step belongs to the epoch, by all readers' parts of it; None for a reader that has ended."""
-    is_fresh, lanes_read = False, 0
+def have_data(parts: Sequence[Part | None], padding_mode: PaddingMode, lanes: int, late: int = 0) -> bool:
+    """Whether a step belongs to the epoch, by all readers' parts; None for one that has ended, or its lane is late."""
+    is_fresh, lanes_read = late > 0, late
     for part in parts:
         if part is not None:
             is_fresh, lanes_read = is_fresh or part.fresh, lanes_read + part.lanes_read

@@ -12,6 +12,8 @@ Guarantees: steps come in order, each once and whole. A source is blamed for the
 
 from __future__ import annotations
 
+import math
+import time as clock
 from collections import Counter, deque
 from collections.abc import Callable
 
@@ -39,6 +41,8 @@ class StepCollector:
         self._restarts = 0
         self._deaths: Counter[tuple[int, int, int]] = Counter()  # by suspect, which is a member's
         self._killers: dict[tuple[int, int], int] = {}
+        self._patience = work.settings.patience
+        self.late = [False] * len(self.readers)  # has no part for the step, as it did not come in time
 
     def start(self, record: Record, recovery: Recovery = NO_RECOVERY) -> bool:
         if (feed := self._begin(record, recovery)) is None:
@@ -54,28 +58,47 @@ class StepCollector:
         self._restarts = 0
 
     def collect(self, epoch: Epoch) -> list[Part | None]:
-        """Each reader's part of the step that comes next, None for one that has ended."""
+        """Each reader's part of the step that comes next, None for one that has ended or is late."""
+        if self._patience is not None:
+            self._await(epoch, self._patience)
         parts: list[Part | None] = []
         while len(parts) < len(self.readers):
             fifo = self._fifos[len(parts)]
             if fifo:
                 parts.append(fifo.popleft())
-            elif self._ended[len(parts)]:
+            elif self._ended[len(parts)] or self.late[len(parts)]:
                 parts.append(None)
-            else:
-                try:
-                    self._receive(epoch.step)
-                except WorkerDeathError as death:
-                    self.feed.close()
-                    if not self._start_again(death, epoch.last):
-                        raise
-                    parts = []
+            elif not self._receive(epoch):
+                parts = []
+        if self._patience is not None:
+            self._work.tally.meters.taken[:] += [part is not None for part in parts]
         return parts
 
-    def _receive(self, step: int) -> None:
-        for part in self.feed.receive(step):
+    def _await(self, epoch: Epoch, patience: float) -> None:
+        """Wait for a part of each reader, but `patience` seconds at most once one of them makes a batch."""
+        until = math.inf
+        while any(late := [not fifo and not ended for fifo, ended in zip(self._fifos, self._ended, strict=True)]):
+            until = min(until, clock.monotonic() + patience) if self._makes_batch() else math.inf
+            if not self._receive(epoch, max(until - clock.monotonic(), 0.0)) and self._makes_batch():
+                break  # else a worker died, and new ones begin
+        self.late = late
+
+    def _makes_batch(self) -> bool:
+        return any(fifo and fifo[0].fresh for fifo in self._fifos)
+
+    def _receive(self, epoch: Epoch, seconds: float = math.inf) -> bool:
+        """Take in what comes next; False if nothing does, or a worker died and all of it comes again."""
+        try:
+            parts = self.feed.receive(epoch.step, seconds)
+        except WorkerDeathError as death:
+            self.feed.close()
+            if not self._start_again(death, epoch.last):
+                raise
+            return False
+        for part in parts:
             self._fifos[part.reader].append(part)
             self._ended[part.reader] = part.end or bool(part.faults)
+        return len(parts) > 0
 
     def _start_again(self, death: WorkerDeathError, record: Record) -> bool:
         """Have new workers go on from a record; False if there were too many deaths already."""

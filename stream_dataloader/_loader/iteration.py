@@ -197,7 +197,8 @@ class Iteration:
             own.append(None if part is None or part.end else part)
         if not course.ended:
             rules = course.dataset.rules
-            has_data = have_data(own, rules.padding_mode, rules.lanes)
+            late = sum(self._collector.late[course.readers])  # of one lane each
+            has_data = have_data(own, rules.padding_mode, rules.lanes, late)
             course.ended = not course.steps.delivers(course.progress.step, has_data)
         parts[course.readers] = [None] * len(own) if course.ended else own
 

@@ -135,7 +135,11 @@ class ActivityBoard(SharedFields):
 
 
 class Meters(SharedFields):
-    """The meters of a loader's workers, one for each of their threads."""
+    """The meters of a loader's workers, one for each of their threads.
+
+    Attributes:
+        taken: For each of them, how many of its parts batches have taken, which only those with `patience` count.
+    """
 
     def __init__(self, workers: Sequence[int], *, shared: bool = True) -> None:
         self._workers = workers
@@ -144,6 +148,7 @@ class Meters(SharedFields):
     def _lay_out(self, carve: Carver) -> None:
         self._numbers = carve(len(self._workers), _NUMBERS)
         self._events = carve(len(self._workers), _EVENTS, _WORDS)
+        self.taken = carve(len(self._workers))
 
     def of(self, reader: int) -> Meter:
         """A reader's meter."""

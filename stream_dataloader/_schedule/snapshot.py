@@ -182,8 +182,9 @@ class Progress:
         self._grants = tuple([lane.grant for lane in start.lanes])
         self._reserved = tuple([lane.reserved for lane in start.lanes])
         self._streams = {i: lane.stream for i, lane in enumerate(start.lanes) if lane.stream is not None}
-        whole = pack_progress([lane.progress for lane in start.lanes])
-        self._lanes: list[bytes] = [whole, *[b""] * (parts - 1)]
+        lanes = [pack_progress([lane.progress]) for lane in start.lanes]
+        # a reader of one lane may be late for the first step
+        self._lanes = lanes if parts == len(lanes) else [b"".join(lanes), *[b""] * (parts - 1)]
         self._keep()
 
     def _keep(self) -> None:

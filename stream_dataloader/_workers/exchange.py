@@ -17,16 +17,18 @@ import itertools
 import threading
 import time as clock
 from collections import deque
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import NamedTuple
 
 from stream_dataloader._assembly.part import Part
 from stream_dataloader._reading.reader import PartReader
+from stream_dataloader._schedule.rules import IntArray
 
 #: How many steps a thread of a worker reads before they are asked for. If steps of two lanes take 12 ms on average,
 #: exponentially distributed, a batch takes 20.8 ms with 1, 17.9 ms with 2 and 16.8 ms with 3.
 ROOM = 2
 
+_LOOK_SECONDS = 2e-3  # between looks at what batches have taken
 _FAREWELL_SECONDS = 4.0  # after a failure, to all threads together: it is raised though one of them hangs
 
 
@@ -38,11 +40,18 @@ class Failure(NamedTuple):
 
 
 class Exchange:
-    """Parts that were read and not taken yet; there is `room` for so many a worker."""
+    """Parts that were read and not taken yet; there is `room` for so many a worker.
 
-    def __init__(self, workers: int, room: int) -> None:
+    With `taken`, of how many parts of each worker batches were made, a part does not wait for those of others to be
+    taken; of a worker no more than `room` are that batches were not made of.
+    """
+
+    def __init__(self, workers: int, room: int, taken: IntArray | None = None) -> None:
         self.closed = False
         self._most = room
+        self._taken = taken
+        self.look_seconds = None if taken is None else _LOOK_SECONDS  # that changes without a word
+        self._given = [0] * workers if taken is None else taken.tolist()
         self._read: list[deque[Part | Failure]] = [deque() for _ in range(workers)]
         self._ended = [False] * workers
         lock = threading.RLock()  # one that `close` can take again, if garbage is collected while it is held
@@ -78,11 +87,14 @@ class Exchange:
 
     def _step_is_ready(self) -> bool:
         ready = True
-        for read, ended in zip(self._read, self._ended, strict=True):
-            if read and type(read[0]) is Failure:
+        for worker, (read, ended) in enumerate(zip(self._read, self._ended, strict=True)):
+            if read and (type(read[0]) is Failure or (self._taken is not None and self._has_credit(worker))):
                 return True
-            ready = ready and (bool(read) or ended)
+            ready = ready and (bool(read) or ended if self._taken is None else ended and not read)
         return ready
+
+    def _has_credit(self, worker: int) -> bool:
+        return self._taken is None or self._given[worker] < self._taken[worker] + self._most
 
     def take(self, seconds: float | None = None) -> list[Part] | Failure | None:
         """The next part of each worker that has not ended, or a failure; None after so many seconds.
@@ -93,12 +105,13 @@ class Exchange:
             if not self._ready.wait_for(self._step_is_ready, seconds):
                 return None
             parts: list[Part] = []
-            for read in self._read:
-                if read:
+            for worker, read in enumerate(self._read):
+                if read and (type(read[0]) is Failure or self._has_credit(worker)):
                     part = read.popleft()
                     if isinstance(part, Failure):
                         return part
                     parts.append(part)
+                    self._given[worker] += 1
             self._room.notify_all()
             return parts
 
@@ -133,7 +146,7 @@ def read_in_turn(readers: Sequence[PartReader]) -> Generator[list[Part], None, N
 
 
 def read_in_threads(
-    readers: Sequence[PartReader], exchange: Exchange, threads: list[threading.Thread]
+    readers: Sequence[PartReader], exchange: Exchange, threads: list[threading.Thread], is_over: Callable[[], bool]
 ) -> Generator[list[Part], None, None]:
     """The same, each reader read in a thread of its own, which is put into `threads`."""
     failed = True
@@ -144,11 +157,12 @@ def read_in_threads(
             thread.start()
             threads.append(thread)
         failed = False
-        while found := exchange.take():
+        while (found := exchange.take(exchange.look_seconds)) or (found is None and not is_over()):
             if isinstance(found, Failure):
                 failed = True
                 raise found.error
-            yield found
+            if found is not None:
+                yield found
     finally:
         exchange.close()
         join(threads, _FAREWELL_SECONDS if failed else None)

@@ -8,6 +8,7 @@ Guarantee: a worker that ends, or does not deliver, is an error that says which 
 
 from __future__ import annotations
 
+import math
 import os
 import time as clock
 from abc import ABC, abstractmethod
@@ -37,8 +38,10 @@ _REPORT_SECONDS = 10.0  # of a wait after which it is said whom it is for; then 
 class Feed(Protocol):
     """The parts of one iteration."""
 
-    def receive(self, step: int) -> Sequence[Part]:
+    def receive(self, step: int, seconds: float = math.inf) -> Sequence[Part]:
         """The next parts of any worker that has not ended; waits for them while `step` is being put together.
+
+        There are none if none came within so many seconds.
 
         Raises:
             WorkerError: A worker died, or none delivered in time.
@@ -67,7 +70,7 @@ class LocalFeed:
         self._left = 0  # how many have not been asked for their part of the step
         self.elsewhere: list[Feed] = [] if others is None else others.elsewhere
 
-    def receive(self, step: int) -> Sequence[Part]:
+    def receive(self, step: int, seconds: float = math.inf) -> Sequence[Part]:  # noqa: ARG002
         if step != self._step:
             self._step, self._left = step, len(self._readers)
         while self._left:
@@ -117,7 +120,8 @@ class Pool(ABC):
         self.board = ActivityBoard(work.readers, shared=shared)
         self.leases: SlotLeases | None = None
         self._messages = messages
-        self._transport = work.settings.transport
+        # slots are shared by all lanes' windows of a step, and who is late has another step than others
+        self._transport = work.settings.transport if work.settings.patience is None else "queue"
         self._otherwise = otherwise
         self._device: torch.device | None = None
 
@@ -196,11 +200,17 @@ class Crew(ABC):
         self.step = 0
         self._sources = [member.sources for member in work.members]
         self._patience = work.settings.timeout  # in which one of them has to get further; 0 has no limit
-        self.look_seconds = min(_LOOK_SECONDS, self._patience or _LOOK_SECONDS)
+        self.allowed = math.inf  # seconds that a wait may take
+
+    @property
+    def look_seconds(self) -> float:
+        """See `Watch`."""
+        return min(_LOOK_SECONDS, self._patience or _LOOK_SECONDS, self.allowed)
 
     def await_session(self) -> None:
         """Wait for parts of another session from now on."""
         self.late = False  # none of them got any further for too long
+        self.is_over = False  # a wait took as long as it may
         self._begin = clock.monotonic()
         self._seen = self._state()
         self._further = self._begin  # when one of them was seen to have got further
@@ -229,7 +239,8 @@ class Crew(ABC):
 
     def gives_up(self, waited_seconds: float) -> bool:
         """See `Watch`; a message may carry several steps, and each has its time."""
-        if self.died():
+        self.is_over = waited_seconds >= self.allowed and not self.died()
+        if self.is_over or self.died():
             return True
         now = clock.monotonic()
         if waited_seconds > self._report:

@@ -54,7 +54,9 @@ class Unanswered(BaseException):
 class Watch(Protocol):
     """Looks after those that write, while nothing comes."""
 
-    look_seconds: float
+    @property
+    def look_seconds(self) -> float:
+        """How long nothing may come before it is asked."""
 
     def gives_up(self, waited_seconds: float) -> bool:
         """Whether nothing is awaited any more; asked when a process has ended, and every `look_seconds`."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 import multiprocessing
 import time as clock
 from collections.abc import Callable, Iterator, Sequence
@@ -50,6 +51,7 @@ class WorkerPool(Pool):
         self.mailbox = Mailbox(count, messages)
         key = SessionKey(self.owner, -next(_pool_numbers), 0)
         self._parts = WorkerParts(work.members, work.readers, self.mailbox, key, work.tally.meters, self.board)
+        self._parts.are_paced = work.settings.patience is not None
         self._ending: Ending | None = None
         self._engage()
 
@@ -68,6 +70,7 @@ class WorkerPool(Pool):
         crew, settings = ProcessCrew(self.board, self.work, self.mailbox), self.work.settings
         if settings.num_workers:
             self._ending = Ending(self, crew.leave)
+        order: dict[str, Any] = {} if settings.patience is None else {"in_order": False}  # older ones do not know it
         self._dataloader: DataLoader[Any] = DataLoader(
             self._parts,
             batch_size=None,
@@ -78,6 +81,7 @@ class WorkerPool(Pool):
             prefetch_factor=settings.prefetch_factor if settings.num_workers else None,
             persistent_workers=settings.persistent_workers,
             multiprocessing_context=settings.multiprocessing_context,
+            **order,
         )
         self._context: BaseContext | None = self._dataloader.multiprocessing_context  # as the user gave it
         self.method = str((self._context or multiprocessing).get_start_method())
@@ -176,9 +180,9 @@ class WorkerFeed:
     def elsewhere(self) -> list[Feed]:
         return [self]
 
-    def receive(self, step: int) -> Sequence[Part]:
+    def receive(self, step: int, seconds: float = math.inf) -> Sequence[Part]:
         crew, message = self._crew, None
-        crew.step = step
+        crew.step, crew.allowed = step, seconds
         try:
             if self._iterator is not None:
                 message = next(self._iterator)
@@ -191,6 +195,8 @@ class WorkerFeed:
             self._dismiss()
             raise
         if message is None:  # said here, where no traceback holds torch's iterator
+            if crew.is_over:
+                return ()
             if not crew.late:
                 raise self._death(step, crew.died(or_ended=True))
             lateness = crew.lateness()

@@ -29,6 +29,7 @@ class WorkerSettings:
     max_restarts: int
     worker_method: WorkerMethod
     threads_per_worker: int
+    patience: float | None = None
 
     def __post_init__(self) -> None:
         options.choice("worker_method", self.worker_method, WorkerMethod)

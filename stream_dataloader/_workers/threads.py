@@ -10,6 +10,7 @@ iteration. A thread that is needed no more ends.
 from __future__ import annotations
 
 import functools
+import math
 import threading
 import time as clock
 from collections.abc import Callable, Sequence
@@ -65,7 +66,8 @@ class ThreadPool(Pool):
         self._sessions += 1
         pool = self._ready_slots()
         slots = Slots if pool is None else functools.partial(PooledSlots, pool, self._sessions)
-        exchange = Exchange(count, self._ahead)
+        taken = None if work.settings.patience is None else work.tally.meters.taken
+        exchange = Exchange(count, self._ahead, taken)
         self._exchanges[:] = [exchange]
         self.board = ActivityBoard(work.readers, shared=False)  # threads that were left alone have the one before
         readers: list[Callable[[], PartReader]] = []
@@ -161,11 +163,13 @@ class ThreadFeed(Crew):
     def elsewhere(self) -> list[Feed]:
         return [self]
 
-    def receive(self, step: int) -> Sequence[Part]:
-        self.step, begin = step, clock.monotonic()
+    def receive(self, step: int, seconds: float = math.inf) -> Sequence[Part]:
+        self.step, self.allowed, begin = step, seconds, clock.monotonic()
         try:
             while (found := self._exchange.take(self.look_seconds)) is None:
                 if self.gives_up(clock.monotonic() - begin):
+                    if self.is_over:
+                        return ()
                     raise self.lateness(". A thread cannot be ended: it is left alone until it comes back")
         except BaseException:  # Ctrl-C, or a timeout
             self._farewell_seconds, self._tells = _HURRIED_SECONDS, False

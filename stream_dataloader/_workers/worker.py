@@ -73,6 +73,7 @@ class WorkerParts(IterableDataset[Any]):
         self.starts: Sequence[Start] = ()  # of the first session in a process
         self._is_kept = False  # this process has read a session before
         self.recovery = NO_RECOVERY  # what is different after a worker died
+        self.are_paced = False  # parts are sent as they come, and not far ahead of batches
         self._threads: list[threading.Thread] = []  # with which this process read before
 
     def __getstate__(self) -> dict[str, Any]:
@@ -104,7 +105,7 @@ class WorkerParts(IterableDataset[Any]):
             mailbox, count = self._mailbox, 1
             mailbox.filled(worker_id, 0.0, 1)
             for number in itertools.count():
-                count = mailbox.steps_of(session, number, count)
+                count = 1 if self.are_paced else mailbox.steps_of(session, number, count)
                 begin = clock.monotonic()
                 steps = list(itertools.islice(read, count))
                 if not steps:
@@ -124,9 +125,10 @@ class WorkerParts(IterableDataset[Any]):
         self._is_kept = True
         dataset = self._members[member]
         recovery, self.recovery = self.recovery, self.recovery._replace(one_by_one=False)
-        threads = sum(reader.worker_id == worker_id for reader in self._readers)
-        in_threads = threads > 1 and not recovery.one_by_one
-        exchange = Exchange(threads, ROOM)
+        own = [number for number, reader in enumerate(self._readers) if reader.worker_id == worker_id]
+        in_threads = self.are_paced or (len(own) > 1 and not recovery.one_by_one)
+        taken = self._meters.taken[own[0] : own[-1] + 1] if self.are_paced else None
+        exchange = Exchange(len(own), ROOM, taken)
         reading = Reading(
             dataset.plan(),
             start,
@@ -142,13 +144,13 @@ class WorkerParts(IterableDataset[Any]):
             dataset.session_table,
             self._key._replace(iteration=session, member=member),
             worker_id,
-            lambda: exchange.closed or self._mailbox.closed(session),
+            is_over := lambda: exchange.closed or self._mailbox.closed(session),
             in_threads=in_threads,
         )
         if not in_threads:
             return read_in_turn(readers)
         self._threads = []
-        return read_in_threads(readers, exchange, self._threads)
+        return read_in_threads(readers, exchange, self._threads, is_over)
 
     def _most_steps(self, steps: int, parts: list[Part], message: Message) -> int:
         """How many steps a message like this one may carry: as the slots allow, and as its size does."""

@@ -104,7 +104,7 @@ class SimulatedFeed:
             worker.kill()
             self._noticed |= not noticed_late
 
-    def receive(self, step):
+    def receive(self, step, seconds):
         if step == self._step and self._loader.doomed is not None:  # some part of it is there
             self.kill(self._loader.doomed, noticed_late=False)
             self._loader.doomed = None
