@@ -146,16 +146,16 @@ def check_patience(value: Any, members: Sequence[Rules], workers: Sequence[int],
     number = seconds("patience", value)
     if any(rules.deterministic for rules in members):
         raise ValueError(
-            f"patience is {number:g} seconds, and who is late differs from run to run, while the dataset is "
-            "deterministic; build it with deterministic=False, or leave patience out"
+            f"patience is {number:g}, and the dataset is deterministic, while who is late differs from run to run; "
+            "build it with deterministic=False"
         )
     if 0 in workers:
         raise ValueError(
-            f"patience is {number:g} seconds, and num_workers is 0, so all lanes are read in turn, in the thread that "
-            'asks for batches; pass num_workers=1 or more, or worker_method="thread" as well'
+            f"patience is {number:g}, and num_workers is 0, so nobody reads while a batch waits; pass num_workers=1 or "
+            "more"
         )
-    if worker_method == "process" and torch.__version__ < "2.7":  # its loader keeps the order of workers
-        raise ValueError(f'with torch {torch.__version__} patience needs worker_method="thread"; processes need 2.7')
+    if worker_method == "process" and torch.__version__ < "2.7":  # its loader asks late workers too often
+        raise ValueError('patience needs torch 2.7, or worker_method="thread"')
     return number
 
 

@@ -93,9 +93,8 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
         threads_per_worker: With how many threads a worker process reads its lanes, for such streams: a process then
             serves many lanes with one copy of the program. A worker has no more threads than lanes.
         patience: Seconds that a batch waits for lanes that are late, once another lane is there; None waits for all. A
-            lane whose window is not whole by then is padded in this batch, and goes on with it in a later one. For live
-            and remote sources; needs workers, and `deterministic=False` of the dataset. Each lane is read by a thread
-            of its own: in its worker, or, with `worker_method="thread"`, in this process.
+            lane whose window is not whole by then is padded, and goes on with it in a later batch. For live and remote
+            sources; needs workers, and `deterministic=False` of the dataset. Each lane is read by its own thread.
 
     Raises:
         TypeError: The dataset is no `StreamDataset`, or an option is not the loader's; says where it belongs.

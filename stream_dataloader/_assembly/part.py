@@ -156,7 +156,7 @@ class PartDraft:
 
 
 def have_data(parts: Sequence[Part | None], padding_mode: PaddingMode, lanes: int, late: int = 0) -> bool:
-    """Whether a step belongs to the epoch, by all readers' parts; None for one that has ended, or its lane is late."""
+    """Whether a step belongs to the epoch, by all readers' parts; None for one that has ended or is late."""
     is_fresh, lanes_read = late > 0, late
     for part in parts:
         if part is not None:

@@ -33,13 +33,11 @@ class _Absent:
 
 
 _NO_INDICES = (
-    "it reads streams, not samples by index. Which source is read when follows from the dataset's shuffle=, schedule= "
-    "and seed=; set_epoch(e) sets the epoch's number; rank= and world_size=, or torch.distributed, share it among ranks"
+    "it reads streams, not samples by index; the dataset's shuffle=, schedule= and seed= say which, set_epoch(e) when"
 )
 _REBUILDS = (
-    "who asks for it (skip_first_batches and prepare_data_loader of accelerate) would build a torch DataLoader anew. "
-    "With accelerate, use integrations.accelerate.prepare. To skip batches, load a state with load_state_dict(); "
-    'whether an epoch ends at the first idle lane is padding_mode="drop"'
+    "who asks for it (accelerate) would build a torch DataLoader anew: use integrations.accelerate.prepare. To skip "
+    'batches: skip(n), load_state_dict(); whether an epoch ends at the first idle lane is padding_mode="drop"'
 )
 
 
@@ -56,7 +54,7 @@ class TorchAttributes:
 
     @property
     def prefetch_factor(self) -> int | None:
-        """Number of messages, each of one batch or several, that workers read ahead; None without workers."""
+        """Number of messages that workers read ahead; None without workers."""
         return (self._settings.prefetch_factor or 2) if self.num_workers else None
 
     @property
@@ -87,7 +85,7 @@ class TorchAttributes:
 
     @property
     def worker_init_fn(self) -> Callable[[int], Any] | None:
-        """Called in each worker when it starts, with its id. Another one is for workers of the next iteration on."""
+        """Called in each worker when it starts, with its id; may be set, for the next iteration."""
         return self._settings.worker_init_fn
 
     @worker_init_fn.setter
@@ -123,7 +121,7 @@ _LIMITING = "lightning.utilities.combined_loader"
 class KeptLength:
     """Warns once when Lightning is about to cut an epoch by the length of another.
 
-    Lightning keeps the length that it was told first. So it looks at who asks: at the names of two modules.
+    It looks at who asks: at the names of two modules.
     """
 
     def __init__(self) -> None:

@@ -42,7 +42,7 @@ class StepCollector:
         self._deaths: Counter[tuple[int, int, int]] = Counter()  # by suspect, which is a member's
         self._killers: dict[tuple[int, int], int] = {}
         self._patience = work.settings.patience
-        self.late = [False] * len(self.readers)  # has no part for the step, as it did not come in time
+        self.late = [False] * len(self.readers)  # its part did not come in time
 
     def start(self, record: Record, recovery: Recovery = NO_RECOVERY) -> bool:
         if (feed := self._begin(record, recovery)) is None:
@@ -75,19 +75,27 @@ class StepCollector:
         return parts
 
     def _await(self, epoch: Epoch, patience: float) -> None:
-        """Wait for a part of each reader, but `patience` seconds at most once one of them makes a batch."""
+        """Wait for all readers' parts, but only so long once one makes a batch."""
         until = math.inf
-        while any(late := [not fifo and not ended for fifo, ended in zip(self._fifos, self._ended, strict=True)]):
-            until = min(until, clock.monotonic() + patience) if self._makes_batch() else math.inf
-            if not self._receive(epoch, max(until - clock.monotonic(), 0.0)) and self._makes_batch():
+        while any(late := self._without_part()):
+            if not self._makes_batch():
+                until = math.inf
+            elif until == math.inf:
+                until = clock.monotonic() + patience
+            left = max(until - clock.monotonic(), 0.0)
+            if not self._receive(epoch, left) and self._makes_batch():
                 break  # else a worker died, and new ones begin
         self.late = late
+
+    def _without_part(self) -> list[bool]:
+        states = zip(self._fifos, self._ended, strict=True)
+        return [not fifo and not ended for fifo, ended in states]
 
     def _makes_batch(self) -> bool:
         return any(fifo and fifo[0].fresh for fifo in self._fifos)
 
     def _receive(self, epoch: Epoch, seconds: float = math.inf) -> bool:
-        """Take in what comes next; False if nothing does, or a worker died and all of it comes again."""
+        """Take in what comes next; False if nothing did, or all comes anew as a worker died."""
         try:
             parts = self.feed.receive(epoch.step, seconds)
         except WorkerDeathError as death:

@@ -36,7 +36,7 @@ _KEPT_RECORDS = 64  # trainers fetch ahead: the state can be had as of so many b
 
 
 class Member:
-    """What a loader knows of a member from one epoch to the next; `length` is that of an endless run's epochs."""
+    """What a loader knows of a member over all epochs; `length` is that of an endless run's."""
 
     def __init__(self, dataset: StreamDataset, ranks: Ranks, length: int | None) -> None:
         self.ranks = ranks

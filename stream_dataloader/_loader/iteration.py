@@ -1,8 +1,7 @@
 """One epoch being read: makes batches of the parts of all workers, and knows where it ends.
 
 Guarantees: a step is delivered if and only if its mask has a step set (with `"drop"`, also no lane may idle). An error
-is raised in place of the batch it belongs to, that of the lowest lane first. An iteration that is dropped ends soon
-afterwards, by a thread (`_memory/endings.py`). Streams that were read here, without workers, go as objects do.
+is raised in place of the batch it belongs to, that of the lowest lane first. An iteration that is dropped ends soon.
 """
 
 from __future__ import annotations
@@ -189,7 +188,7 @@ class Iteration:
         return parts
 
     def _take(self, course: Course, parts: list[Part | None]) -> None:
-        """Put what is delivered of a member in place of what its readers sent, or find that it has ended."""
+        """Leave what is delivered of what a member's readers sent, or find that it has ended."""
         own: list[Part | None] = []
         for part in parts[course.readers]:
             if part is not None and part.failures and not course.ended:

@@ -202,7 +202,7 @@ def _nothing() -> None:
 
 
 def _begin_again(starter: Callable[[], Starter | None], *how: Any) -> Feed | None:
-    """Begin to read from a record, unless the loader is gone, which a run that is kept must not hold."""
+    """Begin to read from a record, unless the loader is gone."""
     found = starter()
     return None if found is None else found._read(*how)
 
@@ -210,6 +210,6 @@ def _begin_again(starter: Callable[[], Starter | None], *how: Any) -> Feed | Non
 def _check_counted(place: Snapshot | None) -> None:
     if place is not None and (lane := uncounted_lane(place)) is not None:
         raise StateError(
-            f"lane {lane} stands in a stream whose time steps were not counted: the state was saved by a loader with a "
-            "collate_fn; load it into one with a collate_fn, or read the epoch from its beginning"
+            f"lane {lane} stands in a stream whose time steps were not counted, as the loader had a collate_fn; load "
+            "the state into one that has"
         )

@@ -52,7 +52,7 @@ class Activity(NamedTuple):
 
     @property
     def suspects(self) -> frozenset[tuple[int, int]]:
-        """Whom to blame if it died: the source it read, with the time, and the one it opened, at whatever time."""
+        """Whom to blame if it died: the source it read, with the time, and the one it opened."""
         read = {(self.source, self.time)} if self.source >= 0 and self.time >= 0 else set()
         return frozenset(read | ({(self.opening, -1)} if self.opening >= 0 else set()))
 
@@ -138,7 +138,7 @@ class Meters(SharedFields):
     """The meters of a loader's workers, one for each of their threads.
 
     Attributes:
-        taken: For each of them, how many of its parts batches have taken, which only those with `patience` count.
+        taken: With `patience`, how many parts of each of them batches have taken.
     """
 
     def __init__(self, workers: Sequence[int], *, shared: bool = True) -> None:

@@ -105,8 +105,6 @@ class Assignment(NamedTuple):
 class Pool(ABC):
     """The workers of one loader; of the process that built it alone.
 
-    They fill slots of shared memory; without such memory batches come in another way, with a warning.
-
     Args:
         work: What they read.
         messages: How many messages of theirs may be on their way.
@@ -120,8 +118,9 @@ class Pool(ABC):
         self.board = ActivityBoard(work.readers, shared=shared)
         self.leases: SlotLeases | None = None
         self._messages = messages
-        # slots are shared by all lanes' windows of a step, and who is late has another step than others
-        self._transport = work.settings.transport if work.settings.patience is None else "queue"
+        self._transport = work.settings.transport
+        if work.settings.patience is not None:
+            self._transport = "queue"  # a slot is for the lanes of one step, and who is late has another
         self._otherwise = otherwise
         self._device: torch.device | None = None
 
@@ -193,7 +192,7 @@ class Pool(ABC):
 
 
 class Crew(ABC):
-    """The workers that one waits for: knows who they are, how long one waits, and on whom."""
+    """Knows for whom one waits, and how long."""
 
     def __init__(self, board: ActivityBoard, work: Assignment) -> None:
         self.board = board

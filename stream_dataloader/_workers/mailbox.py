@@ -1,8 +1,7 @@
 """What the processes of one loader say to each other in memory that all see, beside parts and requests.
 
-The main process says which session workers are to read, and whether it has ended; workers say that they have come, and
-what they are done with. All workers of a session put the same steps into their n-th messages: one, or several where
-steps are cheap, as the first worker to begin a message decides by how long the last ones took.
+All workers of a session put the same steps into their n-th messages: one, or several where steps are cheap, as the
+first worker to begin a message decides.
 
 Guarantees: each value is written by one side only, but for what is decided together, under a lock. A message takes a
 few milliseconds to fill, or carries one step.
@@ -31,8 +30,7 @@ def steps_of_next(steps: int, slowest_seconds: float, most: int) -> int:
 class Mailbox(SharedFields):
     """What a loader's workers and its main process know of each other; `messages` may be on their way.
 
-    Sessions are numbered from 1. A worker that is kept counts them itself. It may still look at one when the next is
-    announced, so the last few stay readable.
+    Sessions are numbered from 1. A worker that is kept may still look at one when the next is announced.
     """
 
     def __init__(self, workers: int, messages: int) -> None:

@@ -1,7 +1,4 @@
-"""The worker processes of one loader: torch's, which starts them, asks them in turn and takes their parts in.
-
-A `Mailbox` says which iteration workers read, also to those that are kept from the one before; what runs in a
-worker is in `worker`.
+"""The worker processes of one loader: torch starts them, asks them in turn and takes their parts in.
 
 Guarantee: workers that died are replaced, all together with the memory they shared.
 """
@@ -70,7 +67,9 @@ class WorkerPool(Pool):
         crew, settings = ProcessCrew(self.board, self.work, self.mailbox), self.work.settings
         if settings.num_workers:
             self._ending = Ending(self, crew.leave)
-        order: dict[str, Any] = {} if settings.patience is None else {"in_order": False}  # older ones do not know it
+        order: dict[str, Any] = {}  # which older versions do not have
+        if settings.patience is not None:
+            order["in_order"] = False
         self._dataloader: DataLoader[Any] = DataLoader(
             self._parts,
             batch_size=None,
@@ -187,7 +186,7 @@ class WorkerFeed:
             if self._iterator is not None:
                 message = next(self._iterator)
         except StopIteration:
-            raise WorkerError(f"the workers ended before the epoch did, at step {step}: a bug in the loader") from None
+            raise WorkerError(f"the workers ended before the epoch, at step {step}: a bug in the loader") from None
         except Unanswered:
             pass
         except BaseException:

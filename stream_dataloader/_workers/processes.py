@@ -3,7 +3,7 @@
 - Ctrl-C is for the main process, which ends the workers: they start with SIGINT blocked.
 - A worker whose main process died ends itself, also if it is stuck in user code.
 - A worker says when it is done; one that exits before, with whatever status, is a death.
-- torch ends workers in a `__del__`, which swallows interrupts. So they end in a thread of their own.
+- They end in a thread of their own: torch ends them in a `__del__`.
 """
 
 from __future__ import annotations

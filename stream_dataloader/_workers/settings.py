@@ -1,4 +1,4 @@
-"""`WorkerSettings`: what workers are started with, checked; and what else a loader is given that is to be checked."""
+"""What a loader is given for its workers, checked."""
 
 from __future__ import annotations
 
@@ -49,32 +49,20 @@ class WorkerSettings:
             self._check_for_threads()
         elif self.threads_per_worker > 1 and not self.num_workers:
             raise ValueError(
-                f"threads_per_worker is {self.threads_per_worker}, and num_workers is 0, so there is no worker to have "
-                'threads; pass num_workers=1 or more, or worker_method="thread" with num_workers for threads of this '
-                "process"
+                f"threads_per_worker is {self.threads_per_worker}, and num_workers is 0; pass num_workers=1 or more, "
+                'and worker_method="thread" for threads of this process'
             )
 
     def _check_for_threads(self) -> None:
-        if self.multiprocessing_context is not None:
-            raise ValueError(
-                f'multiprocessing_context is {shorten(self.multiprocessing_context)}, and worker_method="thread" '
-                "starts no process; leave out one of them"
-            )
+        for name, default, why in (
+            ("multiprocessing_context", None, "starts no process"),
+            ("threads_per_worker", 1, "counts threads as workers: raise num_workers"),
+            ("max_restarts", 0, "has no workers that die alone; for streams that break there is retries="),
+        ):
+            if (given := getattr(self, name)) != default:
+                raise ValueError(f'{name} is {shorten(given)}, and worker_method="thread" {why}; leave it out')
         if self.transport == "queue":
-            raise ValueError(
-                'transport is "queue", which is a way between processes, and worker_method="thread" starts none: '
-                "threads write into the batch's memory; leave out one of them"
-            )
-        if self.threads_per_worker > 1:
-            raise ValueError(
-                f'threads_per_worker is {self.threads_per_worker}, and worker_method="thread" has workers that are '
-                "threads themselves: num_workers counts them; leave threads_per_worker out and raise num_workers"
-            )
-        if self.max_restarts:
-            raise ValueError(
-                f'max_restarts is {self.max_restarts}, and worker_method="thread" has no workers that can die alone; '
-                'leave it out, or use worker_method="process"; for streams that break there is retries= of the dataset'
-            )
+            raise ValueError('transport is "queue", a way between processes, and worker_method="thread" starts none')
 
 
 def check_dataset(dataset: Any) -> Any:

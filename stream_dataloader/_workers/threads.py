@@ -1,6 +1,4 @@
-"""The workers of one loader as threads of this process: one copy of the program, and batches that nobody sends.
-
-They read as worker processes do, into the same kind of slots; nobody can end them.
+"""The workers of one loader as threads of this process, so that nobody sends batches.
 
 Guarantees: a thread opens, reads and closes its streams itself. What it fails with is raised at its own step. One that
 does not come to an end in time is left alone, with a warning: memory that it may still write to is given to no other
@@ -137,7 +135,7 @@ def _work(number: int, init: Callable[[int], Any] | None, tasks: _Tasks) -> None
 
 
 class ThreadFeed(Crew):
-    """One iteration over the parts of a pool's threads; see `Feed`. None of them dies by itself, or is stopped."""
+    """One iteration over the parts of a pool's threads; see `Feed`."""
 
     def __init__(
         self, exchange: Exchange, jobs: Sequence[Job], slot: Callable[[int], Slot | None], pool: ThreadPool

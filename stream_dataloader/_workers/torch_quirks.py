@@ -39,7 +39,7 @@ def iterator_of(dataloader: DataLoader[Any]) -> Iterator[Any]:
 
 
 def _make_endable(error: BaseException, num_workers: int) -> None:
-    """Give an iterator whose start an error interrupted what its `__del__` reads, which ends the workers it has."""
+    """Give an iterator whose start an error interrupted what its `__del__` reads."""
     for frame, _ in traceback.walk_tb(error.__traceback__):
         if frame.f_code is iterator_of.__code__:
             continue  # it has the error among its locals: to read them would make a circle, and the `__del__` late
@@ -48,10 +48,7 @@ def _make_endable(error: BaseException, num_workers: int) -> None:
 
 
 def shut_down(iterator: Any) -> None:
-    """End the workers of an iterator of torch's, and have it do nothing where it goes.
-
-    An error may still hold it, and let it go in the main thread, where its `__del__` would wait for workers.
-    """
+    """End the workers of torch's iterator, whose `__del__` would wait for them in any thread."""
     if (end_workers := getattr(iterator, "_shutdown_workers", None)) is not None:
         end_workers()
         vars(iterator).clear()
@@ -67,7 +64,7 @@ _iterators: WeakItems[Any] = WeakItems()
 
 
 def _leave_to_parent() -> None:
-    """Leave workers to the process that started them: torch ends them with their iterator, Python at its own end."""
+    """Leave workers to the process that started them: torch and Python would end them."""
     for iterator in _iterators:
         iterator._shutdown = True
         process._children.difference_update(getattr(iterator, "_workers", ()))  # type: ignore[attr-defined]
@@ -89,9 +86,9 @@ def bare_store(store: Any) -> Any:
 
 
 def preload_forkserver() -> None:
-    """Have the server that workers are forked from import the library, and torch with it, once for all workers.
+    """Have the server that workers are forked from import the library once, which takes seconds.
 
-    Workers would each take seconds for it. A server that runs already, and the user's own list, are left as they are.
+    A server that runs already, and the user's own list, are left as they are.
     """
     server: Any = forkserver._forkserver
     if getattr(server, "_preload_modules", None) == ["__main__"]:  # multiprocessing's own
@@ -99,11 +96,7 @@ def preload_forkserver() -> None:
 
 
 def shared_folder() -> str | None:
-    """The folder in which multiprocessing keeps the sockets of this process, and of the workers it starts from now on.
-
-    Each worker would have one of its own, which is left behind when it is killed. None if another process may have made
-    it.
-    """
+    """Where multiprocessing keeps sockets, of workers too; None if another process may have made it."""
     global _folder
     known = multiprocessing.current_process()._config.get("tempdir")  # type: ignore[attr-defined]
     if known is None:

@@ -40,7 +40,7 @@ class Arrived(NamedTuple):
 
 
 def _arrive(pickled: bytes) -> Arrived:
-    """Unpickle a message on arrival: large items are fetched from the process that sent it, which may end soon."""
+    """Unpickle a message on arrival: its sender, of which large items are fetched, may end soon."""
     try:
         return Arrived(pickle.loads(pickled))
     except Exception as error:
