@@ -199,6 +199,12 @@ def test_a_column_marks_where_sequences_begin_in_a_shard(rows):
     assert torch.equal(batch.data["state"][:, 0], torch.tensor(rows["state"][:]))
 
 
+@pytest.mark.parametrize(("source", "start"), [((0, -1, None), 0), (0, -1), ((0, 5, 3), 0), ((0, 1, 3), 4)])
+def test_a_part_that_a_shard_cannot_have_is_an_error(source, start):
+    with pytest.raises(ValueError, match="IterableDataset, stream 0"):
+        stores.open(forward(), columns=["text"]).open_stream(source, start=start)
+
+
 def test_a_loader_of_shards_resumes_with_another_number_of_workers(rows):
     def loader(workers):
         opened = stores.open(rows.to_iterable_dataset(num_shards=3).shuffle(seed=0, buffer_size=8), columns=["state"])

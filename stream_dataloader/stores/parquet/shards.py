@@ -34,6 +34,10 @@ class _Shards:
     fingerprint: str
     lengths: None = None
 
+    @property
+    def keys(self) -> range:
+        return range(self.count)
+
     def __len__(self) -> int:
         return self.count
 
@@ -59,11 +63,11 @@ class ShardStore(ParquetStore):
         raise StoreError(f"{self.path} has no random access, for deltas=")
 
     def __call__(self, source: Any, *, start: int = 0) -> Any:
-        number, first, stop = self._section(source)
-        return _Shard(self, number, first, start, math.inf if stop is None else stop)
-
-    def key(self, number: int) -> str:
-        return str(self._check_number(number))
+        number, first, given = self._section(source)
+        stop = math.inf if given is None else given
+        if not 0 <= first <= first + start <= stop:
+            raise ValueError(f"{self.name_of(number)}: no items {first + start} to {stop}")
+        return _Shard(self, number, first, start, stop)
 
     def metadata(self, number: int) -> Mapping[str, Any]:
         return {"shard": self._check_number(number)}
