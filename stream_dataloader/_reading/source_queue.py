@@ -19,7 +19,7 @@ from stream_dataloader._schedule.order import Order
 from stream_dataloader._schedule.rules import NEVER, NONE, PENDING, Rules
 
 _FIRST_WAIT_SECONDS = 20e-6
-_LONGEST_WAIT_SECONDS = 1e-3
+_USUAL_WAIT_SECONDS, _LONGEST_WAIT_SECONDS = 1e-3, 10e-3
 _LIVENESS_SECONDS = 0.5
 
 
@@ -197,14 +197,16 @@ class SessionQueue(SourceQueue):
             self._row.status[self._worker] = LEFT
 
     def _poll(self, condition: Callable[[], bool]) -> None:
-        delay, next_look = _FIRST_WAIT_SECONDS, clock.monotonic() + _LIVENESS_SECONDS
+        begun = clock.monotonic()
+        delay, next_look = _FIRST_WAIT_SECONDS, begun + _LIVENESS_SECONDS
         while not condition():
             if self._is_over() or (self._row.status == LEFT).any():
                 raise Abandoned
-            if clock.monotonic() > next_look:
+            if (now := clock.monotonic()) > next_look:
                 next_look += _LIVENESS_SECONDS
                 running = self._row.pid[self._row.status == RUNNING]
                 if not all(is_alive(int(pid)) for pid in running):
                     raise Abandoned
             clock.sleep(delay)
-            delay = min(1.5 * delay, _LONGEST_WAIT_SECONDS)
+            # who waits for long looks less often: a hundredth later than could be
+            delay = min(1.5 * delay, max(_USUAL_WAIT_SECONDS, (now - begun) / 100), _LONGEST_WAIT_SECONDS)
