@@ -65,7 +65,7 @@ class ShardStore(ParquetStore):
     def __call__(self, source: Any, *, start: int = 0) -> Any:
         number, first, given = self._section(source)
         stop = math.inf if given is None else given
-        if not 0 <= first <= first + start <= stop:
+        if not first <= first + start <= stop:
             raise ValueError(f"{self.name_of(number)}: no items {first + start} to {stop}")
         return _Shard(self, number, first, start, stop)
 
