@@ -63,6 +63,7 @@ class TokenStore(Store):
     """
 
     format: ClassVar[str] = "token"
+    open_early: ClassVar[bool] = False  # a stream is a view of a file that is there
 
     def __init__(
         self,
