@@ -50,7 +50,7 @@ def test_a_process_that_fails_ends_the_others(together, end):
 
 
 def test_programs_start_threads_and_processes_by_this_module_alone():
-    """Pools raise what their tasks raise; the thread of `all` only shows what a program says, that of `scheduling` serves."""
+    """Pools raise what their tasks raise; the threads of `all` and `scheduling` show and serve something."""
     found = set()
     for path in (ROOT / "benchmarks").glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
