@@ -141,7 +141,9 @@ def num_workers(value: Any, lanes: int) -> int:
     return min(number, lanes)
 
 
-def check_patience(value: Any, members: Sequence[Rules], workers: Sequence[int], worker_method: str) -> float:
+def check_patience(
+    value: Any, members: Sequence[Rules], workers: Sequence[int], worker_method: str, transport: str
+) -> float:
     """`patience`, which needs workers that nobody waits for."""
     number = seconds("patience", value)
     if any(rules.deterministic for rules in members):
@@ -153,6 +155,10 @@ def check_patience(value: Any, members: Sequence[Rules], workers: Sequence[int],
         raise ValueError(
             f"patience is {number:g}, and num_workers is 0, so nobody reads while a batch waits; pass num_workers=1 or "
             "more"
+        )
+    if transport == "shared_memory":
+        raise ValueError(
+            f"patience is {number:g}, with which lanes come by themselves, in messages; leave transport out"
         )
     if worker_method == "process" and torch.__version__ < "2.7":  # its loader asks late workers too often
         raise ValueError('patience needs torch 2.7, or worker_method="thread"')

@@ -141,7 +141,7 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
         self._workers = workers_of(num_workers, self.dataset)
         if patience is not None:
             rules = [member.rules for member in members]
-            patience = options.check_patience(patience, rules, self._workers, worker_method)
+            patience = options.check_patience(patience, rules, self._workers, worker_method, transport)
             if worker_method == "thread":
                 self._workers = [member.batch_size for member in members]
             else:

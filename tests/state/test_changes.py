@@ -104,8 +104,8 @@ def test_a_longer_list_joins_behind_what_is_left(change, more, known):
     assert read(loaded(longer, state, THREAD, **options), len(rest)) == rest
 
 
-def of(**options):
-    return CASE.dataset(**{"lengths": LENGTHS, "padding_mode": "zeros"} | options)
+def of(case=CASE, **options):
+    return case.dataset(**{"lengths": case.lengths} | options)
 
 
 def windows(source):
@@ -157,7 +157,8 @@ def items(batches):
     return sorted(found)
 
 
-ITEMS = [(source, position) for source, length in enumerate(LENGTHS) for position in range(length)]
+LONGER = replace(CASE, lengths=[*LENGTHS, 5, 1, 12, 3])
+ITEMS, MORE = ([(n, i) for n, length in enumerate(case.lengths) for i in range(length)] for case in (CASE, LONGER))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -166,15 +167,15 @@ def test_every_kind_of_dataset_reads_each_item_once(kind, lanes, number):
     before = StreamDataLoader(of(**KINDS[kind]), 2)
     head = list(itertools.islice(before, 3))
     state = before.state_dict()
-    loader = StreamDataLoader(of(**KINDS[kind], batch_size=lanes), number)
+    loader = StreamDataLoader(of(LONGER, **KINDS[kind], batch_size=lanes), number)
     with pytest.raises(StateError, match="batch_size"):
         loader.load_state_dict(state)
-    loader.load_state_dict(state, changes="batch_size")
+    loader.load_state_dict(state, changes=["batch_size", "sources"])
     iterator = iter(loader)
     middle = list(itertools.islice(iterator, 2))
-    again = StreamDataLoader(of(**KINDS[kind], batch_size=3))
+    again = StreamDataLoader(of(LONGER, **KINDS[kind], batch_size=3))
     again.load_state_dict(loader.state_dict(), changes=["batch_size"])
-    assert items([*head, *middle, *again]) == items([*head, *middle, *iterator]) == ITEMS
+    assert items([*head, *middle, *again]) == items([*head, *middle, *iterator]) == MORE
 
 
 def test_groups_change_each_for_itself():

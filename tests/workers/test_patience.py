@@ -278,7 +278,12 @@ def test_members_side_by_side():
 
 @pytest.mark.parametrize(
     ("options", "of_dataset"),
-    [({"num_workers": 0}, {}), ({"num_workers": 1}, {"deterministic": True}), ({"num_workers": 1, "patience": -1}, {})],
+    [
+        ({"num_workers": 0}, {}),
+        ({"num_workers": 1}, {"deterministic": True}),
+        ({"num_workers": 1, "patience": -1}, {}),
+        ({"num_workers": 1, "transport": "shared_memory"}, {}),
+    ],
 )
 def test_what_cannot_be(options, of_dataset):
     with pytest.raises(ValueError, match="patience is"):
