@@ -147,6 +147,8 @@ def cpu_seconds() -> float:
 
 def rate(batches: Callable[[], Iterator[Any]], cores: int, count: int) -> Rate:
     """From about the tenth batch on, when workers run and memory was used before."""
+    while multiprocessing.active_children():  # workers of the round before
+        time.sleep(0.01)
     iterator, items = batches(), count * TIME_STEPS * LANES
     for _ in itertools.islice(iterator, max(10, count // 5)):
         pass
