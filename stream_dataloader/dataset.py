@@ -20,9 +20,10 @@ from stream_dataloader._memory.pickling import by_value, spawning
 from stream_dataloader._reading.lists import SourceList, SourceLists
 from stream_dataloader._reading.plan import ReadingPlan
 from stream_dataloader._reading.sessions import SessionTable
-from stream_dataloader._schedule.replay import count_steps, steps_of_groups
+from stream_dataloader._schedule.replay import count_steps, steps_behind, steps_of_groups
 from stream_dataloader._schedule.rules import IntArray, Rules
-from stream_dataloader._schedule.sections import Cuts
+from stream_dataloader._schedule.sections import Cuts, Lengths
+from stream_dataloader._schedule.snapshot import Snapshot
 from stream_dataloader.batch import StreamBatch
 from stream_dataloader.protocols import OnError, PaddingMode, Schedule, StreamFactory, Windows
 from stream_dataloader.sectioning import Sections, check_sections
@@ -295,20 +296,33 @@ class StreamDataset(IterableDataset[StreamBatch]):
         other.cuts = None if self.cuts is None else self.cuts.under(rules.seed)
         return other
 
-    def steps_of_groups(self, epoch: int) -> list[int]:
-        """For how many steps of an epoch each group has something to read; with `"drop"`, for all of its lanes."""
+    def _scheduled_lengths(self) -> Lengths:
+        """Those by which batches are counted."""
         if self.rules.padding_mode == "cycle":
             raise TypeError('padding_mode="cycle" has no len(); pass batches_per_epoch= to the loader')
         lengths = self.plan().scheduled_lengths
         if lengths is None or not self.source_lists.knows_lengths:
             raise TypeError("the number of batches is not known; pass lengths= to StreamDataset")
+        return lengths
+
+    def steps_of_groups(self, epoch: int) -> list[int]:
+        """For how many steps of an epoch each group has something to read; with `"drop"`, for all of its lanes."""
+        lengths = self._scheduled_lengths()
         if self._steps is None or self._steps[0] != epoch:
             self._steps = epoch, steps_of_groups(self.rules, epoch, lengths)
         return self._steps[1]
 
-    def steps_of(self, epoch: int) -> int:
-        """Number of batches of an epoch; a `TypeError` without `lengths`, or without an end."""
-        return count_steps(self.rules, self.steps_of_groups(epoch))
+    def steps_of(self, epoch: int, changed: Snapshot | None = None) -> int:
+        """Number of batches of an epoch; a `TypeError` without `lengths`, or without an end.
+
+        Args:
+            changed: A place in it, if it goes on under other options than it began with.
+        """
+        if changed is None:
+            return count_steps(self.rules, self.steps_of_groups(epoch))
+        if self.rules.groups.count < self.rules.groups.total:
+            raise TypeError("the number of batches depends on where all ranks stand, as options were changed")
+        return steps_behind(changed, self.rules, epoch, self._scheduled_lengths())
 
     def __iter__(self) -> Iterator[StreamBatch]:
         """Iterate over the parts of this process's lanes, with torch's own `DataLoader` or without.

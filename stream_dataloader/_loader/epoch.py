@@ -28,7 +28,7 @@ from stream_dataloader._schedule.position import EpochPlace, EpochsOfRun
 from stream_dataloader._schedule.replay import has_rest
 from stream_dataloader._schedule.rules import Rules
 from stream_dataloader._schedule.saved_state import LoadedState, plain_epoch, to_plain
-from stream_dataloader._schedule.snapshot import PackedSnapshot, Progress, nothing_left
+from stream_dataloader._schedule.snapshot import PackedSnapshot, Progress, Snapshot, nothing_left
 from stream_dataloader.dataset import StreamDataset
 from stream_dataloader.errors import FailureLimitError, StreamError
 
@@ -64,13 +64,14 @@ class Member:
         rules, lists = plan.rules, plan.lists
         if not lists.knows_lengths or rules.padding_mode == "cycle":
             return False
-        place = record.unpack(rules)
         if not self.ranks.alone or rules.padding_mode == "drop":
-            steps = known_count(self.ranks.reading, epoch, place)  # for all ranks, if no stream can change it
+            changed = record.unpack_changed(rules)
+            steps = known_count(self.ranks.reading, epoch, changed)  # for all ranks, if no stream can change it
             return steps is not None and record.step >= steps
         to_come = sum(max(0, share - cursor) for share, cursor in zip(rules.shares, record.cursors, strict=True))
         if rules.mix is None and to_come > lists.most_empty:
             return False
+        place = record.unpack(rules)
         growth = () if place.changed is None else place.changed.growth
         if self._order is None or self._order[:3] != (rules, epoch, growth):
             self._order = rules, epoch, growth, Order(rules, epoch, plan.scheduled_lengths, place)
@@ -170,6 +171,11 @@ class Epoch:
     def hold(self, batch: bool, end: bool) -> None:
         """Say what was taken and not handed out yet: the last batch, the epoch's end."""
         self.is_ahead, self._end_held = batch, end
+
+    @property
+    def changed(self) -> list[Snapshot | None]:
+        """Where members stand for which it began under other options."""
+        return [course.progress.last.unpack_changed(course.dataset.rules) for course in self.courses]
 
     @property
     def end_is_ahead(self) -> bool:

@@ -249,7 +249,7 @@ class LoaderPosition:
     def state_of(self, epoch: Epoch, record: Record) -> dict[str, Any]:
         """The state at a place in an epoch; at its end, that of the next one's beginning."""
         at = None if epoch.epochs is None else epoch.epochs.at(record.step)
-        count = None if self._sides is None else self._sure_count(epoch.number)
+        count = None if self._sides is None else self._sure_count(epoch)
         is_end = count is not None and record.step >= count
         states = []
         for course, own in zip(epoch.courses, record.members, strict=True):
@@ -269,31 +269,27 @@ class LoaderPosition:
 
     def count(self, epoch: int) -> int:
         """Number of batches of an epoch; raises TypeError if it is not known."""
-        steps = [member.ranks.reading.steps_of for member in self.members]
-        if self._sides is not None:
-            return self._sides.count(lambda number: steps[number](epoch))
-        count, place = steps[0](epoch), self._place_in(epoch)
-        if place is None or place.changed is None:
-            return count
-        rest = known_count(self.members[0].ranks.reading, epoch, place)
-        if rest is None:
-            raise TypeError("the number of batches of an epoch whose options were changed is not known on a rank alone")
-        return rest
-
-    def _place_in(self, epoch: int) -> Snapshot | None:
-        """A place in an epoch that is being read, or comes next."""
-        if self.epoch is not None and not self.epoch.over and self.epoch.number == epoch:
-            (course,) = self.epoch.courses
-            return None if (own := self.epoch.last.members[0]) is None else course.start(own).resume
-        coming, place = self._coming()
-        return place.starts[0].resume if coming.run == epoch else None
-
-    def _sure_count(self, epoch: int) -> int | None:
-        """The same for members side by side, if no stream may change it; None otherwise."""
-        assert self._sides is not None
+        changed = self._changed_in(epoch)
 
         def steps(number: int) -> int:
-            count = known_count(self.members[number].ranks.reading, epoch)
+            return self.members[number].ranks.reading.steps_of(epoch, changed[number])
+
+        return steps(0) if self._sides is None else self._sides.count(steps)
+
+    def _changed_in(self, epoch: int) -> list[Snapshot | None]:
+        """Where members stand in an epoch that is read, or comes next, if it began for them under other options."""
+        if self.epoch is not None and not self.epoch.over and self.epoch.number == epoch:
+            return self.epoch.changed
+        places = [start.resume if start.epoch == epoch else None for start in self._coming()[1].starts]
+        return [None if place is None or place.changed is None else place for place in places]
+
+    def _sure_count(self, epoch: Epoch) -> int | None:
+        """The same for members side by side, if no stream may change it; None otherwise."""
+        assert self._sides is not None
+        changed = epoch.changed
+
+        def steps(number: int) -> int:
+            count = known_count(self.members[number].ranks.reading, epoch.number, changed[number])
             if count is None:
                 raise TypeError
             return count

@@ -26,8 +26,9 @@ def place_later(member: Member, start: Start, count: int) -> tuple[Start, int] |
         return None
     if not rules.deterministic or reading.on_error != "raise":
         return None
-    total = None if rules.padding_mode == "cycle" else known_count(reading, start.epoch, start.resume)
     place = start.resume or beginning(rules)
+    changed = None if place.changed is None else place
+    total = None if rules.padding_mode == "cycle" else known_count(reading, start.epoch, changed)
     if total is not None and place.step + count >= total:
         return Start(start.epoch + 1), total - place.step
     order = Order(rules, start.epoch, scheduled, place)

@@ -12,7 +12,6 @@ from stream_dataloader import _options as options
 from stream_dataloader._ranks.agreement import AgreedSteps, Steps
 from stream_dataloader._ranks.place import OwnRank, RankPlace, is_started
 from stream_dataloader._ranks.rendezvous import Rendezvous, counted_name
-from stream_dataloader._schedule.replay import count_steps, steps_behind
 from stream_dataloader._schedule.rules import Groups
 from stream_dataloader._schedule.saved_state import LoadedState, SourceIdentity, from_plain, groups_of
 from stream_dataloader._schedule.snapshot import Snapshot
@@ -135,38 +134,22 @@ def identity_of(dataset: StreamDataset, scheduled: int | None = None) -> SourceI
     return SourceIdentity(lists.fingerprint, lists.lengths_fingerprint, lists.described_sections)
 
 
-def known_steps(dataset: StreamDataset, epoch: int) -> list[int] | None:
-    """Number of steps of each group in an epoch; None where it is not known, or a stream may change it."""
+def known_count(dataset: StreamDataset, epoch: int, changed: Snapshot | None = None) -> int | None:
+    """`StreamDataset.steps_of`; None where it is not known, or a stream may change it."""
     if not dataset.rules.deterministic or dataset.on_error != "raise":  # a stream that is skipped changes it
         return None
     try:
-        return dataset.steps_of_groups(epoch)
+        return dataset.steps_of(epoch, changed)
     except TypeError:  # lengths are not known, or there is no end
         return None
 
 
-def known_count(dataset: StreamDataset, epoch: int, place: Snapshot | None = None) -> int | None:
-    """Number of batches of an epoch; None where it is not known, or a stream may change it.
-
-    Args:
-        place: A place in it, which says whether it was changed.
-    """
-    steps, rules = known_steps(dataset, epoch), dataset.rules
-    if steps is None:
-        return None
-    if place is None or place.changed is None:
-        return count_steps(rules, steps)
-    lengths = dataset.plan().scheduled_lengths
-    assert lengths is not None
-    return steps_behind(place, rules, epoch, lengths) if rules.groups.count == rules.groups.total else None
-
-
 def _count(dataset: StreamDataset, epoch: int, step: int) -> int | None:
     """The number of steps of the epoch, where it is known and all ranks can make do with it."""
-    rules, steps = dataset.rules, known_steps(dataset, epoch)
-    if steps is None:
+    count = known_count(dataset, epoch)
+    if count is None:
         return None
-    count = count_steps(rules, steps)
+    rules, steps = dataset.rules, dataset.steps_of_groups(epoch)
     of_ranks = [max(steps[i : i + rules.groups.count]) for i in range(0, len(steps), rules.groups.count)]
     if is_started() and rules.padding_mode != "drop" and min(of_ranks) <= step < count:
         return None  # a rank that reads nothing does not know the items' layout: it has to ask

@@ -256,4 +256,5 @@ class Handle:
 
 
 def text_of(error: Exception) -> str:
+    """What an error of a stream says."""
     return shorten(error, 2000)

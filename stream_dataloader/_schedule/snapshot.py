@@ -122,6 +122,10 @@ class PackedSnapshot(NamedTuple):
     streams: Mapping[int, Any]
     changed: Changed | None
 
+    def unpack_changed(self, rules: Rules) -> Snapshot | None:
+        """The snapshot, if the epoch began under other options."""
+        return None if self.changed is None else self.unpack(rules)
+
     def unpack(self, rules: Rules) -> Snapshot:
         """The snapshot, for an epoch that is read by `rules`."""
         # the first part's bytes cover all lanes until the parts of the first step have come

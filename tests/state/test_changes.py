@@ -8,13 +8,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from cases import Case, Counting, cases, cells, check_fields, ways
+from cases import Case, Counting, cases, cells, check_fields, key, keys, pairs, ways
 from helpers import random_cases
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from serial_model import changed
 
-from stream_dataloader import StateError, StreamDataLoader, interleave, merge_states, sections
+from stream_dataloader import StateError, StreamDataLoader, interleave, merge_states, sections, side_by_side
 from stream_dataloader.recurrent import RecurrentState
 
 MODES = ("zeros", "data", "drop", "cycle")
@@ -222,6 +222,29 @@ def test_carried_states_go_along_with_their_lanes(lanes):
         assert (counts == read)[batch.mask[0]].all()
         saved = loader.state_dict(), carry.state_dict()
     carry.load_state_dict(saved[1])
+
+
+def test_members_side_by_side_change_together():
+    def loader(time_steps):
+        cases = (Case(own, lanes=1, time_steps=time_steps) for own in ([17, 9, 13, 8], [15, 16, 12]))
+        members = [(case.dataset(lengths=case.lengths, open_stream=pairs), 1) for case in cases]
+        return side_by_side(members)
+
+    before = loader(2)
+    for _ in itertools.islice(before, 4):
+        pass
+    after = loader(4)
+    after.load_state_dict(before.state_dict(), changes="time_steps")
+    count, batches, states = len(after), [], []
+    for batch in after:
+        batches.append(key(batch))
+        states.append(after.state_dict())
+    assert count == 4 + len(batches) > 6
+    for number, state in enumerate(states[:-1], 1):
+        again = loader(4)
+        again.load_state_dict(state)
+        assert keys(again) == batches[number:]
+    assert states[-1]["epoch"] == 1
 
 
 def test_an_endless_run_gains_sources_again_and_again():

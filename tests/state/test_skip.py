@@ -2,9 +2,8 @@
 
 import itertools
 
-import numpy as np
 import pytest
-from cases import Case, Counting, cases, keys
+from cases import Case, Counting, cases, keys, pairs
 from helpers import random_cases
 from hypothesis import given
 from hypothesis import strategies as st
@@ -40,11 +39,6 @@ def test_what_is_passed_over_is_as_if_it_were_read(case, taken, skipped, known):
     case.lengths[0] = max(1, case.lengths[0])
     lengths = {"lengths": case.lengths} if known else {}
     check(lambda: StreamDataLoader(case.dataset(**lengths)), taken, skipped)
-
-
-def pairs(source):
-    number, length = source
-    return np.array([(number, i) for i in range(length)]).reshape(-1, 2)
 
 
 def of(**options):

@@ -98,6 +98,12 @@ class Counting:
             yield np.array([index, position, info.rng_at(position).integers(1 << 20)])
 
 
+def pairs(source):
+    """A source's items as an array, which fits beside others."""
+    number, length = source
+    return np.array([(number, i) for i in range(length)]).reshape(-1, 2)
+
+
 def is_marked(source, position):
     """Whether a sequence begins there, in a stream that marks starts: about each third."""
     return (position * 7 + source * 5) % 3 == 0
