@@ -7,7 +7,7 @@ and how long batches take to come.
 
 Guarantee: what is judged is the last quarter of the run against the first, without its first tenth, in which buffers
 come to their size; the slope of all samples is printed beside it. Run it as
-`python benchmarks/soak.py [--quick] [--minutes MINUTES] [--json PATH] [--figure PATH]`.
+`python benchmarks/soak.py [--quick] [--minutes MINUTES] [--pause SECONDS] [--json PATH] [--figure PATH]`.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def epoch(loader: StreamDataLoader, soak: Soak, rng: random.Random, seconds: lis
         soak.count("states loaded")
 
 
-def soaked(minutes: float, quick: bool) -> Soak:
+def soaked(minutes: float, quick: bool, pause: float) -> Soak:
     """Read for so long."""
     paths, soak, rng = make_clips(8, 150 if quick else 600), Soak(), random.Random(0)
     loader, begun, seconds = loader_of(paths), time.monotonic(), list[float]()
@@ -126,6 +126,7 @@ def soaked(minutes: float, quick: bool) -> Soak:
     with counting_restarts() as restarts:
         while time.monotonic() < begun + 60 * minutes:
             for _ in epoch(loader, soak, rng, seconds):
+                time.sleep(pause)
                 now = time.monotonic()
                 soak.count("batches")
                 if now >= next_kill:
@@ -156,10 +157,10 @@ def draw(soak: Soak, path: Path) -> None:
     image.savefig(path)
 
 
-def measure_soak(quick: bool, minutes: float | None, figure: Path | None) -> Iterator[Result]:
+def measure_soak(quick: bool, minutes: float | None, pause: float, figure: Path | None) -> Iterator[Result]:
     """The last quarter against the first, and the slope."""
     minutes = minutes or MINUTES[quick]
-    soak = soaked(minutes, quick)
+    soak = soaked(minutes, quick, pause)
     section = f"{minutes:g} minutes: " + ", ".join(f"{count:,} {what}" for what, count in soak.did.items())
     quarter = len(soak.minutes) // 4
     for name, (unit, most) in NOTED.items():
@@ -179,9 +180,12 @@ def main() -> None:
     """Measure, print, draw."""
     parser: argparse.ArgumentParser = parser_of(__doc__, ["soak"])
     parser.add_argument("--minutes", type=float, help="how long (60; 0.5 with --quick)")
+    parser.add_argument("--pause", type=float, default=0.0, help="seconds that each training step takes (0)")
     parser.add_argument("--figure", type=Path, metavar="PATH", help="draw what was noted, by time")
     options = parser.parse_args()
-    measure({"soak": partial(measure_soak, minutes=options.minutes, figure=options.figure)}, options)
+    measure(
+        {"soak": partial(measure_soak, minutes=options.minutes, pause=options.pause, figure=options.figure)}, options
+    )
 
 
 if __name__ == "__main__":
