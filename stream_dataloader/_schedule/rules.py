@@ -168,6 +168,11 @@ class Groups:
         count = total // world_size
         return cls(total, rank * count, count)
 
+    @property
+    def hosted(self) -> range:
+        """The groups hosted here."""
+        return range(self.first, self.first + self.count)
+
     def share(self, group: int, sources: int) -> int:
         """How many of the epoch's sources a group gets."""
         return (sources - group + self.total - 1) // self.total
@@ -213,8 +218,7 @@ class Rules:
     @cached_property
     def shares(self) -> tuple[int, ...]:
         """Number of grants in a pass, of each group hosted here."""
-        hosted = range(self.groups.first, self.groups.first + self.groups.count)
-        return tuple([self.groups.share(group, self.draws) for group in hosted])
+        return tuple([self.groups.share(group, self.draws) for group in self.groups.hosted])
 
     @property
     def endless_mix(self) -> bool:

@@ -6,7 +6,7 @@ Guarantee: a state holds no word on workers or ranks; one of other sources or op
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import asdict, replace
 from typing import Any, NamedTuple
 
 from stream_dataloader._schedule.changes import CHANGES, with_changes
@@ -78,11 +78,12 @@ def to_plain(
             place = (snapshot.cursors[hosted], again, [_plain_lane(lane, plain) for lane in own])
             if items is not None and groups.total > 1:  # whoever hosts the group then may read nothing more of it
                 place += (items,)
-        state[_key(groups.first + hosted)] = (sorted(failed) or 0, *place)
+        state[key_of(groups.first + hosted)] = (sorted(failed) or 0, *place)
     return state
 
 
-def _key(group: int) -> str:
+def key_of(group: int) -> str:
+    """What a state calls a group."""
     return f"group_{group}"
 
 
@@ -96,10 +97,7 @@ def _plain_lane(lane: LaneState, plain: Callable[[int], Any]) -> dict[str, Any]:
 
 
 def _plain_mix(mix: Mix) -> dict[str, Any]:
-    return {
-        field.name: list(value) if isinstance(value := getattr(mix, field.name), tuple) else value
-        for field in fields(mix)
-    }
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(mix).items()}
 
 
 #: What a state and the dataset it is loaded for must agree on.
@@ -168,7 +166,7 @@ def groups_of(state: Any) -> int:
 
 def missing_groups(state: Mapping[str, Any], groups: Groups) -> list[int]:
     """Which of the groups that are hosted a state does not hold."""
-    return [group for group in range(groups.first, groups.first + groups.count) if _key(group) not in state]
+    return [group for group in groups.hosted if key_of(group) not in state]
 
 
 def from_plain(state: Any, rules: Rules, identity: SourceIdentity, changes: Collection[str] = ()) -> LoadedState:
@@ -235,14 +233,13 @@ def _meant(state: Mapping[str, Any], here: Mapping[str, Any], changes: Collectio
 
 def _from_plain(state: Mapping[str, Any], rules: Rules) -> LoadedState:
     groups = rules.groups
-    hosted = range(groups.first, groups.first + groups.count)
     if missing := missing_groups(state, groups):
         raise StateError(
-            f"the state holds groups {_groups_in(state)} of {groups.total}, and this rank hosts {list(hosted)}; "
-            f"{_key(missing[0])} is missing; load the rank's own state, or all ranks' together: merge_states([...]); "
+            f"the state holds groups {groups_in(state)} of {groups.total}, and this rank hosts {list(groups.hosted)}; "
+            f"{key_of(missing[0])} is missing; load the rank's own state, or all ranks' together: merge_states([...]); "
             f"to load a distributed checkpoint, build the loader with groups={groups.total}"
         )
-    own = [state[_key(group)] for group in hosted]
+    own = [state[key_of(group)] for group in groups.hosted]
     failures, *places = zip(*(group[:4] for group in own), strict=True)
     items = next((group[4] for group in own if len(group) > 4), None)
     step, snapshot = int(state["step"]), None
@@ -256,16 +253,12 @@ def _from_plain(state: Mapping[str, Any], rules: Rules) -> LoadedState:
         width = int(state["lanes_of_a_group"]) * groups.count
         saved = replace(rules, lanes=width, num_sources=state["num_sources"], time_steps=state["time_steps"])
         if saved != rules:
-            given = {group: int(state[_key(group)][1]) for group in _groups_in(state)}
+            given = {group: int(state[key_of(group)][1]) for group in groups_in(state)}
             snapshot = with_changes(snapshot, saved, rules, int(state["epoch"]), given)
-    skipped = [_failed_of(failed) for failed in failures]
+    # Older states only count what was skipped: those sources have no name, and get numbers that no other has.
+    skipped = [set(range(-failed, 0)) if isinstance(failed, int) else set(failed) for failed in failures]
     epoch_place = _epoch_place_of(state)
     return LoadedState(int(state["seed"]), int(state["epoch"]), snapshot, skipped, epoch_place, items)
-
-
-def _failed_of(saved: Sequence[int] | int) -> set[int]:
-    """The sources that were skipped; states that only count them have some of no name, which are nobody's."""
-    return set(range(-saved, 0)) if isinstance(saved, int) else set(saved)
 
 
 def _grant_of(saved: Any, waiting: dict[int, LaneState]) -> int:
@@ -283,91 +276,15 @@ def _lane_of(lane: Mapping[str, Any], waiting: dict[int, LaneState]) -> LaneStat
     return LaneState(lane["grant"], items, position, first_window, draws, idle, reserved, lane.get("stream"))
 
 
-def _groups_in(state: Mapping[str, Any]) -> list[int]:
-    return [group for group in range(groups_of(state)) if _key(group) in state]
+def groups_in(state: Mapping[str, Any]) -> list[int]:
+    """Which groups a state holds."""
+    return [group for group in range(groups_of(state)) if key_of(group) in state]
 
 
 def common(state: Mapping[str, Any]) -> dict[str, Any]:
     """What all ranks' states of one moment share."""
-    groups = {_key(group) for group in _groups_in(state)}
+    groups = {key_of(group) for group in groups_in(state)}
     return {name: value for name, value in state.items() if name not in groups}
-
-
-def merge_states(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """One state of all groups, out of each rank's own, saved after the same batch.
-
-    Each rank of any number that divides the groups can load it, and takes its own groups from it.
-
-    Args:
-        states: What each rank's `state_dict()` returned, in any order.
-
-    Raises:
-        StateError: One is no state, they are not of one moment of one run, or a group is missing.
-
-    Example:
-        >>> from stream_dataloader import StreamDataset, StreamDataLoader
-        >>> def loader(rank, world_size):
-        ...     dataset = StreamDataset(["abcd", "ef", "g", "hij"], iter, 4 // world_size, time_steps=2, seed=0)
-        ...     return StreamDataLoader(dataset, groups=4, rank=rank, world_size=world_size)
-        >>> whole = merge_states([loader(0, 2).state_dict(), loader(1, 2).state_dict()])
-        >>> loader(3, 4).load_state_dict(whole)
-    """
-    listed = list(states)
-    if not listed:
-        raise StateError("there is no state to merge; pass the state_dict() of each rank")
-    if any(_has_members(state) for state in listed):
-        whole = _put_together([{**state, "members": None} for state in listed], common=dict)
-        members = zip(*(state["members"] for state in listed), strict=True)
-        return whole | {"members": [merge_states(own) for own in members]}
-    whole = _put_together(listed, common)
-    if len(found := _groups_in(whole)) < whole["groups"]:
-        missing = [group for group in range(whole["groups"]) if group not in found]
-        raise StateError(f"the states hold no group {missing} of {whole['groups']}; pass the states of all ranks")
-    return whole
-
-
-def _has_members(state: Any) -> bool:
-    """Whether it is a state of `side_by_side`."""
-    return isinstance(state, Mapping) and "members" in state
-
-
-def _put_together(
-    states: Sequence[Mapping[str, Any]], common: Callable[[Mapping[str, Any]], dict[str, Any]]
-) -> dict[str, Any]:
-    """All that states have, of which they must share what is `common` to those of one moment."""
-    whole: dict[str, Any] = {}
-    for i, state in enumerate(states):
-        own, first = common(state), common(whole or state)
-        for name in own | first:
-            if own.get(name) != first.get(name):
-                raise StateError(
-                    f"state {i} has {name} {own.get(name)!r}, and state 0 {first.get(name)!r}; merge states that all "
-                    "ranks of one run saved after the same batch"
-                )
-        whole = {**state, **whole}
-    return whole
-
-
-def split_state(state: Mapping[str, Any], world_size: int) -> list[dict[str, Any]]:
-    """The states of the ranks of another world size, out of one that `merge_states` made.
-
-    Not needed for loading, as a rank takes its own from the whole; for ranks that are to be sent theirs.
-
-    Raises:
-        StateError: It is no state, not of all groups, or that many ranks cannot share the groups evenly.
-    """
-    if _has_members(state):
-        split = [split_state(own, world_size) for own in state["members"]]
-        return [{**state, "members": list(own)} for own in zip(*split, strict=True)]
-    whole = merge_states([state])
-    try:
-        ranks = [Groups.of_rank(whole["groups"], rank, world_size) for rank in range(max(world_size, 1))]
-    except ValueError as error:
-        raise StateError(str(error)) from None
-    shared = common(whole)
-    return [
-        shared | {_key(group): whole[_key(group)] for group in range(own.first, own.first + own.count)} for own in ranks
-    ]
 
 
 def _compare(saved: Mapping[str, Any], here: Mapping[str, Any], meant: Collection[str] = ()) -> None:

@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 
 import torch.distributed as dist
 
+from stream_dataloader._ranks.merged_states import merge_states
 from stream_dataloader._ranks.place import is_started
-from stream_dataloader._schedule.saved_state import merge_states
 from stream_dataloader.dataloader import StreamDataLoader
 from stream_dataloader.errors import StateError
 from stream_dataloader.recurrent import checkpoint
