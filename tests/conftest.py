@@ -7,9 +7,11 @@ Tests over random cases are marked `random`, so that `--full -m "slow or random"
 import gc
 import importlib
 import io
+import json
 import multiprocessing
 import os
 import pathlib
+import subprocess
 import sys
 import tempfile
 import threading
@@ -44,9 +46,9 @@ def pytest_configure(config):
         config.option.markexpr = "not slow"
 
 
-#: Of the streams' contracts, these start workers again and again. Of a few streams they are run always.
+#: Of the streams' contracts, these start workers again and again. Of two streams they are run always.
 CONTRACT_WITH_WORKERS = ("test_resumes", "test_workers_do_not_matter")
-CONTRACTS_ALWAYS_WHOLE = ("TestInMemory", "TestStrings")
+CONTRACTS_ALWAYS_WHOLE = ("TestInMemory[mapping]", "TestStrings[characters]")
 
 
 def takes_seconds(item):
@@ -57,7 +59,7 @@ def takes_seconds(item):
     owner = item.getparent(pytest.Class)
     if owner is None or item.originalname not in CONTRACT_WITH_WORKERS:
         return False
-    return owner.name not in CONTRACTS_ALWAYS_WHOLE
+    return f"{owner.name}[{case}]" not in CONTRACTS_ALWAYS_WHOLE
 
 
 def pytest_collection_modifyitems(items):
@@ -162,6 +164,29 @@ def _no_leaks(_frozen, request):
         time.sleep(0.01)
     some = [f"{len(kind)} {name}, such as {list(kind)[:5]}" for name, kind in zip(_KINDS, left, strict=True) if kind]
     assert not some, f"left behind: {'; '.join(some)}"
+
+
+@pytest.fixture(scope="session")
+def programs(tmp_path_factory):
+    """Runs a program, a file or its text, in a process of its own: what `subprocess.run` returns, and much sooner."""
+    command = [sys.executable, pathlib.Path(__file__).parent / "support" / "run_programs.py"]
+    given = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUTF8": "1"}
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=given) as process:
+
+        def run(program, *arguments, flags=(), **environment):
+            folder = tmp_path_factory.mktemp("program")
+            output, errors = folder / "output", folder / "errors"
+            if isinstance(program, str):
+                (folder / "program.py").write_text(program, encoding="utf-8")
+                program = folder / "program.py"
+            command = list(map(str, [program, *arguments]))
+            asked = str(output), str(errors), command, str(folder), flags, environment
+            print(json.dumps(asked), file=process.stdin, flush=True)
+            status = int(process.stdout.readline())
+            return subprocess.CompletedProcess(command, status, output.read_text("utf-8"), errors.read_text("utf-8"))
+
+        yield run
+        process.stdin.close()
 
 
 @pytest.fixture

@@ -17,12 +17,19 @@ from stream_dataloader import stores
 
 # warnings are errors, but for those that pyproject.toml lets pass
 STRICT = ["error", "ignore:This DataLoader will create:UserWarning", "ignore:This process:DeprecationWarning"]
-STRICT = [f"-W{rule}" for rule in STRICT]
 EXAMPLES = ROOT / "examples"
 
 
-def run(name, *arguments, cache="/nowhere"):
-    return run_program(EXAMPLES / name, *arguments, flags=STRICT, XDG_CACHE_HOME=str(cache))
+@pytest.fixture
+def run(programs):
+    """Runs an example, warnings being errors: what it prints."""
+
+    def run_example(name, *arguments, cache="/nowhere"):
+        done = programs(EXAMPLES / name, *arguments, flags=STRICT, XDG_CACHE_HOME=str(cache))
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    return run_example
 
 
 def lane_texts(output):
@@ -33,7 +40,7 @@ def lane_texts(output):
     return texts, len(re.findall(r"^batch \d+$", output, re.MULTILINE))
 
 
-def test_text_goes_on_from_batch_to_batch_in_each_lane(tmp_path):
+def test_text_goes_on_from_batch_to_batch_in_each_lane(run, tmp_path):
     paragraphs = [f"{chr(ord('a') + i)}{'.' * (5 + 7 * i)}{i}" for i in range(20)]
     file = tmp_path / "text.txt"
     file.write_text("\n\n".join(paragraphs))
@@ -50,7 +57,7 @@ def test_text_goes_on_from_batch_to_batch_in_each_lane(tmp_path):
 
 
 @pytest.mark.slow
-def test_text_defaults_to_the_python_documentation():
+def test_text_defaults_to_the_python_documentation(run):
     texts, batches = lane_texts(run("text.py"))
     assert batches == 6
     assert sorted(texts) == [0, 1, 2, 3]
@@ -58,7 +65,7 @@ def test_text_defaults_to_the_python_documentation():
 
 
 @pytest.mark.parametrize("units", [pytest.param("characters", marks=pytest.mark.slow), "bytes"])
-def test_text_files_print_inputs_and_targets(tmp_path, units):
+def test_text_files_print_inputs_and_targets(run, tmp_path, units):
     contents = ["".join(chr(ord("a") + i % 26) for i in range(n)) for n in (400, 333)]
     files = [tmp_path / "a.txt", tmp_path / "b.txt"]
     for file, content in zip(files, contents, strict=True):
@@ -73,7 +80,7 @@ def test_text_files_print_inputs_and_targets(tmp_path, units):
 
 
 @pytest.mark.slow
-def test_video_prints_shapes_and_resets(tmp_path):
+def test_video_prints_shapes_and_resets(run, tmp_path):
     output = run("video.py", cache=tmp_path)
     batches = re.findall(r"^batch \d+: (.*) torch.uint8, reset \[(.*?)\] ?(.*)$", output, re.MULTILINE)
     assert {shape for shape, _, _ in batches} == {"(8, 4, 3, 120, 160)"}
@@ -85,7 +92,7 @@ def test_video_prints_shapes_and_resets(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
-def test_per_worker_rnn_learns(workers):
+def test_per_worker_rnn_learns(run, workers):
     output = run("per_worker_rnn.py", "--workers", workers, "--steps", 60)
     for worker in range(max(1, workers)):
         losses = [float(x) for x in re.findall(rf"^step +\d+, worker {worker}: loss (.*)$", output, re.MULTILINE)]
@@ -95,7 +102,7 @@ def test_per_worker_rnn_learns(workers):
 
 
 @pytest.mark.slow
-def test_a_robot_policy_with_carried_state_remembers():
+def test_a_robot_policy_with_carried_state_remembers(run):
     won = re.findall(r"(\d+)% of", run("robot_policy.py"))
     assert len(won) == 3
     assert max(map(int, won[:2])) < 70
@@ -103,13 +110,13 @@ def test_a_robot_policy_with_carried_state_remembers():
 
 
 @pytest.mark.slow
-def test_a_recogniser_with_carried_state_knows_the_speaker():
+def test_a_recogniser_with_carried_state_knows_the_speaker(run):
     anew, carried = map(int, re.findall(r"(\d+)% of", run("speech.py", "--workers", 0)))
     assert carried > 90 > 70 > anew
 
 
 @pytest.mark.parametrize("names", ["lerobot", "libero"])
-def test_a_robot_policy_reads_data_by_the_names_of_others(tmp_path, names):
+def test_a_robot_policy_reads_data_by_the_names_of_others(run, tmp_path, names):
     if names == "lerobot":
         write_v3(tmp_path / names, (40, 25), cameras=())
     else:
@@ -122,7 +129,7 @@ def test_a_robot_policy_reads_data_by_the_names_of_others(tmp_path, names):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
-def test_event_camera_learns_from_whole_batches_and_from_parts(workers):
+def test_event_camera_learns_from_whole_batches_and_from_parts(run, workers):
     output = run("event_camera.py", "--workers", workers, "--epochs", 3)
     whole, parts = (text.splitlines() for text in output.split("whole batches, one state:\n")[1].split("parts, ")[:2])
     for lines, lanes, owners in (whole, 8, 1), (parts, 8 // max(1, workers), max(1, workers)):
@@ -158,7 +165,7 @@ def test_event_camera_voxel_grids_hold_all_events_and_labels(tmp_path):
 
 
 @pytest.mark.slow
-def test_cameras_are_read_side_by_side():
+def test_cameras_are_read_side_by_side(run):
     output = run("camera.py", "--batches", 3)
     assert len(re.findall(r"^batch \d+: \(5, 2, 3, 60, 80\), dropped", output, re.MULTILINE)) == 3
 

@@ -3,7 +3,6 @@
 import ast
 import difflib
 import inspect
-import os
 import re
 import subprocess
 import sys
@@ -75,29 +74,10 @@ PROGRAMS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def programs():
-    command = [sys.executable, ROOT / "tests" / "pages" / "run_programs.py"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUTF8": "1"}
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
-    ) as process:
-
-        def run(code, folder):
-            files = [folder / name for name in ("program.py", "output", "errors")]
-            files[0].write_text(code, encoding="utf-8")
-            print(*files, sep="\t", file=process.stdin, flush=True)
-            status = process.stdout.readline().strip()
-            assert status == "0", f"status {status}: {files[2].read_text()}"
-            return files[1].read_text(encoding="utf-8")
-
-        yield run
-        process.stdin.close()
-
-
 @pytest.mark.parametrize(("code", "output"), PROGRAMS)
-def test_a_block_prints_what_follows_it(code, output, programs, tmp_path):
-    assert programs(code, tmp_path) == output
+def test_a_block_prints_what_follows_it(code, output, programs):
+    done = programs(code)
+    assert (done.returncode, done.stdout) == (0, output), done.stderr
 
 
 @pytest.mark.parametrize(("code", "output"), PROGRAMS)
@@ -167,8 +147,8 @@ def test_the_messages_that_troubleshooting_explains_are_those_of_the_library():
     assert [message for message in messages if message not in said] == []
 
 
-def test_public_names_are_those_that_are_written_down(tmp_path):
-    subprocess.run([sys.executable, DOCS / "api.py", tmp_path / "api.txt"], check=True)
+def test_public_names_are_those_that_are_written_down(tmp_path, programs):
+    assert programs(DOCS / "api.py", tmp_path / "api.txt").returncode == 0
     now, written = ((path / "api.txt").read_text().splitlines() for path in (tmp_path, DOCS / "reference"))
     changes = list(difflib.unified_diff(written, now, "written", "now", n=0, lineterm=""))
     assert changes == [], "is this meant? then run docs/api.py, and see releasing.md for deprecations"
@@ -178,16 +158,16 @@ def test_there_are_few_pages():
     assert len(PAGES) - 1 <= 36
 
 
-def test_drawings_are_what_the_loader_does(tmp_path):
-    subprocess.run([sys.executable, DOCS / "draw.py", tmp_path], check=True)
+def test_drawings_are_what_the_loader_does(tmp_path, programs):
+    assert programs(DOCS / "draw.py", tmp_path).returncode == 0
     drawn = {file.name: file.read_text() for file in tmp_path.iterdir()}
     assert len(drawn) >= 5
     assert drawn == {file.name: file.read_text() for file in (DOCS / "drawings").iterdir()}
 
 
 @pytest.mark.slow
-def test_the_picture_is_what_its_script_draws(tmp_path):
-    subprocess.run([sys.executable, DOCS / "grid.py", tmp_path / "grid.png"], check=True)
+def test_the_picture_is_what_its_script_draws(tmp_path, programs):
+    assert programs(DOCS / "grid.py", tmp_path / "grid.png").returncode == 0
     drawn, kept = (cv2.imread(str(path)) for path in (tmp_path / "grid.png", DOCS / "assets" / "grid.png"))
     assert np.abs(drawn - kept.astype(float)).mean() < 4  # decoders may differ in a few last bits
     assert (DOCS / "assets" / "grid.png").stat().st_size < 150_000

@@ -1,6 +1,7 @@
 """The contract that streams are run through finds what is wrong with one, and passes what is right."""
 
 import itertools
+import types
 
 import numpy as np
 import pytest
@@ -84,7 +85,9 @@ class TestContract(StreamContract):
         ("closed", "closes"),
     ],
 )
-def test_what_is_wrong_is_found(wrong, test):
+def test_what_is_wrong_is_found(wrong, test, monkeypatch):
+    no_wait = types.SimpleNamespace(monotonic=itertools.count().__next__, sleep=int)
+    monkeypatch.setattr("stream_dataloader.testing.streams.time", no_wait)
     factory = Counting(wrong)
     with pytest.raises(AssertionError):
         getattr(StreamContract(), f"test_{test}")(factory, [5, 12])

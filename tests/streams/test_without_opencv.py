@@ -1,8 +1,6 @@
 """Where OpenCV is not installed: all but what draws or reads by it works, and that says what to install."""
 
 import json
-import subprocess
-import sys
 from zlib import crc32
 
 import clips
@@ -39,10 +37,9 @@ print(json.dumps([found, told, main(["demo"])]))
 """
 
 
-def test_what_needs_it_says_so_and_videos_are_the_same(tmp_path):
+def test_what_needs_it_says_so_and_videos_are_the_same(tmp_path, programs):
     clip = clips.write_clip(tmp_path / "a.mp4", 10)
-    arguments = [sys.executable, "-c", CODE, json.dumps([clip, PICTURES, OPENCV])]
-    done = subprocess.run(arguments, capture_output=True, text=True, check=True, cwd=tmp_path)
+    done = programs(CODE, json.dumps([clip, PICTURES, OPENCV]))
     found, told, status = json.loads(done.stdout)
     datasets = [StreamDataset([clip], VideoStream(**options), 1, time_steps=5) for options in PICTURES]
     assert found == [[crc32(batch.data.numpy()) for batch in StreamDataLoader(dataset)] for dataset in datasets]

@@ -1,15 +1,19 @@
 """Runs programs one after another, each in a process of its own, which is forked when torch is imported already.
 
-Importing torch takes seconds, and the pages have dozens of small programs. Each line of the input names a program and
-the files for what it prints; the answer is a line with its exit status.
+Importing torch takes seconds, and the tests have dozens of small programs. A line of the input is one of them, as JSON;
+the answer is its exit status. See `programs` in conftest.
 """
 
+import atexit
 import gc
+import json
 import os
 import runpy
 import signal
 import sys
+import threading
 import traceback
+import warnings
 
 import torch._dynamo  # noqa: F401 - what optimizers import takes seconds
 
@@ -24,25 +28,36 @@ def redirect(path, descriptor):
     os.close(file)
 
 
-def run(program):
+def run(arguments, folder, flags, environment):
+    """Run a program, and all that is done when one ends.
+
+    Python is not taken down: that looks at each object there is, and so copies what torch has in memory.
+    """
     signal.alarm(LIMIT_SECONDS)  # a program that hangs is killed, and the others go on
-    os.chdir(os.path.dirname(program))
-    sys.argv = [program]
+    os.chdir(folder)
+    os.environ.update(environment)
+    warnings._processoptions(flags)
+    sys.argv, sys.path[0], status = arguments, os.path.dirname(arguments[0]), 0
     try:
-        runpy.run_path(program, run_name="__main__")
+        runpy.run_path(arguments[0], run_name="__main__")
+    except SystemExit as ending:
+        status = ending.code or 0
     except BaseException:
         traceback.print_exc()
-        sys.exit(1)
-    sys.exit(0)  # the way a program ends, with all that is done then
+        status = 1
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    os._exit(status)
 
 
 if __name__ == "__main__":
     gc.freeze()  # a child that ends need not look at what it did not make
     for line in sys.stdin:
-        program, output, errors = line.rstrip("\n").split("\t")
+        output, errors, *program = json.loads(line)
         if (child := os.fork()) == 0:
             redirect(output, 1)
             redirect(errors, 2)
-            run(program)
+            run(*program)
         sys.stdout.write(f"{os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])}\n")
         sys.stdout.flush()
