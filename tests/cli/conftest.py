@@ -1,11 +1,8 @@
 """How the program is run, and what it is run on."""
 
-import subprocess
-import sys
 import wave
 
 import pytest
-from helpers import PATIENCE
 
 from stream_dataloader.cli.main import main
 
@@ -20,21 +17,6 @@ def run(capsys):
         return status, captured.out, captured.err
 
     return run_main
-
-
-@pytest.fixture
-def run_anew():
-    def run_program(*arguments, python=(), **options):
-        return subprocess.run(
-            [sys.executable, *python, "-m", "stream_dataloader", *map(str, arguments)],
-            capture_output=True,
-            encoding="utf-8",
-            timeout=PATIENCE,
-            check=False,
-            **options,
-        )
-
-    return run_program
 
 
 @pytest.fixture

@@ -1,7 +1,8 @@
 """The demo: what it films, what it reports, and how it says no."""
 
-import os
+import io
 import re
+import sys
 
 import av
 import cv2
@@ -13,26 +14,6 @@ from clips import write_clip
 
 from stream_dataloader import StreamBatch, StreamDataLoader, StreamDataset
 from stream_dataloader.cli import demo, film
-
-# warnings are errors, but for those that pyproject.toml lets pass
-STRICT = ["error", "ignore:This DataLoader will create:UserWarning", "ignore:This process:DeprecationWarning"]
-STRICT = [f"-W{rule}" for rule in STRICT]
-
-
-@pytest.fixture
-def cache(tmp_path):
-    return tmp_path / "cache"
-
-
-@pytest.fixture
-def run_demo(run_anew, cache):
-    """Runs the demo in a process of its own, warnings being errors."""
-
-    def run(output, *arguments, **environment):
-        environment = os.environ | {"XDG_CACHE_HOME": str(cache)} | environment
-        return run_anew("demo", "--output-dir", output, *arguments, python=STRICT, env=environment)
-
-    return run
 
 
 def table(output):
@@ -60,18 +41,19 @@ def _no_monitor_thread(monkeypatch):
 
 
 @pytest.mark.slow
-def test_own_clips_are_made_once_streamed_counted_and_filmed(run_demo, cache, monkeypatch):
-    output = cache / "output"
-    result = run_demo(output)
-    assert result.returncode == 0, result.stderr
-    clips = sorted((cache / "stream_dataloader").rglob("*.mp4"))
+def test_own_clips_are_made_once_streamed_counted_and_filmed(run, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    output = tmp_path / "output"
+    status, told, errors = run("demo", "--output-dir", output)
+    assert status == 0
+    clips = sorted((tmp_path / "stream_dataloader").rglob("*.mp4"))
     lengths = [len(decode(clip)) for clip in clips]
     assert len(set(lengths)) == len(lengths) == 12
-    numbers = table(result.stdout)
+    numbers = table(told)
     batches = len(StreamDataLoader(StreamDataset(lengths, range, 4, time_steps=8, seed=0, lengths=lengths)))
     assert (numbers["batches"], numbers["items"], numbers["opened"]) == (batches, sum(lengths), 12)
     assert numbers["padding"] == pytest.approx(100 * (1 - sum(lengths) / (batches * 32)), abs=0.06)
-    assert "12/12" in result.stderr
+    assert "12/12" in errors
     assert cv2.imread(str(output / "grid.png")).shape == filmstrip_shape(6, lanes=4, width=240, height=180)
     frames = decode(output / "grid.mp4")
     assert len(frames) == 8 * batches
@@ -82,7 +64,6 @@ def test_own_clips_are_made_once_streamed_counted_and_filmed(run_demo, cache, mo
     last = frames[-1][film.TITLE_HEIGHT :]
     assert (np.abs(last.astype(int) - 128).max(axis=2) < 6).mean() > 0.5  # lanes without a source are grey
     before = {path: path.stat().st_mtime_ns for path in clips}
-    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
     assert demo.default_clips() == clips
     demo._make_clips(clips[0].parent)  # as a process would that began before they were there
     assert {path: path.stat().st_mtime_ns for path in clips[0].parent.parent.rglob("*.mp4")} == before
@@ -99,7 +80,7 @@ def test_half_made_clips_are_never_seen(tmp_path, monkeypatch):
     assert list((tmp_path / "stream_dataloader").iterdir()) == []
 
 
-def test_folder_is_streamed_and_what_is_broken_reported(tmp_path, run_demo, write_sound):
+def test_folder_is_streamed_and_what_is_broken_reported(tmp_path, run, write_sound):
     folder, output = tmp_path / "videos", tmp_path / "output"
     (folder / "below").mkdir(parents=True)
     write_clip(folder / "a.mp4", 5)
@@ -109,16 +90,17 @@ def test_folder_is_streamed_and_what_is_broken_reported(tmp_path, run_demo, writ
     write_sound(folder / "sound.mp4", 1000)
     (folder / "notes.txt").write_text("no video")
 
-    result = run_demo(output, folder, "--lanes", 2, "--time-steps", 4, "--size", "80x60")
+    sized = "--lanes", 2, "--time-steps", 4, "--size", "80x60"
+    status, told, errors = run("demo", "--output-dir", output, folder, *sized)
 
-    assert result.returncode == 1, result.stderr
-    numbers = table(result.stdout)
+    assert status == 1
+    numbers = table(told)
     assert (numbers["videos"], numbers["items"]) == (5, 31)
-    broken, sound = re.findall(r"^stream-dataloader: skipped: (.*)$", result.stderr, re.MULTILINE)
+    broken, sound = re.findall(r"^stream-dataloader: skipped: (.*)$", errors, re.MULTILINE)
     assert "broken.mp4" in broken
     assert "sound.mp4 has no video stream 0; it has only audio" in sound
-    assert "5/5" in result.stderr
-    assert "notes.txt" not in result.stdout + result.stderr
+    assert "5/5" in errors
+    assert "notes.txt" not in told + errors
     assert len(decode(output / "grid.mp4")) == 4 * numbers["batches"]
     shape = filmstrip_shape(int(numbers["batches"]), lanes=2, width=80, height=60)
     assert cv2.imread(str(output / "grid.png")).shape == shape
@@ -180,13 +162,9 @@ def test_drawing_leaves_the_batch_as_it_is(tmp_path):
     assert len(decode(tmp_path / "film.mp4")) == 4
 
 
-@pytest.mark.slow
-def test_names_that_stdout_cannot_encode(tmp_path, run_demo):
-    (tmp_path / "clips").mkdir()
-    write_clip(tmp_path / "clips" / "good.mp4", 3)
-    (tmp_path / "clips" / "caf\u00e9.mp4").write_bytes(b"no video")
+def test_names_that_stdout_cannot_encode(tmp_path, run, monkeypatch):
+    write_clip(tmp_path / "good.mp4", 3)
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), "ascii", write_through=True))
     output = tmp_path / "gr\u00fcn"
-    result = run_demo(output, tmp_path / "clips", "--workers", 0, "--size", "80x60", PYTHONIOENCODING="ascii")
-    assert result.returncode == 1, result.stderr
-    assert "caf\\xe9.mp4" in result.stderr
-    assert "gr\\xfcn/grid.png" in result.stdout
+    assert run("demo", tmp_path, "--workers", 0, "--size", "80x60", "--output-dir", output)[0] == 0
+    assert b"gr\\xfcn/grid.png" in sys.stdout.buffer.getvalue()

@@ -218,6 +218,9 @@ def test_a_broken_stream_and_sources_without_data_are_a_problem(run, texts, comm
         status, told, errors = run(command, sources)
         assert (status, told) == (1, "")
         assert re.fullmatch(rf"stream-dataloader: .*{said}.*\n", errors)
+    status, told, errors = run(command, texts, "--on-error", "skip", "--time-steps", 4)
+    assert (status, bool(told)) == (1, True)
+    assert re.fullmatch(r"stream-dataloader: skipped: source 2 .*c\.txt.*\n", errors)
 
 
 SHOWN = {
@@ -240,14 +243,6 @@ def test_a_broken_source_is_a_problem_and_may_be_skipped(run, videos, command):
     assert status == 1
     assert packs or re.fullmatch(r"stream-dataloader: skipped: .*1\.mp4.*\n", errors)
     assert re.search(SHOWN[command], told)
-
-
-def test_a_text_may_be_skipped_that_only_reading_shows_broken(run, texts):
-    (texts / "0.txt").write_bytes(b"ab\xff")
-    for command in ("timeline", "play", "profile"):
-        status, told, errors = run(command, texts, "--on-error", "skip", "--time-steps", 4)
-        assert (status, bool(told)) == (1, True)
-        assert re.fullmatch(r"stream-dataloader: skipped: source 0 .*0\.txt.*\n", errors)
 
 
 def test_pictures_of_several_sizes_need_one_size(run, videos):
@@ -300,12 +295,12 @@ def test_lanes_of_text_are_played(run, texts, monkeypatch):
     assert told.split("\x1b[2A")[-1] == "lane 0   |abcdefgh ij·\x1b[K\nlane 1   |xyz·········\x1b[K\n"
 
 
-def test_the_package_is_a_program(run_anew, tmp_path):
-    done = run_anew("timeline", "missing")
+def test_the_package_is_a_program(programs, numbers):
+    program = 'import runpy; runpy.run_module("stream_dataloader", run_name="__main__")'
+    done = programs(program, "timeline", "missing")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("stream-dataloader: missing does not exist")
-    stores.pack(([4], range), tmp_path / "one.store")
-    done = run_anew("profile", tmp_path / "one.store", "--batch-size", 8)
+    done = programs(program, "profile", numbers, "--batch-size", 8)
     assert (done.returncode, done.stderr) == (0, ""), "few sources are no warning in a shell"
 
 
