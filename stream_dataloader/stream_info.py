@@ -87,7 +87,8 @@ class _Current(threading.local):
     info: StreamInfo | None = None
 
 
-_current = _Current()
+#: What runs in this thread; `run_as` sets it, and inner loops do so themselves.
+running = _Current()
 
 
 def get_stream_info() -> StreamInfo | Any:
@@ -108,10 +109,10 @@ def get_stream_info() -> StreamInfo | Any:
         >>> [tuple(batch.data.shape) for batch in loader]
         [(2, 2, 3), (2, 2, 3)]
     """
-    return _current.info
+    return running.info
 
 
 def run_as(info: StreamInfo | None) -> StreamInfo | None:
     """Set what `get_stream_info` returns in this thread; returns the value before."""
-    before, _current.info = _current.info, info
+    before, running.info = running.info, info
     return before

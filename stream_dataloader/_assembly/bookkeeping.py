@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from stream_dataloader._assembly.part import RUN_NUMBERS, Run, numbers_of
+from stream_dataloader._assembly.part import RUN_NUMBERS
 
 Array = np.ndarray[Any, Any]
 
@@ -32,7 +32,7 @@ _asked = _Asked()
 class Bookkeeping:
     """The bookkeeping of one batch, to be made; the names are those of `StreamBatch`."""
 
-    def __init__(self, runs: Sequence[Sequence[Run]], lanes: range, time_steps: int) -> None:
+    def __init__(self, runs: Sequence[Sequence[int]], lanes: range, time_steps: int) -> None:
         self._runs = runs
         self._lanes = lanes
         self._shape = time_steps, len(lanes)
@@ -72,7 +72,7 @@ class Bookkeeping:
         """The runs, `(RUN_NUMBERS, runs)`; and whether each lane has one, of its whole window."""
         if torch.compiler.is_compiling():  # here, as what calls this may not be traced, or not to its end
             _asked.by_compiled = True
-        numbers = tuple(itertools.chain.from_iterable(map(numbers_of, self._runs)))
+        numbers = tuple(itertools.chain.from_iterable(self._runs))
         time_steps, width = self._shape
         full = numbers[2::RUN_NUMBERS] == (time_steps,) * width
         return np.array(numbers, np.int64).reshape(-1, RUN_NUMBERS).T, full

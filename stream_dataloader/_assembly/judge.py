@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from stream_dataloader._assembly.part import Part
+from stream_dataloader._assembly.part import Part, runs_of
 from stream_dataloader._assembly.slots import Slot
 from stream_dataloader._items.layout import Layout
 from stream_dataloader._items.structure import ALIKE
@@ -93,7 +93,7 @@ def _reads(part: Part, slot: Slot | None, lanes: range) -> Iterator[tuple[int, i
     """What a part's lanes read: lane, source, position and layout, in lane order."""
     contents = part.contents
     layout: Layout | None
-    for run in contents.runs:
+    for run in runs_of(contents.runs):
         if contents.in_slot and slot is not None:
             layout = slot.layout
         else:

@@ -1,5 +1,7 @@
 """What passes from a worker to the main process: the runs of steps that lanes read, and the part of a step they make.
 
+Most runs are only passed on, so they stay numbers, one run after the other.
+
 Guarantee: parts can be put together, and gone on from, without asking the worker again.
 """
 
@@ -7,9 +9,8 @@ from __future__ import annotations
 
 import itertools
 import operator
-import struct
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from stream_dataloader._assembly.block import Block
@@ -55,26 +56,9 @@ class Run(NamedTuple):
 RUN_NUMBERS = len(Run._fields)
 
 
-def numbers_of(runs: Sequence[Run]) -> tuple[int, ...]:
-    """The numbers of runs, one run after the other."""
-    return runs.numbers if isinstance(runs, PackedRuns) else tuple(itertools.chain.from_iterable(runs))
-
-
-class PackedRuns(Sequence[Run]):
-    """Runs that came as numbers."""
-
-    def __init__(self, packed: bytes) -> None:
-        self.numbers = struct.unpack(f"{len(packed) // 8}q", packed)
-
-    def __len__(self) -> int:
-        return len(self.numbers) // RUN_NUMBERS
-
-    def __getitem__(self, index: Any) -> Any:
-        if not 0 <= index < len(self):
-            raise IndexError(index)
-        begin = index * RUN_NUMBERS
-        lane, t, steps, source, position, fresh, starts = self.numbers[begin : begin + RUN_NUMBERS]
-        return Run(lane, t, steps, source, position, bool(fresh), bool(starts))
+def runs_of(numbers: Iterable[int]) -> Iterator[Run]:
+    """The runs that numbers stand for."""
+    return map(Run._make, zip(*[iter(numbers)] * RUN_NUMBERS, strict=True))
 
 
 class Fault(NamedTuple):
@@ -90,7 +74,7 @@ class Contents(NamedTuple):
 
     in_slot: bool = False  # the arrays are in the step's slot
     time_steps: int = 0  # of the blocks; 0 if there are none
-    runs: Sequence[Run] = ()  # what the lanes read, in lane order
+    runs: Sequence[int] = ()  # what the lanes read, in lane order: the numbers of `Run`s
     blocks: Sequence[Block] = ()  # of those in the slot only leaves that are objects
     objects: Mapping[int, Any] = {}  # windows passed on, or `WindowKind`s, by row
     layouts: Sequence[Layout] = ()  # met for the first time, for the order of dicts' keys
@@ -117,7 +101,7 @@ class PartDraft:
 
     def __init__(self, step: int, width: int) -> None:
         self.step = step
-        self.runs: list[Run] = []
+        self.runs: list[int] = []
         self.failures: list[StreamError] = []
         self.faults: list[Fault] = []
         self.blocks: dict[int, Block] = {}  # by the id of an interned layout
@@ -129,14 +113,9 @@ class PartDraft:
         self.ends: list[tuple[int, int]] = []
 
     @property
-    def is_fresh(self) -> bool:
-        """Something in it is read for the first time."""
-        return any(map(IS_FRESH, self.runs)) or any(map(IS_FRESH, self.faults))
-
-    @property
     def lanes_read(self) -> int:
         """How many lanes were not idle."""
-        return len({run.lane for run in self.runs} | {fault.lane for fault in self.faults})
+        return len({*self.runs[::RUN_NUMBERS], *(fault.lane for fault in self.faults)})
 
     def fail(self, lane: int, error: Exception, *, fresh: bool) -> None:
         """Note an error that ends the epoch."""
@@ -145,12 +124,12 @@ class PartDraft:
     def sort(self) -> None:
         """Bring all into lane order, and join runs that go on with a stream."""
         found: list[Run] = []
-        for run in sorted(self.runs, key=lambda run: run.lane):
+        for run in sorted(runs_of(self.runs), key=lambda run: run.lane):
             if found and run.continues(found[-1]):
                 found[-1] = found[-1]._replace(steps=found[-1].steps + run.steps)
             else:
                 found.append(run)
-        self.runs = found
+        self.runs = list(itertools.chain.from_iterable(found))
         self.failures.sort(key=lambda failure: failure.lane)
         self.faults.sort(key=lambda fault: fault.lane)
 
@@ -180,13 +159,12 @@ def _brief(part: Part) -> Part | tuple[Any, ...]:
     in_slot, time_steps, runs, blocks, objects, layouts, ends = contents
     if not in_slot or blocks or objects or layouts or failures or faults or end:
         return part
-    packed = array("q", numbers_of(runs)).tobytes()
-    brief = reader, step, fresh, items, lanes_read, tuple(reports), time_steps, packed
+    brief = reader, step, fresh, items, lanes_read, tuple(reports), time_steps, array("q", runs).tobytes()
     return (*brief, ends) if ends else brief
 
 
 def _whole(brief: Sequence[Any]) -> Part:
     """The part that `_brief` was given."""
     reader, step, fresh, items, lanes_read, reports, time_steps, runs, *ends = brief
-    contents = Contents(in_slot=True, time_steps=time_steps, runs=PackedRuns(runs), ends=ends[0] if ends else ())
+    contents = Contents(in_slot=True, time_steps=time_steps, runs=array("q", runs), ends=ends[0] if ends else ())
     return Part(reader, step, fresh, items, lanes_read, LaneReports(*reports), contents)

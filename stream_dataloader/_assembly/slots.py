@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from stream_dataloader._assembly.block import Block, new_column
-from stream_dataloader._assembly.part import Contents
+from stream_dataloader._assembly.part import RUN_NUMBERS, Contents
 from stream_dataloader._items.layout import Layout, storage_dtype
 
 MOST_STEPS_A_MESSAGE = 64
@@ -52,8 +52,8 @@ def blocks_of(contents: Contents, slot: Slot | None, lanes: range) -> Sequence[B
         return contents.blocks
     assert slot is not None
     counts = [0] * len(lanes)
-    for run in contents.runs:  # a lane that read began at t = 0
-        counts[run.lane - lanes.start] = contents.time_steps
+    for lane in contents.runs[::RUN_NUMBERS]:  # one that read began at t = 0
+        counts[lane - lanes.start] = contents.time_steps
     lists = contents.blocks[0].columns if contents.blocks else slot.columns
     return [Block(slot.layout, slot.columns_of(lanes, lists), counts, slot.time_steps, contents.time_steps)]
 

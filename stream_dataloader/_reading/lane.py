@@ -10,7 +10,7 @@ Guarantee: every item of a stream is written once, in order, with no other strea
 
 from __future__ import annotations
 
-from typing import Any
+import itertools
 
 from stream_dataloader._assembly.part import Run
 from stream_dataloader._assembly.writer import PartWriter
@@ -20,7 +20,7 @@ from stream_dataloader._reading.windows import StreamWindows
 from stream_dataloader._schedule.rules import NEVER
 from stream_dataloader._schedule.snapshot import LaneState
 from stream_dataloader.errors import ReadError, StreamError
-from stream_dataloader.stream_info import run_as
+from stream_dataloader.stream_info import running
 
 
 class Lane:
@@ -28,7 +28,8 @@ class Lane:
 
     Attributes:
         batch_lane: Its number, as the batch has it.
-        keeps_state: The open stream has a state that it needs to be opened again.
+        current: The stream that is open.
+        draws_without_item: Sources that it took since it read an item.
         idle: No source is left for it; it stays idle.
         fresh: It reads, or may yet read, something new.
     """
@@ -41,6 +42,7 @@ class Lane:
         self.batch_lane = opener.reader.lanes[row]
         self._row = row
         self._reading = reading
+        self._killers = reading.killers
         self._rules = reading.plan.rules
         self._is_packed = self._rules.windows == "packed"
         self._opener = opener
@@ -48,58 +50,45 @@ class Lane:
         self._read = StreamWindows.read_steps
         if self._rules.time_steps is None:
             self._read = StreamWindows.pass_window if reading.whole_windows else StreamWindows.read_window
-        self._current: StreamWindows | None = None
-        self._draws_without_item = 0
+        self.current: StreamWindows | None = None
+        self.draws_without_item = 0
         self.idle = False
         self.fresh = True
-        self.keeps_state = False
         self._start = start
         if start is not None:
             self.idle, self.fresh = bool(start.idle), not start.idle
-            self._draws_without_item = start.draws_without_item
+            self.draws_without_item = start.draws_without_item
 
-    def progress(self) -> tuple[int, ...]:
-        """How far it has read: see `LaneState.progress`."""
-        current = self._current
-        if current is None:
-            return 0, 0, 0, 0, self._draws_without_item, self.idle
-        return 1, current.stream.items, current.position, current.first_window, self._draws_without_item, 0
-
-    def stream_state(self) -> Any:
-        """The open stream's own state."""
-        return None if self._current is None else self._current.stream.state()
-
-    def fill(self, step: int, start: int = 0, stop: int = NEVER) -> bool:
-        """Read one window, or time steps `[start, stop)` of it; False if there is nothing more for it to read.
+    def fill(self, time: int, t: int, stop: int) -> bool:
+        """Read time steps `[t, stop)` of a window, or one that is cut; False if there is nothing more for it to read.
 
         A broken stream is noted in the step's draft, as one that is skipped or as a fault.
         """
-        draft, killers, t = self._writer.draft, self._reading.killers, start
+        draft = self._writer.draft
         try:
-            while t == 0 or self._current is not None or self._is_packed:
-                current = self._current or self._next(step * self._rules.lanes + self.index)
+            while t == 0 or self.current is not None or self._is_packed:
+                current = self.current or self._next(time)
                 if current is None:
                     return False
                 stream, position, full, error = current.stream, current.position, False, None
-                before = run_as(stream.info)
+                before, running.info = running.info, stream.info
                 try:
-                    if killers:
-                        self._spare_worker(stream, step * self._rules.lanes + self.index)
+                    if self._killers:
+                        self._spare_worker(stream, time)
                     full = self._read(current, t, stop)
                 except StreamError as broken:
                     error = broken
                 finally:
-                    run_as(before)
-                self.keeps_state = stream.opened is not None and stream.opened.keeps_state
+                    running.info = before
                 if count := current.position - position:
                     source, starts = stream.info.source_index, position == current.begin
-                    run = Run(self.batch_lane, t, count, source, position, stream.fresh, starts)
+                    run = (self.batch_lane, t, count, source, position, stream.fresh, starts)
                     if stream.marks and self._rules.time_steps is not None:
-                        draft.runs += run.cut(stream.starts())
+                        draft.runs += itertools.chain.from_iterable(Run._make(run).cut(stream.starts()))
                     else:
-                        draft.runs.append(run)
+                        draft.runs += run
                     t += count
-                    self._draws_without_item = 0
+                    self.draws_without_item = 0
                     if current.unmet is not None:
                         self._writer.met(current.unmet)
                         current.unmet = None
@@ -119,14 +108,14 @@ class Lane:
 
     def ends(self, time: int) -> bool:
         """Whether its stream ends with the window that it filled."""
-        if self._current is None:
+        if self.current is None:
             return False
-        if self._reading.killers.get(self._current.stream.info.source_index, NEVER) <= time:
+        if self._killers.get(self.current.stream.info.source_index, NEVER) <= time:
             return False  # it is not to be read then, nor before
-        return self._current.ends()
+        return self.current.ends()
 
     def _spare_worker(self, stream: OpenedStream, time: int) -> None:
-        fatal = self._reading.killers.get(stream.info.source_index)
+        fatal = self._killers.get(stream.info.source_index)
         if fatal is not None and time >= fatal:
             raise stream.error(ReadError, "workers died again and again while they read it here")
 
@@ -134,27 +123,27 @@ class Lane:
         """Take the next source; None, for good, if there is none left for this lane."""
         if self._start is not None:
             self._resume(self._start)
-            if self._current is not None:
-                return self._current
-        rules, draws, stream = self._rules, self._draws_without_item, None
+            if self.current is not None:
+                return self.current
+        rules, draws, stream = self._rules, self.draws_without_item, None
         if not draws or not rules.gives_up(self.index, draws):
             stream = self._opener.next(self.index, time)
-        self._draws_without_item += 1
+        self.draws_without_item += 1
         self.idle, self.fresh = stream is None, stream is not None and stream.fresh
         if stream is not None:
-            self._current = StreamWindows(stream, self._writer, self._row, rules.time_steps)
-            self._current.begin = self._current.position
-        return self._current
+            self.current = StreamWindows(stream, self._writer, self._row, rules.time_steps)
+            self.current.begin = self.current.position
+        return self.current
 
     def _resume(self, start: LaneState) -> None:
         """Go on with the stream that was being read before, opened where it stood."""
         self._start, stream = None, self._opener.resume(self.index, start)
         if stream is not None:
             self.fresh = stream.fresh
-            self._current = StreamWindows(stream, self._writer, self._row, self._rules.time_steps)
+            self.current = StreamWindows(stream, self._writer, self._row, self._rules.time_steps)
 
     def close(self) -> None:
         """Close the stream that is open."""
-        if self._current is not None:
-            self._opener.close_stream(self.index, self._current.stream)
-            self._current, self.keeps_state = None, False
+        if self.current is not None:
+            self._opener.close_stream(self.index, self.current.stream)
+            self.current = None

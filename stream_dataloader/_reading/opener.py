@@ -65,7 +65,7 @@ class Opener:
     def next(self, lane: int, time: int) -> OpenedStream | None:
         """Take the next source for a lane that is out of data; None if there is none left."""
         take_out = self._take_early if self.opens_early else self.queue.take
-        take, wait = functools.partial(take_out, lane, time), functools.partial(self._wait, lane)
+        take, wait = functools.partial(take_out, lane, time), functools.partial(self._wait, lane, time)
         grant, self._held[lane] = next_grant(self._held[lane], self._plan.rules.lookahead, take, wait)
         self.taken.setdefault(lane, []).append(grant)
         stream = None
@@ -102,9 +102,9 @@ class Opener:
             self._early.reserve(lane, ticket)
         return ticket
 
-    def _wait(self, lane: int, ticket: int) -> int:
+    def _wait(self, lane: int, time: int, ticket: int) -> int:
         begin = clock()
-        grant = self.queue.wait(lane, ticket)
+        grant = self.queue.wait(lane, time, ticket)
         self._meter.granted(begin)
         return grant
 

@@ -23,7 +23,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Generator, Iterator
 from types import GeneratorType
-from typing import Any, NamedTuple
+from typing import Any
 
 from stream_dataloader._memory.endings import WeakItems, WeakValues, when_gone
 from stream_dataloader._schedule.sections import Section
@@ -123,7 +123,7 @@ _begun: WeakItems[Any] = WeakItems()  # generators
 def _why_not_own(iterator: Iterator[Any], reader: Any) -> str:
     """Why an iterator is not the reader's own, or nothing."""
     other = _readers.get(id(iterator))
-    if other is not None and other is not reader and other.opened is not None and other.opened.iterator is iterator:
+    if other is not None and other is not reader and other.iterator is iterator:
         return f"source {other.info.source_index} is being read from"
     if isinstance(iterator, Generator):
         if iterator in _begun:
@@ -131,15 +131,6 @@ def _why_not_own(iterator: Iterator[Any], reader: Any) -> str:
         _begun.add(iterator)
     _readers[id(iterator)] = reader
     return ""
-
-
-class Opened(NamedTuple):
-    """What a stream is read from, while it is."""
-
-    iterator: Iterator[Any]
-    writes: bool  # where items are wanted, by `read_into`
-    keeps_state: bool  # with which it is opened again
-    forget: list[Callable[[], Any]]  # to be called where it is closed, not only gone
 
 
 class Handle:
@@ -150,20 +141,23 @@ class Handle:
         factory: Opens the source.
         section: The items of the source that are read.
         items: Number of items handed out, those before the section counted too.
+        iterator: What it is read from; None if it is not open.
+        writes: It writes items where they are wanted, by `read_into`.
+        keeps_state: It has a state with which it is opened again.
         marks: It says which items begin a sequence; see `protocols.MarksStarts`.
         saved: A state of the iterator to begin with, and the item that it belongs to.
         returned: What the factory returned.
-        opened: What it is read from; None if it is not open.
     """
 
-    marks = False
+    iterator: Iterator[Any] | None = None
+    writes = keeps_state = marks = False
 
     def __init__(self, info: StreamInfo, factory: Callable[..., Any], source: Any, section: Section) -> None:
         self.info, self.factory, self.source, self.section = info, factory, source, section
         self.items = section.start
         self.saved: tuple[Any, int] = None, 0
         self.returned: Any = None
-        self.opened: Opened | None = None
+        self._forget: list[Callable[[], Any]] = []  # to be called where it is closed, not only gone
 
     def _begin(self) -> Iterator[Any]:
         """Open it behind the items that were handed out; its iterator, which is there."""
@@ -183,12 +177,13 @@ class Handle:
         if why := _why_not_own(iterator, self):
             kind = type(iterator).__name__
             raise self.error(OpenError, f"open_stream returned a {kind} that {why}; make a new one with each call")
-        has_state = keeps_state(iterator) and not seeks_items(iterator) and not takes_start(self.factory)
-        self.opened = Opened(iterator, callable(getattr(returned, "read_into", None)), has_state, [])
+        self.iterator = iterator
+        self.writes = callable(getattr(returned, "read_into", None))
+        self.keeps_state = keeps_state(iterator) and not seeks_items(iterator) and not takes_start(self.factory)
         for closable in (iterator,) if iterator is returned else (iterator, returned):
             close = getattr(closable, "close", None)
             if callable(close) and not isinstance(closable, GeneratorType):  # which Python itself closes
-                self.opened.forget.append(when_gone(self, close))
+                self._forget.append(when_gone(self, close))
         self.marks = callable(getattr(returned, "starts_within", None))
         if first < self.items:
             first = self._go_on(iterator)
@@ -218,13 +213,11 @@ class Handle:
 
     def close(self) -> None:
         """Close what the factory returned, and its iterator; an error in that becomes a warning."""
-        opened, returned = self.opened, self.returned
-        self.opened = self.returned = None
-        iterator = None
-        if opened is not None:
-            iterator = opened.iterator
-            while opened.forget:
-                opened.forget.pop()()
+        iterator, returned = self.iterator, self.returned
+        self.iterator = self.returned = None
+        self.writes = self.keeps_state = False
+        while self._forget:
+            self._forget.pop()()
         for closable in (iterator, returned):
             if callable(end := getattr(closable, "close", None)):
                 before = run_as(self.info)

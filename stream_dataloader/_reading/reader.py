@@ -12,7 +12,7 @@ from array import array
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from stream_dataloader._assembly.part import IS_FRESH, Contents, Part, PartDraft
+from stream_dataloader._assembly.part import IS_FRESH, RUN_NUMBERS, Contents, Part, PartDraft, runs_of
 from stream_dataloader._assembly.writer import PartWriter
 from stream_dataloader._memory.endings import WeakItems, in_thread, when_gone
 from stream_dataloader._notices import warn
@@ -95,9 +95,8 @@ class PartReader:
         if end or draft.faults:
             self.ended = True
             self.queue.finish()
-        items, fresh = 0, any(map(IS_FRESH, draft.faults))
-        for run in draft.runs:
-            items, fresh = items + run.steps, fresh or run.fresh
+        items = sum(draft.runs[2::RUN_NUMBERS])
+        fresh = any(draft.runs[5::RUN_NUMBERS]) or any(map(IS_FRESH, draft.faults))
         lanes_read = draft.lanes_read if self.reading.plan.rules.padding_mode == "drop" else 0
         failures = list(map(ErrorReport, draft.failures))
         return Part(self._number, draft.step, fresh, items, lanes_read, reports, contents, failures, draft.faults, end)
@@ -108,11 +107,16 @@ class PartReader:
         self.opener.taken.clear()
         numbers: list[int] = []
         states: dict[int, Any] = {}
-        for lane in self._lanes:
-            numbers += lane.progress()
-            if lane.keeps_state:
+        for lane in self._lanes:  # see `LaneState.progress`
+            current = lane.current
+            if current is None:
+                numbers += (0, 0, 0, 0, lane.draws_without_item, lane.idle)
+                continue
+            stream = current.stream
+            numbers += (1, stream.items, current.position, current.first_window, lane.draws_without_item, 0)
+            if stream.keeps_state:
                 try:
-                    states[lane.index] = lane.stream_state()
+                    states[lane.index] = stream.state()
                 except StreamError as error:
                     draft.fail(lane.batch_lane, error, fresh=lane.fresh)
         return LaneReports(taken, array("q", numbers).tobytes(), states)
@@ -121,28 +125,31 @@ class PartReader:
         """Fill this step's windows, also behind a broken one: other workers would."""
         queue, working, number, step = self.queue, self._working, self._number, draft.step
         first_items_first = self._session is not None and self._reads_first_items_first(step, self._session)
-        stop = 1 if first_items_first else NEVER
+        time_steps = self.reading.plan.rules.time_steps or NEVER
+        stop = 1 if first_items_first else time_steps
         behind: list[Lane] = []
+        first, closed = step * self._total, queue.closed
         lane = self._lanes[0]
         try:
             for lane in self._lanes:
-                time = step * self._total + lane.index
-                queue.work_at(time)
+                if closed is not None and closed():
+                    raise Abandoned
                 if not lane.idle:
+                    time = first + lane.index
                     working[number] = time + 1
-                    if lane.fill(step, 0, stop) and first_items_first:
+                    if lane.fill(time, 0, stop) and first_items_first:
                         behind.append(lane)
-            queue.publish((step + 1) * self._total + self._lanes[0].index)
+            queue.publish(first + self._total + self._lanes[0].index)
             for lane in behind:
-                working[number] = step * self._total + lane.index + 1
-                lane.fill(step, 1)
+                working[number] = first + lane.index + 1
+                lane.fill(first + lane.index, 1, time_steps)
             if behind:
                 draft.sort()
             if self.reading.marks_ends and not draft.faults:  # the last, as it may wait for streams' next items
-                last = {run.lane: run for run in draft.runs}
+                last = {run.lane: run for run in runs_of(draft.runs)}
                 for row, lane in enumerate(self._lanes):
                     if (run := last.get(lane.batch_lane)) is not None:
-                        time = (step + 1) * self._total + lane.index  # of what is taken ahead
+                        time = first + self._total + lane.index  # of what is taken ahead
                         working[number] = time + 1
                         if lane.ends(time):
                             draft.ends.append((row, run.t + run.steps - 1))
@@ -230,7 +237,7 @@ def unsendable(part: Part, worker_id: int, error: Exception) -> ItemError:
     return ItemError(
         f"step {part.step}, worker {worker_id}: an item cannot be pickled, which sending it to the main "
         f"process needs ({error}); yield arrays, numbers, strings or other plain objects",
-        lane=part.contents.runs[0].lane if part.contents.runs else -1,
+        lane=part.contents.runs[0] if part.contents.runs else -1,
         worker_id=worker_id,
     )
 

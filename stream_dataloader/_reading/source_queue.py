@@ -31,26 +31,18 @@ class SourceQueue:
     """What a reader draws sources from that has nobody beside it.
 
     Args:
-        closed: Whether to give up, asked between two lanes: a thread cannot be ended from outside.
+        closed: See below.
 
     Attributes:
         order: What grants stand for; its `epoch` is the one that is read.
+        closed: Whether to give up, asked between two lanes where a thread reads: none can be ended from outside.
     """
 
     def __init__(self, rules: Rules, order: Order, closed: Callable[[], bool] | None = None) -> None:
         self.order = order
         self._rules = rules
-        self._closed = closed
+        self.closed = closed
         self._cursors = list(order.again.first)
-
-    def work_at(self, time: int) -> None:  # noqa: ARG002
-        """Begin with a lane: at this time its next tickets are taken out.
-
-        Raises:
-            Abandoned: Nothing more is wanted.
-        """
-        if self._closed is not None and self._closed():
-            raise Abandoned
 
     def publish(self, time: int) -> None:
         """Promise to take out no ticket for an earlier time any more."""
@@ -63,8 +55,8 @@ class SourceQueue:
         """What a ticket was granted, or `PENDING`."""
         return ticket
 
-    def wait(self, lane: int, ticket: int) -> int:
-        """The same, once there is a decision."""
+    def wait(self, lane: int, time: int, ticket: int) -> int:  # noqa: ARG002
+        """The same, once there is a decision; `time` is when it is waited for."""
         return self.decision(lane, ticket)
 
     def finish(self) -> None:
@@ -94,7 +86,6 @@ class SessionQueue(SourceQueue):
         self._worker = worker
         self._lock = lock
         self._is_over = closed
-        self._now = -1
         self._hidden: set[int] = set()  # lanes whose last tickets others do not see yet
         self._horizon = -1  # up to which all was decided
 
@@ -108,11 +99,6 @@ class SessionQueue(SourceQueue):
         for worker in range(len(times)):
             row.enter(worker)
         return [cls(row, worker, rules, order, lambda: lock, closed, gives_up=True) for worker in range(len(times))]
-
-    def work_at(self, time: int) -> None:
-        """See `SourceQueue`; others learn of steps only, as none has a lane between."""
-        super().work_at(time)
-        self._now = time
 
     def publish(self, time: int) -> None:
         """See `SourceQueue`; tickets are shown before the time behind them is."""
@@ -154,11 +140,11 @@ class SessionQueue(SourceQueue):
         """The time that all have reached."""
         return int(self._row.time.min()) if self._rules.deterministic else NEVER
 
-    def wait(self, lane: int, ticket: int) -> int:
-        """See `SourceQueue`."""
+    def wait(self, lane: int, time: int, ticket: int) -> int:
+        """See `SourceQueue`; otherwise others learn of steps only, as none has a lane between."""
         decision = self.decision(lane, ticket)
         if decision == PENDING:
-            self.publish(self._now)
+            self.publish(time)
             self._poll(lambda: self.decision(lane, ticket) != PENDING)
             decision = self.decision(lane, ticket)
         return decision

@@ -105,7 +105,7 @@ class OpenedStream(Handle):
         return state
 
     def _read_state(self) -> tuple[Any, StreamError | None]:
-        iterator: Any = self.opened and self.opened.iterator
+        iterator: Any = self.iterator
         try:
             return None if iterator is None else copy.deepcopy(iterator.state_dict()), None
         except Exception as error:
@@ -128,9 +128,9 @@ class OpenedStream(Handle):
             item = self._ahead.pop(0)
             self._state_now = None
         else:
-            opened = self.opened
+            iterator = self.iterator
             try:
-                item = next(self._begin() if opened is None else opened.iterator, END)
+                item = next(self._begin() if iterator is None else iterator, END)
             except Exception as error:
                 item = self._next_item_again(error, "the stream")
         if item is not END:
@@ -157,8 +157,8 @@ class OpenedStream(Handle):
 
     def run(self, put: Callable[[Iterator[Any]], Taken]) -> None:
         """Have its next items taken in one go; `next_item` has what stops that."""
-        assert self.opened is not None
-        written, odd, error = put(self.opened.iterator)
+        assert self.iterator is not None
+        written, odd, error = put(self.iterator)
         self.items += written
         try:
             if isinstance(error, StopIteration):
@@ -180,7 +180,7 @@ class OpenedStream(Handle):
     def _ask_for_starts(self) -> None:
         """Called before a stream that marks starts is closed: another may not know."""
         first, stop = self._asked, self.items
-        if self.opened is None or first == stop:
+        if self.iterator is None or first == stop:
             return
         try:
             starts = sorted(set(map(operator.index, self.returned.starts_within(first, stop))))
@@ -262,7 +262,7 @@ class OpenedStream(Handle):
         """
         items, before = self.items, run_as(self.info)
         try:
-            self._state_now = self._read_state() if self.opened is not None and self.opened.keeps_state else None
+            self._state_now = self._read_state() if self.keeps_state else None
             self._ahead = take()
         except StreamError as error:
             self._error = detached(error)  # its frames hold whoever reads, who would never be collected

@@ -47,21 +47,20 @@ class StreamWindows:
 
     def read_steps(self, t: int, stop: int) -> bool:
         """Read single steps from `t` up to `stop`; False if the stream ended before."""
-        assert self._time_steps is not None
-        stream, end, at_once = self.stream, min(self._time_steps, stop), True
-        while t < end:
+        stream, at_once = self.stream, True
+        while t < stop:
             known = None if stream.has_item else self._layout
-            if known is not None and stream.opened is not None and stream.opened.writes and None not in known.dtypes:
-                count = self._write(t, end, known)
+            if known is not None and stream.writes and None not in known.dtypes:
+                count = self._write(t, stop, known)
                 if count == 0:
                     return False
                 t += max(count, 0)
                 self.position += max(count, 0)
                 continue
-            if known is not None and at_once and (end - t > 1 or known.structure is not LEAF):
-                count = self._run(t, end, known)
+            if known is not None and at_once and (stop - t > 1 or known.structure is not LEAF):
+                count = self._run(t, stop, known)
                 t, at_once = t + count, count > 0  # a stream may have no item that can be taken so
-                if t == end:
+                if t == stop:
                     break
             item = stream.next_item()
             if item is END:
@@ -166,9 +165,7 @@ class StreamWindows:
             return False
         if (stop := self.known_stop) is not None:
             return self.position == stop
-        writes = (
-            stream.opened is not None and stream.opened.writes and not layout.windowed and None not in layout.dtypes
-        )
+        writes = stream.writes and not layout.windowed and None not in layout.dtypes
         return not stream.look_ahead(functools.partial(_written if writes else _iterated, stream, layout))
 
 

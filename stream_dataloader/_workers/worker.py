@@ -167,5 +167,5 @@ def _message(worker_id: int, parts: list[Part]) -> Message:
             return Message([packed for part in parts for packed in _message(worker_id, [part]).read()], _arrive)
         (part,) = parts
         runs = part.contents.runs
-        fault = Fault(runs[0].lane if runs else 0, True, ErrorReport(unsendable(part, worker_id, error)))
+        fault = Fault(runs[0] if runs else 0, True, ErrorReport(unsendable(part, worker_id, error)))
         return Message([part._replace(contents=Contents(runs=runs), faults=[fault])], _arrive)

@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import itertools
 import pickle
 from concurrent.futures import ThreadPoolExecutor
 
@@ -36,7 +37,7 @@ def part_of(worker, runs, pool, item):
             if i == 0:
                 writer.met(layout)
             writer.put_step(row, run.t + i, layout, leaves)
-    draft.runs += runs
+    draft.runs += itertools.chain(*runs)
     return Part(worker, 0, True, items=0, lanes_read=0, reports=LaneReports((), b"", {}), contents=writer.finish())
 
 

@@ -113,8 +113,7 @@ class _Items:
     @property
     def reads_into(self) -> bool:
         """Whether the steps behind the first can be had by `read_into`."""
-        opened = self._stream.opened
-        return self._may_read_into and opened is not None and opened.writes
+        return self._may_read_into and self._stream.writes
 
 
 def _steps_of(window: Any) -> Iterator[Any]:
