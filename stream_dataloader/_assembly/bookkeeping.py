@@ -42,7 +42,6 @@ class Bookkeeping:
         return {**self("mask"), **self("source")} if _asked.by_compiled else {}
 
     def __call__(self, name: str) -> dict[str, torch.Tensor]:
-        """The field of a name, with those that are made together with it."""
         made = self._marks() if name in ("reset", "is_start", "mask") else self._places()
         return {field: torch.from_numpy(array) for field, array in made.items()}
 

@@ -55,7 +55,6 @@ def seems_forgotten(layout: Layout, time_steps: int) -> str | None:
 
 
 def _is_picture(spec: Spec, time_steps: int) -> bool:
-    """Whether a leaf's window is like one picture, its channels first or last."""
     if len(spec.shape) != 2:
         return False
     height, width = spec.shape

@@ -90,7 +90,6 @@ class Judge:
 
 
 def _reads(part: Part, slot: Slot | None, lanes: range) -> Iterator[tuple[int, int, int, Layout]]:
-    """What a part's lanes read: lane, source, position and layout, in lane order."""
     contents = part.contents
     layout: Layout | None
     for run in runs_of(contents.runs):

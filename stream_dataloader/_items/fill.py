@@ -27,7 +27,6 @@ def check_fill(fill_value: Any) -> None:
 
 
 def _given(value: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """The numbers and arrays of a fill value, each with how a user would write it."""
     parts = children_of(value)
     if parts is None or (parts[0] is tuple and _is_array(value)):
         yield path, value
@@ -38,7 +37,6 @@ def _given(value: Any, path: str) -> Iterator[tuple[str, Any]]:
 
 
 def _is_array(value: Any) -> bool:
-    """Whether a tuple is one of plain numbers, which may stand for an array."""
     return bool(value) and all(isinstance(element, (int, float, complex)) for element in value)
 
 

@@ -100,7 +100,7 @@ def _blamed(layout: Layout, item: Any, error: Exception) -> tuple[tuple[Any, ...
 
 
 def _write_rows(begin: int, gathered: Iterable[_Gathered]) -> None:
-    """Write the bytes of leaves to consecutive time steps; in one call, as Python copies a `finally` to each return."""
+    """In one call, as Python copies a `finally` to each return."""
     for column, leaves, dtype, shape in gathered:
         if leaves:
             column[begin : begin + len(leaves)] = np.frombuffer(b"".join(leaves), dtype).reshape(-1, *shape)
@@ -146,7 +146,6 @@ class _Source:
         return name
 
     def _add(self, value: str, node: Node, specs: Iterator[Spec]) -> None:
-        """Check a leaf, or a container and all that is in it, in the order of `structure.collect`."""
         kind = node.type
         if kind is None:
             self._add_leaf(value, next(specs))

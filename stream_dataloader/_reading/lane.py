@@ -136,7 +136,6 @@ class Lane:
         return self.current
 
     def _resume(self, start: LaneState) -> None:
-        """Go on with the stream that was being read before, opened where it stood."""
         self._start, stream = None, self._opener.resume(self.index, start)
         if stream is not None:
             self.fresh = stream.fresh

@@ -100,7 +100,6 @@ class SourceList:
 
 
 def _fingerprint_of(sources: Sequence[Any]) -> str:
-    """A hash of a list of sources that does not depend on process, machine or Python version."""
     digest = hashlib.blake2b(digest_size=16)
     looked_at = sources
     # of what a sequence makes, of which there may be any number, only some

@@ -140,7 +140,6 @@ class Opener:
         return stream
 
     def _unopened(self, grant: int, lane: int) -> OpenedStream:
-        """The stream of a grant, which fails if it cannot be opened, or may not be."""
         plan = self._plan
         failure: Exception | None = None
         number, epoch, repeat, fresh = self.queue.order[grant]
@@ -250,7 +249,6 @@ class EarlyOpener:
             delay = _FIRST_POLL_SECONDS if settled else min(1.5 * delay, _LONGEST_POLL_SECONDS)
 
     def _settle(self, stream: Future[OpenedStream], lane: int, ticket: int) -> bool:
-        """Open the stream of a ticket; False if it is not decided yet."""
         if stream.cancelled():
             return True
         grant = self._queue.decision(lane, ticket)

@@ -102,7 +102,6 @@ class PartReader:
         return Part(self._number, draft.step, fresh, items, lanes_read, reports, contents, failures, draft.faults, end)
 
     def _reports_of(self, draft: PartDraft) -> LaneReports:
-        """What there is to know of the lanes after the step, to go on from there another time."""
         taken = tuple([(lane, grant) for lane, grants in self.opener.taken.items() for grant in grants])
         self.opener.taken.clear()
         numbers: list[int] = []

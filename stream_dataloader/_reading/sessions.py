@@ -164,7 +164,6 @@ class SessionTable(SharedFields):
         return SessionRow(Carver(self._rows[place]), self.rules)
 
     def _free_place(self) -> int:
-        """A row that no session has, or that of the oldest one whose workers are all gone."""
         oldest_first = [int(place) for place in np.argsort(self._number, kind="stable")]
         if not self._number[oldest_first[0]]:
             return oldest_first[0]

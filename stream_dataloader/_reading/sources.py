@@ -123,7 +123,6 @@ class PackedSources(Sources, SharedFields):
         self._set(len(listed), list(_blocks(listed, pickle_block or _by_reference)))
 
     def _set(self, length: int, blocks: Sequence[tuple[int, bytes]]) -> None:
-        """Write the blocks to memory of their own, each with its first source's index."""
         ends = np.cumsum([len(block) for _, block in blocks], dtype=np.int64)
         self._length, self._sizes = length, (len(blocks), int(ends[-1]) if blocks else 0)
         SharedFields.__init__(self)
@@ -172,7 +171,6 @@ class PackedSources(Sources, SharedFields):
 
 
 def _blocks(sources: list[Any], dumps: Callable[[Any], bytes]) -> Iterator[tuple[int, bytes]]:
-    """Pickled lists of sources, in order, each with the index of its first."""
     for first in range(0, len(sources), _BLOCK):
         block = _pickle(sources[first : first + _BLOCK], first, dumps)
         if len(block) <= _LARGEST_BLOCK_BYTES:

@@ -144,7 +144,6 @@ class OpenedStream(Handle):
         return self.items >= stop and not self.section.ends
 
     def _check_length(self, stop: int, *, ended: bool) -> None:
-        """Raise if the stream ended before `stop`, or did not end there."""
         if self.items > stop or (ended and self.items < stop):
             info = self.info
             remedy = "correct it" if info.stop is not None else "correct it, or build the dataset without lengths"

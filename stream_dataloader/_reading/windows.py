@@ -135,7 +135,6 @@ class StreamWindows:
         return True
 
     def _take_apart(self, item: object) -> tuple[Layout, Leaves]:
-        """An item's leaves; the stream's first item says what they must be."""
         if self._layout is not None:
             return self._layout, self._layout.read(item)
         layout, leaves = Layout.of(item, windowed=self._time_steps is None)
