@@ -53,10 +53,6 @@ class KeptFields:
         """All fields, also those that are not made yet."""
         return sorted({*super().__dir__(), *(field.name for field in fields(self))})
 
-    def _remember(self, state: Callable[[], dict[str, Any]]) -> None:
-        """Have `state_dict` return what `state()` returns; the loader calls this."""
-        self.__dict__["_state"] = state
-
     def _bookkeeping(self) -> list[str]:
         """The fields that are tensors, but for the data."""
         names = (field.name for field in fields(self) if field.name != "data")

@@ -20,13 +20,13 @@ from stream_dataloader._assembly.part import RUN_NUMBERS
 Array = np.ndarray[Any, Any]
 
 
-class _Asked:
+class Asked:
     """Who has asked for bookkeeping: an attribute, which `torch.compile` can set."""
 
     by_compiled = False
 
 
-_asked = _Asked()
+asked = Asked()
 
 
 class Bookkeeping:
@@ -38,8 +38,8 @@ class Bookkeeping:
         self._shape = time_steps, len(lanes)
 
     def made_before(self) -> dict[str, torch.Tensor]:
-        """The fields that are made although nobody asks for them."""
-        return {**self("mask"), **self("source")} if _asked.by_compiled else {}
+        """All fields, where a compiled function will ask for them."""
+        return {**self("mask"), **self("source")}
 
     def __call__(self, name: str) -> dict[str, torch.Tensor]:
         made = self._marks() if name in ("reset", "is_start", "mask") else self._places()
@@ -70,7 +70,7 @@ class Bookkeeping:
     def _numbers(self) -> tuple[Array, bool]:
         """The runs, `(RUN_NUMBERS, runs)`; and whether each lane has one, of its whole window."""
         if torch.compiler.is_compiling():  # here, as what calls this may not be traced, or not to its end
-            _asked.by_compiled = True
+            asked.by_compiled = True
         numbers = tuple(itertools.chain.from_iterable(self._runs))
         time_steps, width = self._shape
         full = numbers[2::RUN_NUMBERS] == (time_steps,) * width

@@ -23,16 +23,16 @@ _LEAST_SIDE = 8  # pixels; a smaller array is rather a table
 class FrameWatch:
     """Warns if the first batch looks like pictures."""
 
-    _done = False
+    done = False
 
     def look(self, layout: Layout | None, batch: StreamBatch) -> None:
         """Look at a batch, if none was looked at before; all of it may have been read by other ranks."""
-        if self._done:
+        if self.done:
             return
         steps = (batch.source >= 0).sum(0)
         read = steps[steps > 0]
         if layout is not None and len(read):
-            self._done = True
+            self.done = True
             problem = seems_forgotten(layout, batch.time_steps)
             if problem is not None and (read == batch.time_steps).all():
                 warnings.warn(problem, stacklevel=5)

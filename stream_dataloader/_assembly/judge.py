@@ -44,24 +44,24 @@ class Judge:
         Raises:
             ItemError: One does not; the first in lane order.
         """
-        self.meet(parts)
         for part, reader in zip(parts, self._readers, strict=True):
-            if part is None or self._fits(part, slot):
+            if part is None:
                 continue
-            for lane, source, position, layout in _reads(part, slot, reader.lanes):
+            contents = part.contents
+            if contents.layouts:
+                self.meet([part])
+            if contents.in_slot and slot is not None:
+                fits = slot.layout is self._fitting
+            else:
+                fits = len(contents.blocks) == 1 and contents.blocks[0].layout == self.layout
+            # most do, and their lanes are not looked at one by one
+            for lane, source, position, layout in () if fits else _reads(part, slot, reader.lanes):
                 if self.layout is None:
                     self.layout, self._first = self.as_met(layout), (reader.member, source)
                 if layout != self.layout:
                     raise self._misfit(reader, lane, source, position, layout)
-                if part.contents.in_slot:
+                if contents.in_slot:
                     self._fitting = layout
-
-    def _fits(self, part: Part, slot: Slot | None) -> bool:
-        """Whether a part's windows all have the epoch's layout, as most do; without looking at each lane."""
-        contents = part.contents
-        if contents.in_slot and slot is not None:
-            return slot.layout is self._fitting
-        return len(contents.blocks) == 1 and contents.blocks[0].layout == self.layout
 
     def _misfit(self, reader: Reader, lane: int, source: int, position: int, layout: Layout) -> ItemError:
         assert self.layout is not None

@@ -38,23 +38,22 @@ class PendingCopies:
     """
 
     def __init__(self) -> None:
-        self._waiting: deque[tuple[list[Any] | None, Callable[[], Any]]] = deque()
+        #: What is to be freed, and the events that are waited for.
+        self.waiting: deque[tuple[list[Any] | None, Callable[[], Any]]] = deque()
 
     def free_after(self, free: Callable[[], Any]) -> None:
         """Call `free` once the copies begun so far are done: at once if there are none, or from `poll`."""
         try:
-            events = self._events()
+            events = self._events() if cuda.is_initialized() else []
         except Exception:  # the device is lost, or the interpreter ends: the memory stays out of use
             return
         if events == []:
             free()
         else:
-            self._waiting.append((events, free))
+            self.waiting.append((events, free))
 
     def _events(self) -> list[Any] | None:
         """An event behind all that was begun so far, on each device in use; None while a graph is captured."""
-        if not cuda.is_initialized():
-            return []
         numbers = frozenset(copies.devices)
         current = cuda.current_device()
         if current not in numbers and _is_in_use(current):
@@ -65,37 +64,32 @@ class PendingCopies:
         streams = {cuda.current_stream(number) for number in numbers} | copies.streams
         return list(map(_recorded, streams))
 
-    @property
-    def waiting(self) -> int:
-        """How many wait to be freed."""
-        return len(self._waiting)
-
     def poll(self) -> None:
         """Free the memory that is no longer read.
 
         Raises:
             RuntimeError: The device is lost; the memory it may have read stays out of use.
         """
-        while self._waiting:
-            events, free = self._waiting[0]
+        while self.waiting:
+            events, free = self.waiting[0]
             try:
                 if events is None:  # it was let go while a graph was captured
                     events = self._events()
-                    self._waiting[0] = events, free
+                    self.waiting[0] = events, free
                 done = events is not None and all(event.query() for event in events)
             except Exception:
-                self._waiting.popleft()
+                self.waiting.popleft()
                 raise
             if not done:
                 return
-            self._waiting.popleft()
+            self.waiting.popleft()
             free()
 
     def wait(self) -> None:
         """Wait for the copies that have been begun so far; a lost device is not waited for."""
         self.free_after(int)
-        while self._waiting:
-            events, free = self._waiting.popleft()
+        while self.waiting:
+            events, free = self.waiting.popleft()
             with contextlib.suppress(Exception):
                 for event in (self._events() if events is None else events) or ():
                     event.synchronize()

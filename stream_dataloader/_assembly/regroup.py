@@ -5,19 +5,19 @@ Guarantee: the result depends on what the lanes read, not on workers. All parts 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
 from stream_dataloader._assembly.block import Block, new_column
-from stream_dataloader._assembly.bookkeeping import Bookkeeping
+from stream_dataloader._assembly.bookkeeping import Bookkeeping, asked
 from stream_dataloader._assembly.judge import Judge
 from stream_dataloader._assembly.part import Part
 from stream_dataloader._assembly.slots import Slot, blocks_of
 from stream_dataloader._items.fill import FillValue
-from stream_dataloader._items.layout import Layout, Spec, as_tensor
+from stream_dataloader._items.layout import Layout, as_tensor
 from stream_dataloader._schedule.rules import Reader
 from stream_dataloader.batch import StreamBatch
 
@@ -52,8 +52,15 @@ class Regrouper:
         self._member = members if numbered else None
         self._owners = torch.tensor([reader.worker_id for reader in readers for _ in reader.lanes])
 
-    def batch(self, step: int, epoch: int, parts: Sequence[Part | None], slot: Slot | None) -> StreamBatch:
-        """The batch of a step that was judged."""
+    def batch(
+        self,
+        step: int,
+        epoch: int,
+        parts: Sequence[Part | None],
+        slot: Slot | None,
+        state: Callable[[], dict[str, Any]] | None = None,
+    ) -> StreamBatch:
+        """The batch of a step that was judged; `state` is what its `state_dict` returns."""
         layout = self._judge.layout
         assert layout is not None
         is_in_slot, longest, runs = slot is not None, 0, []
@@ -76,17 +83,20 @@ class Regrouper:
                 columns = blocks[0].columns
             else:
                 columns = [self._column(i, layout, blocks, time_steps) for i in range(len(layout.specs))]
+        pairs = zip(layout.specs, columns, strict=True)
+        leaves = [column if spec.dtype is None else as_tensor(column, spec.dtype) for spec, column in pairs]
         books = Bookkeeping(runs, self._all_lanes, time_steps)
         return StreamBatch._of_checked(
             books,
-            **books.made_before(),
-            data=layout.build(map(_leaf, layout.specs, columns)),
+            **(books.made_before() if asked.by_compiled else {}),
+            data=layout.build(leaves),
             worker_id=self._owners,
             lane=self._lane,
             member=self._member,
             step=step,
             epoch=epoch,
             is_last=self._ends(parts, time_steps) if self._mark_ends else None,
+            _state=state,
         )
 
     def _ends(self, parts: Sequence[Part | None], time_steps: int) -> torch.Tensor:
@@ -132,7 +142,3 @@ class Regrouper:
                 if count < time_steps:
                     column[count:, rows] = fill.of(layout)[i]
         return column
-
-
-def _leaf(spec: Spec, column: Any) -> Any:
-    return column if spec.dtype is None else as_tensor(column, spec.dtype)

@@ -35,8 +35,8 @@ from stream_dataloader._memory.shared_memory import SharedFile
 
 _FREE, _FILLING, _LEASED = range(3)
 _UNKNOWN, _READY, _REFUSED = range(3)
-_STEP_BITS = 40  # a thousand batches a second for thirty years
-_SESSION_MASK = (1 << (63 - _STEP_BITS - 2)) - 1
+_TURN_BITS = 42  # of turn and slot: a thousand batches a second for thirty years
+_SESSION_MASK = (1 << (63 - _TURN_BITS)) - 1
 
 
 class SlotPool(SharedFields):
@@ -53,13 +53,13 @@ class SlotPool(SharedFields):
 
     def _lay_out(self, carve: Carver) -> None:
         steps_in_flight = self._messages * MOST_STEPS_A_MESSAGE
-        self._state = carve(1)  # whether there are slots: unknown, ready or refused
-        self._pickled_bytes = carve(1)  # length of the pickled geometry, at the file's start
-        self._slots = carve(1)  # how many there are
-        self._session = carve(1)  # the newest that claimed one
-        self._entries = carve(steps_in_flight)  # which step is in which slot, by step modulo their number; see `_entry`
+        self._state = carve(1).data  # whether there are slots: unknown, ready or refused
+        self._begin = carve(1).data  # where slots begin in the file, behind the pickled geometry
+        self._slots = carve(1).data  # how many there are
+        self._session = carve(1).data  # the newest that claimed one
+        self._entries = carve(steps_in_flight).data  # which step is in which slot; see `find`
         self._slot_states_at = carve.end_bytes
-        self.slot_states = carve(steps_in_flight + MOST_STEPS_A_MESSAGE, dtype=np.uint8)  # free, being filled or leased
+        self.slot_states = carve(steps_in_flight + MOST_STEPS_A_MESSAGE, dtype=np.uint8).data  # free, filling or leased
 
     @cached_property
     def memory(self) -> mmap.mmap:
@@ -69,12 +69,12 @@ class SlotPool(SharedFields):
     @property
     def refused(self) -> bool:
         """There was not enough memory for slots."""
-        return bool(self._state[0] == _REFUSED)
+        return self._state[0] == _REFUSED
 
     @property
     def laid_out(self) -> bool:
         """There are slots."""
-        return bool(self._state[0] == _READY)
+        return self._state[0] == _READY
 
     def offer(self, layout: Layout, time_steps: int, whole_windows: bool) -> Geometry | None:
         """The geometry: for these, if there is none yet; None if there can be none."""
@@ -89,12 +89,13 @@ class SlotPool(SharedFields):
         slots = self._messages * geometry.most_steps + geometry.most_held
         try:
             pickled = dumps_home((layout, time_steps, self._lanes, whole_windows))
-            self._file.grow(aligned(len(pickled), PAGE_BYTES) + slots * geometry.slot_bytes)
+            begin = aligned(len(pickled), PAGE_BYTES)
+            self._file.grow(begin + slots * geometry.slot_bytes)
             self.memory[: len(pickled)] = pickled
         except Exception:  # too little memory, or a layout that cannot be pickled: items go through the queue
             self._state[0] = _REFUSED
         else:
-            self._pickled_bytes[0], self._slots[0] = len(pickled), slots
+            self._begin[0], self._slots[0] = begin, slots
             self._state[0] = _READY  # last: who sees it sees the rest
 
     @cached_property
@@ -102,7 +103,7 @@ class SlotPool(SharedFields):
         """Where things lie in a slot; None if there are no slots. Asked for only when that is decided."""
         if not self.laid_out:
             return None
-        return Geometry(*pickle.loads(self.memory[: int(self._pickled_bytes[0])]))
+        return Geometry(*pickle.loads(self.memory[: self._begin[0]]))
 
     @property
     def most_steps(self) -> int:
@@ -112,12 +113,12 @@ class SlotPool(SharedFields):
     @cached_property
     def slots(self) -> int:
         """How many slots there are."""
-        return int(self._slots[0])
+        return self._slots[0]
 
     def offset(self, slot: int) -> int:
         """Where a slot begins in the memory."""
         assert self.geometry is not None
-        return aligned(int(self._pickled_bytes[0]), PAGE_BYTES) + slot * self.geometry.slot_bytes
+        return self._begin[0] + slot * self.geometry.slot_bytes
 
     def claim(self, session: int, step: int) -> int | None:
         """The slot of a step, for a worker that writes to it; None if none is free.
@@ -132,40 +133,29 @@ class SlotPool(SharedFields):
                 return slot
             if self._session[0] < session:
                 self._session[0] = session
-                self.slot_states[self.slot_states == _FILLING] = _FREE
+                states = np.asarray(self.slot_states)
+                states[states == _FILLING] = _FREE
             slot = memory.find(_FREE, self._slot_states_at, self._slot_states_at + self.slots)
             if slot is None or self._session[0] > session:
                 return None
             self.slot_states[slot] = _FILLING
             turn, place = divmod(step, len(self._entries))
-            self._entries[place] = self._entry(session, turn, slot)
+            self._entries[place] = (session & _SESSION_MASK) << _TURN_BITS | turn << self._slot_bits | slot + 1
             return slot
 
     def find(self, session: int, step: int) -> int | None:
-        """The slot of a step, if it has one."""
+        """The slot of a step, if it has one.
+
+        Session, step and slot are one word, which is read and written in one piece. The place tells the step but for
+        the turn. More bits for the slot are as many less for the turn.
+        """
         turn, place = divmod(step, len(self._entries))
-        entry = int(self._entries[place])
-        slot = (entry & ((1 << self._slot_bits) - 1)) - 1
-        return slot if entry == self._entry(session, turn, slot) and slot >= 0 else None
+        slot = self._entries[place] - ((session & _SESSION_MASK) << _TURN_BITS | turn << self._slot_bits) - 1
+        return slot if 0 <= slot < len(self.slot_states) else None
 
     @cached_property
     def _slot_bits(self) -> int:
         return len(self.slot_states).bit_length()  # there may be as many slots, numbered from 1
-
-    def _entry(self, session: int, turn: int, slot: int) -> int:
-        """Session, step and slot in one word, which is read and written in one piece.
-
-        The place tells the step but for the turn. More bits for the slot are as many less for the turn.
-        """
-        return (session & _SESSION_MASK) << (_STEP_BITS + 2) | turn << self._slot_bits | (slot + 1)
-
-    def lease(self, slot: int) -> None:
-        """Take a slot that was filled out of the pool; for the main process."""
-        self.slot_states[slot] = _LEASED
-
-    def free(self, slot: int) -> None:
-        """Have a slot filled again; for the main process."""
-        self.slot_states[slot] = _FREE
 
     def __getstate__(self) -> dict[str, Any]:
         names = ("_lanes", "_messages", "_memory", "_file")
@@ -240,21 +230,22 @@ class SlotLeases:
             self._to_be_locked = False
             self._memory = lock_pages(self.pool.memory, self._copies, self._device)
         self.release()
-        self._copies.poll()
+        if self._copies.waiting:
+            self._copies.poll()
         geometry = self.pool.geometry
         assert geometry is not None
         # the one array under all the batch's: numpy and torch keep it alive for as long as any of them lives
         under = self.pool.memory if self._memory is None else self._memory
         memory = np.ndarray(geometry.slot_bytes, np.uint8, under, self.pool.offset(slot))
-        if len(self._leases) - self._copies.waiting < geometry.most_held:
+        if len(self._leases) - len(self._copies.waiting) < geometry.most_held:
             lease = _Lease(memory, self._over.append)
             lease.slot = slot
             self._leases[slot] = lease
-            self.pool.lease(slot)
+            self.pool.slot_states[slot] = _LEASED
         else:
             memory = memory.copy()
             self.copies += 1
-            self.pool.free(slot)
+            self.pool.slot_states[slot] = _FREE
         return geometry.slot(memory)
 
     @property
@@ -276,5 +267,5 @@ def _give_back(pool: SlotPool, leases: dict[int, _Lease], lease: _Lease) -> None
     """Outside of `SlotLeases`, which must not wait to be freed with its slots."""
     if leases.get(lease.slot) is lease:
         if pool.slot_states[lease.slot] == _LEASED:  # else it was interrupted here, and may be another's by now
-            pool.free(lease.slot)
+            pool.slot_states[lease.slot] = _FREE
         del leases[lease.slot]

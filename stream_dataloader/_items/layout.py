@@ -237,7 +237,7 @@ class Layout:
         """An item of this structure with other leaves, one for each of `specs`."""
         if self._keys_alone is not None:  # the most frequent structure, in less time
             return dict(zip(self._keys_alone, leaves, strict=True))
-        return unflatten(self.structure, iter(leaves))
+        return next(iter(leaves)) if self.structure.type is None else unflatten(self.structure, iter(leaves))
 
     def difference(self, other: Layout) -> str:
         """Says how `other` differs from this layout; empty if it does not."""

@@ -92,9 +92,9 @@ class Iteration:
             judge.layout = self._position.layout or self._layout_elsewhere()
         made: Any
         if isinstance(self._make, Regrouper):
-            made = self._make.batch(step, self.epoch.number, parts, slot)
-            made._remember(functools.partial(self._position.state_of, self.epoch, self.epoch.last))
-            if output.watch is not None:
+            state = functools.partial(self._position.state_of, self.epoch, self.epoch.last)
+            made = self._make.batch(step, self.epoch.number, parts, slot, state)
+            if output.watch is not None and not output.watch.done:
                 output.watch.look(judge.layout, made)
         else:
             made = self._make.of(parts, slot)

@@ -74,7 +74,8 @@ class SharedFields:
         """Set an attribute for each field; all else that is needed for it is there before."""
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if not isinstance(value, np.ndarray)}
+        views = np.ndarray, memoryview  # the `data` of an array, of which one number costs a third
+        return {name: value for name, value in self.__dict__.items() if not isinstance(value, views)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)

@@ -74,7 +74,7 @@ class Deferred(Generic[Batch]):
         turn = self._turn
         if self._owner != os.getpid():
             self._take_first_turn()
-        elif not turn.lock.acquire(blocking=False):
+        elif not turn.lock.acquire(False):
             raise RuntimeError(
                 "another thread is reading from this iterator, or from a newer one; let one thread read, and hand "
                 "batches to others in a queue.Queue, or guard next() with a threading.Lock"

@@ -9,6 +9,8 @@ few milliseconds to fill, or carries one step.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from stream_dataloader._assembly.slots import MOST_STEPS_A_MESSAGE
@@ -39,36 +41,36 @@ class Mailbox(SharedFields):
         super().__init__()
 
     def _lay_out(self, carve: Carver) -> None:
-        self._announced = carve(1)  # number of the last session that was announced; 0 is none
-        self._ended = carve(1)  # number of the last session that has ended
-        self._epoch = carve(_KEPT_SESSIONS)
+        self._announced = carve(1).data  # number of the last session that was announced; 0 is none
+        self._ended = carve(1).data  # number of the last session that has ended
+        self._epoch = carve(_KEPT_SESSIONS).data
         self.pids = carve(self._workers)  # each worker writes its own; 0 before it came
-        self._done = carve(self._workers)  # number of the last session that each worker has read to its end
-        self._seconds = carve(self._workers, dtype=np.float64)  # how long each worker's last message took to fill
-        self._most = carve(self._workers)  # how many steps a message like it may carry
-        self._decided = carve(self._messages + 1)  # for the last messages: session, number and steps in a word
+        self._done = carve(self._workers).data  # number of the last session that each worker has read to its end
+        self._seconds: Any = carve(self._workers, dtype=np.float64).data  # how long each last message took to fill
+        self._most = carve(self._workers).data  # how many steps a message like it may carry
+        self._decided = carve(self._messages + 1).data  # for the last messages: session, number and steps in a word
 
     def open(self, epoch: int) -> int:
-        session = int(self._announced[0]) + 1
+        session = self._announced[0] + 1
         self._epoch[session % _KEPT_SESSIONS] = epoch
         self._announced[0] = session
         return session
 
     def close(self, session: int) -> None:
-        self._ended[0] = max(int(self._ended[0]), session)
+        self._ended[0] = max(self._ended[0], session)
 
     def closed(self, session: int) -> bool:
-        return bool(self._ended[0] >= session)
+        return self._ended[0] >= session
 
     def leave(self, session: int, worker: int) -> None:
         """Say that a worker has read a session to its end, so that it may exit."""
         self._done[worker] = session
 
     def may_exit(self, session: int, worker: int) -> bool:
-        return self.closed(session) or bool(self._done[worker] >= session)
+        return self.closed(session) or self._done[worker] >= session
 
     def epoch(self, session: int) -> int:
-        return int(self._epoch[session % _KEPT_SESSIONS])
+        return self._epoch[session % _KEPT_SESSIONS]
 
     def filled(self, worker: int, seconds: float, most_steps: int) -> None:
         """Note how long a worker's message took, and how many steps one may carry."""
@@ -82,11 +84,11 @@ class Mailbox(SharedFields):
         """
         key = (session & 0x7FFF) << 32 | (number & 0xFFFFFFFF)
         place = number % len(self._decided)
-        word = int(self._decided[place])
+        word = self._decided[place]
         if word >> 16 != key:
             with self._memory.locked():
-                word = int(self._decided[place])
+                word = self._decided[place]
                 if word >> 16 != key:
-                    steps = steps_of_next(steps, float(self._seconds.max()), int(self._most.min()))
+                    steps = steps_of_next(steps, max(self._seconds), min(self._most))
                     word = self._decided[place] = key << 16 | steps
         return word & 0xFFFF

@@ -19,6 +19,7 @@ import errno
 import functools
 import mmap
 import os
+import pickle
 import select
 import socket
 import sys
@@ -28,7 +29,6 @@ from collections import deque
 from collections.abc import Callable
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
-from multiprocessing.reduction import ForkingPickler
 from queue import Empty
 from typing import IO, Any, Protocol
 
@@ -39,7 +39,8 @@ _LINUX = sys.platform == "linux"
 _KIND = socket.SOCK_SEQPACKET if _LINUX else socket.SOCK_DGRAM
 _PACKET_BYTES = 1 << 14 if _LINUX else 1 << 11
 _BUFFER_BYTES = 1 << 20  # of messages on their way; the system may allow less
-_DESCRIPTOR_BYTES = array.array("i", [0]).itemsize
+_DESCRIPTOR_BYTES = socket.CMSG_SPACE(array.array("i", [0]).itemsize)
+_TRUNCATED = int(socket.MSG_CTRUNC)
 _FULL = (errno.EAGAIN, errno.ENOBUFS, errno.ETOOMANYREFS)
 _CLOSED = (errno.EBADF, errno.ECONNREFUSED, errno.ECONNRESET, errno.ENOTCONN, errno.EPIPE)  # nobody reads it
 _FULL_SECONDS = 0.05  # between looks whether anybody still reads
@@ -96,7 +97,7 @@ class PacketQueue:
 
     def put(self, message: Any) -> None:
         """Send a message. Where the queue was built, what there is no room for is sent later."""
-        pickled: Any = ForkingPickler.dumps(message)
+        pickled = pickle.dumps(message)  # a `Message` has pickled itself
         self._unsent.append((b"_", _file_of(pickled)) if len(pickled) > _PACKET_BYTES else (pickled, None))
         while not self.send_all():
             if self._context is not None and self._owner == os.getpid():
@@ -137,17 +138,17 @@ class PacketQueue:
 
     def _receive(self) -> Any:
         try:
-            size, with_it, flags, _ = self._reader.recvmsg_into([self._buffer], socket.CMSG_SPACE(_DESCRIPTOR_BYTES))
+            size, with_it, flags, _ = self._reader.recvmsg_into([self._buffer], _DESCRIPTOR_BYTES)
         except BlockingIOError:
             return _NOTHING
-        if flags & socket.MSG_CTRUNC:
+        if flags & _TRUNCATED:
             raise OSError(errno.EMFILE, "a message from a worker cannot be taken, as too many files are open")
         if not with_it:
-            return ForkingPickler.loads(memoryview(self._buffer)[:size])
+            return pickle.loads(memoryview(self._buffer)[:size])
         (descriptor,) = array.array("i", with_it[0][2])
         try:
             with mmap.mmap(descriptor, 0, prot=mmap.PROT_READ) as pickled:
-                return ForkingPickler.loads(pickled)
+                return pickle.loads(pickled)
         finally:
             os.close(descriptor)
 
@@ -235,7 +236,7 @@ def _is_ready(end: socket.socket, event: int, seconds: float | None) -> bool:
     return bool(poll.poll(None if seconds is None else 1000 * seconds))
 
 
-def _file_of(content: Any) -> IO[bytes]:
+def _file_of(content: bytes) -> IO[bytes]:
     memory = hasattr(os, "memfd_create")
     file: IO[bytes] = open(os.memfd_create("message"), "wb") if memory else tempfile.TemporaryFile()  # noqa: SIM115
     try:

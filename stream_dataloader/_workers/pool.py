@@ -184,7 +184,7 @@ class WorkerFeed:
         crew.step, crew.allowed = step, seconds
         try:
             if self._iterator is not None:
-                message = next(self._iterator)
+                message = torch_quirks.next_of(self._iterator)
         except StopIteration:
             raise WorkerError(f"the workers ended before the epoch, at step {step}: a bug in the loader") from None
         except Unanswered:

@@ -39,7 +39,7 @@ def calls_of(function):
     return len(files), len(set(files))
 
 
-@pytest.mark.parametrize(("workers", "most"), [(0, 80), (2, 45)])
+@pytest.mark.parametrize(("workers", "most"), [(0, 80), (2, 33)])
 def test_a_batch_in_the_middle_of_an_epoch(workers, most):
     batches = iter(loader(workers))
     for _ in range(10):

@@ -36,7 +36,7 @@ class Ring:
 
     def scribble(self):
         size = self.pool.geometry.slot_bytes
-        for slot in np.flatnonzero(self.pool.slot_states[: self.pool.slots] == 0):
+        for slot in np.flatnonzero(np.asarray(self.pool.slot_states[: self.pool.slots]) == 0):
             begin = self.pool.offset(int(slot))
             self.pool.memory[begin : begin + size] = b"\xee" * size
 

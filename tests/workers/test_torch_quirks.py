@@ -84,6 +84,17 @@ def test_torch_raises_deaths_from_a_handler_which_must_not_be_ours(own_handler):
     del batches, ours
 
 
+def test_torchs_profiler_sees_what_is_taken_while_it_runs(own_handler):
+    loader, _ = loader_and_context(range(2))
+    batches = torch_quirks.iterator_of(loader)
+    assert torch_quirks.next_of(batches) == 0
+    with torch.autograd.profiler.profile() as profile:
+        assert torch_quirks.next_of(batches) == 1
+    assert any("DataLoader" in event.name for event in profile.function_events)
+    with pytest.raises(StopIteration):
+        torch_quirks.next_of(batches)
+
+
 def test_workers_end_with_an_iterator_whose_start_a_death_interrupts(own_handler, monkeypatch):
     loader, packets = loader_and_context(range(2))
     loader.num_workers = 2
