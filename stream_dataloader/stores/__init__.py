@@ -20,9 +20,8 @@ from typing import TYPE_CHECKING, Any
 from stream_dataloader.errors import StoreError
 from stream_dataloader.stores._base.deltas import DeltaStore
 from stream_dataloader.stores._base.files import plain_path
-from stream_dataloader.stores._base.formats import FORMATS, format_of, known_formats
+from stream_dataloader.stores._base.formats import FORMATS, check_options, format_of, known_formats
 from stream_dataloader.stores._base.hub import hub_folder
-from stream_dataloader.stores._base.options import check_options
 from stream_dataloader.stores._base.store import OpenedStore, Store, StoreInfo
 
 if TYPE_CHECKING:

@@ -5,7 +5,6 @@ Guarantee: a dataset that claims much more than is on the disk is refused unread
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import closing
@@ -15,12 +14,12 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import numpy as np
 
 from stream_dataloader.errors import StoreError, shorten
-from stream_dataloader.stores._base.files import damage_named
-from stream_dataloader.stores._base.formats import HDF5_SUFFIXES
+from stream_dataloader.stores._base.files import damage_named, hashed
+from stream_dataloader.stores._base.formats import HDF5_SUFFIXES, given_columns, given_options, renamed
 from stream_dataloader.stores._base.handles import Handles
-from stream_dataloader.stores._base.options import given_columns, given_options, renamed
-from stream_dataloader.stores._base.pictures import PictureRows, Pictures
 from stream_dataloader.stores._base.rows import (
+    PictureRows,
+    Pictures,
     RowSteps,
     Selection,
     check_lengths,
@@ -81,18 +80,13 @@ class Hdf5Store(Store):
             raise ValueError(f"color is {color!r}; use 'rgb' or 'bgr'")
         cameras = [cameras] if isinstance(cameras, str) else list(cameras)
         options = given_options(locals(), columns=given_columns(columns, alone=True))
-        self._files: Handles[KnownFile, Any] = Handles(_opened)
+        self._opened = self._files = Handles[KnownFile, Any](_opened)
         self._pictures: Pictures | None = None
         if cameras:
             picture = Picture(size=size, layout=layout)
             self._pictures = Pictures(picture, "Hdf5Store(cameras=...)", swapped=color == "bgr")
         super().__init__(path, **options)
         _ = self.index
-
-    def close(self) -> None:
-        """Close the files that no stream reads; see `Store.close`."""
-        super().close()
-        self._files.close()
 
     def _read_index(self) -> _Index:
         files, streams, lengths = list[KnownFile](), list[_Stream](), list[int]()
@@ -121,8 +115,8 @@ class Hdf5Store(Store):
         counted = np.array(lengths, np.int64)
         names = [os.path.relpath(known.path, self.path) for known in files]
         stamps = [(known.size, known.modified_ns) for known in files]
-        described = repr((names, stamps, [stream.key for stream in streams], selection.names)).encode()
-        fingerprint = hashlib.blake2b(described + counted.tobytes(), digest_size=16).hexdigest()
+        described = repr((names, stamps, [stream.key for stream in streams], selection.names))
+        fingerprint = hashed(described, counted.tobytes())
         return _Index(fingerprint, counted, streams, selection, encoded)
 
     def _encoded(self, selection: Selection, name: str) -> set[str]:
@@ -150,9 +144,6 @@ class Hdf5Store(Store):
                 told = f"by the index {index.lengths[number]}, by num_samples {promised}"
                 raise StoreError(f"{name} is half written: it has {steps} steps, {told}")
             return RowSteps(selection.structure, tables, steps, close=lease.close, known=known)
-
-    def key(self, number: int) -> str:
-        return str(self.index.streams[self._check_number(number)].key)
 
     def metadata(self, number: int) -> Mapping[str, Any]:
         """The attributes of a stream's group."""
@@ -197,6 +188,9 @@ class _Index(Index):
     streams: list[_Stream]
     selection: Selection
     encoded: set[str]
+
+    def key(self, number: int) -> str:
+        return self.streams[number].key
 
 
 def _opened(known: KnownFile) -> Any:

@@ -23,8 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stream_dataloader.errors import StoreError, shorten
-from stream_dataloader.stores._base.files import damage_named
-from stream_dataloader.stores._base.options import given_columns, renamed
+from stream_dataloader.stores._base.files import damage_named, hashed
+from stream_dataloader.stores._base.formats import given_columns, renamed
 from stream_dataloader.stores._base.rows import RowSteps, Selection, check_lengths
 from stream_dataloader.stores._base.store import Index, Store
 from stream_dataloader.streams._media.section import natural_order
@@ -60,11 +60,9 @@ class NpyStore(Store):
         for number, key in enumerate(keys):
             with damage_named(os.path.join(folder, key)):
                 lengths[number], stamps[number] = _examine(_files(folder, key, names))
-        content = hashlib.blake2b(digest_size=16)
-        content.update(repr((names, keys)).encode("utf-8", "backslashreplace"))
-        content.update(stamps.tobytes())
+        fingerprint = hashed(repr((names, keys)), stamps.tobytes())
         selection = Selection("", [""]) if names is None else Selection.of(names)
-        return _Index(content.hexdigest(), lengths, stamps, folder, keys, names, selection)
+        return _Index(fingerprint, lengths, stamps, folder, keys, names, selection)
 
     def _listed(self) -> tuple[str, list[str], list[str] | None]:
         """The folder of the streams, their keys, and the names of leaves, see `_Index`."""
@@ -111,9 +109,6 @@ class NpyStore(Store):
             ordered = [tables[name] for name in index.selection.names]
             return RowSteps(index.selection.structure, ordered, len(ordered[0]), close=opened.pop_all().close)
 
-    def key(self, number: int) -> str:
-        return str(self.index.keys[self._check_number(number)])
-
 
 @dataclass
 class _Index(Index):
@@ -124,6 +119,9 @@ class _Index(Index):
     keys: list[str]
     names: list[str] | None  # of the files in each folder; None if a stream is one file
     selection: Selection
+
+    def key(self, number: int) -> str:
+        return self.keys[number]
 
 
 def _named(folder: str) -> tuple[list[str], list[str]]:

@@ -8,8 +8,8 @@ Guarantee: nothing is unpickled. What cannot be read is refused by name.
 
 from __future__ import annotations
 
-import hashlib
 import os
+import pathlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
@@ -20,12 +20,12 @@ from numpy.typing import NDArray
 
 from stream_dataloader._items.structure import Node, flatten
 from stream_dataloader.errors import StoreError, shorten
-from stream_dataloader.stores._base.files import damage_named, read_json
+from stream_dataloader.stores._base.files import damage_named, hashed, read_json
+from stream_dataloader.stores._base.formats import renamed
 from stream_dataloader.stores._base.leaves import LeafSpec, dtype_named
-from stream_dataloader.stores._base.options import renamed
 from stream_dataloader.stores._base.rows import RowSteps
 from stream_dataloader.stores._base.store import Index, Store
-from stream_dataloader.stores.memmap.mapped import LeafFile
+from stream_dataloader.stores.memmap.store import LeafFile
 
 __all__ = ["TensorDictStore"]
 
@@ -102,16 +102,14 @@ class TensorDictStore(Store):
             inner[name[-1]] = column
         structure, flat = flatten(nested)
         bounds = self._bounds(saved, steps)
-        content = hashlib.blake2b(bounds.tobytes(), digest_size=16)
+        content: list[Any] = [bounds.tobytes()]
         files = sorted(column.path for column in flat if isinstance(column, LeafFile))
         for path in [*saved.metas, *files]:
             found = os.stat(path) if os.path.exists(path) else None
             stamp = found and (found.st_size, found.st_mtime_ns)
-            content.update(repr((os.path.relpath(path, self.path), stamp)).encode())
-        for path in saved.metas:
-            with open(path, "rb") as file:
-                content.update(file.read())
-        return _Index(content.hexdigest(), np.diff(bounds), structure, flat, bounds, saved)
+            content.append(repr((os.path.relpath(path, self.path), stamp)))
+        content += [pathlib.Path(path).read_bytes() for path in saved.metas]
+        return _Index(hashed(*content), np.diff(bounds), structure, flat, bounds, saved)
 
     def _columns(self, saved: _Saved) -> dict[_Name, LeafFile | _Texts]:
         """What items are made of."""

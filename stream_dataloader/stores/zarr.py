@@ -5,7 +5,6 @@ Guarantee: opening unpacks no array but that of the ends.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import weakref
@@ -18,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stream_dataloader.errors import StoreError, shorten
-from stream_dataloader.stores._base.files import damage_named
+from stream_dataloader.stores._base.files import damage_named, hashed, package
+from stream_dataloader.stores._base.formats import given_columns, renamed
 from stream_dataloader.stores._base.handles import Handles
-from stream_dataloader.stores._base.options import given_columns, renamed
 from stream_dataloader.stores._base.rows import RowSteps, Selection, check_row, selected
 from stream_dataloader.stores._base.store import Index, Store
 from stream_dataloader.streams._media.section import KnownFile, closed_on_error
@@ -61,11 +60,6 @@ class ZarrStore(Store):
         super().__init__(path, data=data, ends=ends, columns=given_columns(columns, alone=True))
         _ = self.index
 
-    def close(self) -> None:
-        """Close the archive, as soon as no stream reads it; see `Store.close`."""
-        super().close()
-        self._opened.close()
-
     def _read_index(self) -> _Index:
         with closing(self._opened.lease(self.path)) as lease, damage_named(self.path):
             opened: _Opened = lease.handle
@@ -88,15 +82,13 @@ class ZarrStore(Store):
         if wrong := {name: len(array) for name, array in arrays.items() if len(array) != steps}:
             found = shorten(wrong, 300)
             raise StoreError(f"{self.path}: {ends} ends at step {steps}, and others are {found}; choose by columns=")
-        digest = hashlib.blake2b(stops.tobytes(), digest_size=16)
-        for one in described:
-            digest.update(json.dumps(one, sort_keys=True, default=str).encode())
+        texts = [json.dumps(one, sort_keys=True, default=str) for one in described]
         known = {places[name]: array.known for name, array in arrays.items()}
         is_folder = os.path.isdir(self.path)
         times = [(place, (one.modified_ns, 0 if is_folder else one.size)) for place, one in known.items()]
-        digest.update(repr(sorted(times)).encode())
+        fingerprint = hashed(stops.tobytes(), *texts, repr(sorted(times)))
         starts = np.concatenate([np.zeros(1, np.int64), stops[:-1]]) if len(stops) else stops
-        return _Index(digest.hexdigest(), stops - starts, starts, known, selection, str(group.metadata.zarr_format))
+        return _Index(fingerprint, stops - starts, starts, known, selection, str(group.metadata.zarr_format))
 
     def _stops(self, array: _Array, name: str) -> NDArray[np.int64]:
         """Where streams end."""
@@ -117,9 +109,6 @@ class ZarrStore(Store):
             start, steps = int(index.starts[number]), int(index.lengths[number])
             tables = [_Rows(lease.handle.array(place)) for place in index.places]
             return RowSteps(index.selection.structure, tables, steps, first=start, close=lease.close)
-
-    def _version(self) -> str:
-        return str(self.index.version)
 
     def _metadata(self) -> Mapping[str, Any]:
         """The root's attributes."""
@@ -142,16 +131,13 @@ class _Opened:
     """A store that is open in this process; `group` is its root."""
 
     def __init__(self, path: str) -> None:
-        try:
-            import zarr
-            from zarr.storage import LocalStore, ZipStore
-        except ImportError as error:
-            raise ImportError(f"{path} needs zarr: pip install 'stream-dataloader[zarr]' (Python 3.11)") from error
+        zarr = package("zarr", f"with Python 3.11 or later, {path}", "zarr")
+        folders, archives = zarr.storage.LocalStore, zarr.storage.ZipStore
         if not os.path.exists(path):
             raise FileNotFoundError(f"there is no Zarr folder or .zarr.zip at {path}")
         self._path = path
         self._arrays: dict[str, _Array] = {}
-        store = LocalStore(path, read_only=True) if os.path.isdir(path) else ZipStore(path, mode="r")
+        store = folders(path, read_only=True) if os.path.isdir(path) else archives(path, mode="r")
         try:
             with damage_named(path):
                 self.group = zarr.open_group(store, mode="r")

@@ -28,7 +28,7 @@ SMALL = {"memmap": {}, "mds": {"size_limit": 1200}}
 def _fast_and_small(tmp_path, monkeypatch):
     monkeypatch.setenv("STREAM_DATALOADER_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr("stream_dataloader.streams.cache.remote._WAIT_SECONDS", (0.01, 0.02, 0.03))
-    monkeypatch.setattr("stream_dataloader.stores.memmap.mapped._PIECE_BYTES", 600)  # ten images
+    monkeypatch.setattr("stream_dataloader.stores.memmap.store._PIECE_BYTES", 600)  # ten images
 
 
 @pytest.fixture

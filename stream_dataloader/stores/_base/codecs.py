@@ -8,13 +8,13 @@ Guarantee: unpacking gives exactly as many bytes as it must, or is an error.
 from __future__ import annotations
 
 import hashlib
-import importlib
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from stream_dataloader.errors import StoreError, shorten
+from stream_dataloader.stores._base.files import package
 
 __all__ = ["check_compression", "check_hashes", "hash_of", "pack", "unpack"]
 
@@ -29,13 +29,6 @@ _KINDS: dict[str, tuple[str, range, int]] = {
 _XXHASHES = ("xxh32", "xxh64", "xxh3_64", "xxh3_128", "xxh128")
 
 
-def _package(name: str, what: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        raise ImportError(f"{what} needs the package {name}: pip install {name}") from error
-
-
 def check_compression(name: Any) -> tuple[str, int]:
     """Kind and level of a compression; a ValueError if there is none of that name."""
     kind, _, level = name.partition(":") if isinstance(name, str) else ("", "", "")
@@ -47,7 +40,7 @@ def check_compression(name: Any) -> tuple[str, int]:
 
 
 def _codec(kind: str) -> Any:
-    return getattr(_package("cramjam", f"the compression {kind!r}"), _KINDS[kind][0])
+    return getattr(package("cramjam", f"the compression {kind!r}"), _KINDS[kind][0])
 
 
 def pack(name: str, data: bytes) -> bytes:
@@ -73,7 +66,7 @@ def unpack(name: str, data: bytes, size: int, what: str) -> Any:
 def hash_of(name: str, data: Any) -> str:
     """A hash of some bytes, in hexadecimal; a ValueError if there is none of that name."""
     if name in _XXHASHES:
-        return str(getattr(_package("xxhash", f"the hash {name!r}"), name)(data).hexdigest())
+        return str(getattr(package("xxhash", f"the hash {name!r}"), name)(data).hexdigest())
     if name not in hashlib.algorithms_available or name.startswith("shake_"):
         raise ValueError(f"there is no hash {shorten(name)}; use those of hashlib, or {', '.join(_XXHASHES)}")
     return hashlib.new(name, data, usedforsecurity=False).hexdigest()

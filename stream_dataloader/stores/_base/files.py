@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import glob
 import hashlib
+import importlib
 import itertools
 import json
 import os
@@ -29,9 +30,11 @@ __all__ = [
     "digest_of",
     "disk_bytes",
     "expanded",
+    "hashed",
     "in_folder",
     "inside",
     "matching",
+    "package",
     "plain_path",
     "read_json",
     "stamp_of",
@@ -41,6 +44,23 @@ __all__ = [
 ]
 
 _DIGESTED_BYTES = 1 << 16
+
+
+def hashed(*parts: bytes | str) -> str:
+    """A hash of texts and bytes, one after the other."""
+    found = hashlib.blake2b(digest_size=16)
+    for part in parts:
+        found.update(part.encode("utf-8", "surrogateescape") if isinstance(part, str) else part)
+    return found.hexdigest()
+
+
+def package(name: str, user: str, extra: str = "") -> Any:
+    """A package; an ImportError says who needs it, and how to install it."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        install = f"'stream-dataloader[{extra}]'" if extra else name
+        raise ImportError(f"{user} needs {name}: pip install {install} ({error})") from error
 
 
 def read_json(path: str, kind: type[Any], name: str = "") -> Any:
@@ -94,7 +114,7 @@ def stamp_of(paths: Iterable[str]) -> str:
             found.append((status.st_ino, status.st_size, status.st_mtime_ns))
         except OSError:
             found.append((0, 0, 0))
-    return hashlib.blake2b(repr(found).encode(), digest_size=16).hexdigest()
+    return hashed(repr(found))
 
 
 def digest_of(known: KnownFile) -> str:
@@ -103,7 +123,7 @@ def digest_of(known: KnownFile) -> str:
         ends = f"{known.size} ".encode() + file.read(_DIGESTED_BYTES)
         file.seek(max(0, known.size - _DIGESTED_BYTES))
         ends += file.read(_DIGESTED_BYTES)
-    return hashlib.blake2b(ends, digest_size=16).hexdigest()
+    return hashed(ends)
 
 
 def write_once(path: str, content: Any) -> None:
@@ -181,12 +201,9 @@ def matching(pattern: str, cache: FileCache | None = None) -> Iterator[str]:
 
 def _on_server(pattern: str, cache: FileCache) -> list[str]:
     """The files on a server; of chained URLs, the first has the pattern."""
+    core = package("fsspec.core", pattern, "fsspec")
     try:
-        from fsspec.core import url_to_fs
-    except ImportError as error:
-        raise ImportError(f"{pattern} needs fsspec: pip install 'stream-dataloader[fsspec]'") from error
-    try:
-        file_system, path = url_to_fs(pattern, **cache.storage_options)
+        file_system, path = core.url_to_fs(pattern, **cache.storage_options)
         found = [file_system.unstrip_protocol(one) for one in file_system.glob(path)]
     except Exception as error:
         raise final_error(pattern, error) or OSError(f"{pattern} cannot be listed: {text_of(error)}") from error

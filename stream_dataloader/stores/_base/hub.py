@@ -14,6 +14,7 @@ import re
 from typing import Any
 
 from stream_dataloader.errors import StoreError
+from stream_dataloader.stores._base.files import package
 
 __all__ = ["fetched", "hub_folder"]
 
@@ -57,12 +58,9 @@ def fetched(path: str) -> str:
 
 
 def _asked(function: str, repo: str, **options: Any) -> str:
+    hub = package("huggingface_hub", f"{repo} of the Hub", "hub")
     try:
-        import huggingface_hub
-    except ImportError as error:
-        raise ImportError(f"{repo} of the Hub needs huggingface_hub: pip install 'stream-dataloader[hub]'") from error
-    try:
-        answer: str = getattr(huggingface_hub, function)(repo, repo_type="dataset", **options)
+        answer: str = getattr(hub, function)(repo, repo_type="dataset", **options)
     except Exception as error:  # of the package, of what it asks with
         text = " ".join(str(error).split())
         what = options.get("filename") or options.get("revision") or "it"

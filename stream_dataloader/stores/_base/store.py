@@ -102,6 +102,7 @@ class Store(ABC):
 
     format: ClassVar[str]
     open_early: ClassVar[bool] = True
+    _opened: Any = None  # the files that streams share: `Handles`
 
     def __init__(self, path: str | os.PathLike[str], **options: Any) -> None:
         self.path = plain_path(path)
@@ -114,7 +115,10 @@ class Store(ABC):
 
     @abstractmethod
     def _read_index(self) -> Any:
-        """An `Index`, or what has its attributes; lengths may be None."""
+        """An `Index`, or what has its attributes; lengths may be None.
+
+        `key(number)`, `note(number)`, `version` and `metadata` are what the store says, if it has them.
+        """
 
     @abstractmethod
     def _open_steps(self, number: int) -> Steps:
@@ -157,8 +161,10 @@ class Store(ABC):
         self._lock = threading.Lock()
 
     def close(self) -> None:
-        """Close what is open for the index; open streams stay so."""
+        """Close what is open for the index, and files when no stream reads them."""
         self._index = None
+        if self._opened is not None:
+            self._opened.close()
 
     def __len__(self) -> int:
         return len(self.index)
@@ -181,7 +187,7 @@ class Store(ABC):
 
     def key(self, number: int) -> str:
         """A stream's name in the store's format."""
-        return str(self._check_number(number))
+        return str(getattr(self.index, "key", str)(self._check_number(number)))
 
     def number(self, key: str) -> int:
         """Which stream has a key.
@@ -197,8 +203,8 @@ class Store(ABC):
 
     def metadata(self, number: int) -> Mapping[str, Any]:
         """What the store says of one stream."""
-        self._check_number(number)
-        return {}
+        number = self._check_number(number)
+        return dict(self.index.note(number)) if hasattr(self.index, "note") else {}
 
     def name_of(self, number: int) -> str:
         """How errors call a stream: the store, its number and its key."""
@@ -254,10 +260,10 @@ class Store(ABC):
         )
 
     def _version(self) -> str:
-        return ""
+        return str(getattr(self.index, "version", ""))
 
     def _metadata(self) -> Mapping[str, Any]:
-        return {}
+        return dict(getattr(self.index, "metadata", {}))
 
     def _leaves(self) -> dict[str, str]:
         """Dtype and shape of each leaf; here by reading the first step there is."""

@@ -17,8 +17,7 @@ from stream_dataloader.dataloader import StreamDataLoader
 from stream_dataloader.dataset import StreamDataset
 from stream_dataloader.errors import ErrorReport, StoreError, StreamError, WorkerDeathError
 from stream_dataloader.stores._base.files import disk_bytes
-from stream_dataloader.stores._base.formats import FORMATS, INDEXES
-from stream_dataloader.stores._base.options import check_options
+from stream_dataloader.stores._base.formats import FORMATS, INDEXES, check_options
 from stream_dataloader.stores._base.packing import StreamRecord
 from stream_dataloader.stores._base.store import Store
 from stream_dataloader.stores._packing.given import digest_of, given_of, keys_of, notes_of

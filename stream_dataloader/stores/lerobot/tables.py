@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import glob
-import hashlib
 import itertools
 import json
 import math
@@ -21,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stream_dataloader.errors import StoreError, shorten
-from stream_dataloader.stores._base.files import damage_named
+from stream_dataloader.stores._base.files import damage_named, hashed
 from stream_dataloader.stores.lerobot.info import INFO, Feature, Info
 from stream_dataloader.stores.parquet.columns import Numbers, Objects, Source, column_of
 from stream_dataloader.stores.parquet.store import Rows, RowSteps
@@ -61,12 +60,10 @@ class Episodes:
         self._order = np.argsort(columns[_NUMBER], kind="stable")
         self._columns = {name: column[self._order] for name, column in columns.items()}
         self.numbers, self.lengths = self._columns[_NUMBER], self._columns[_LENGTH]
-        digest = hashlib.blake2b(digest_size=16)
-        digest.update(json.dumps([info.content, sorted(tasks.items())], sort_keys=True).encode())
         files = np.stack([self._columns[_CHUNK], self._columns[_FILE]], 1)
-        for array in (self.numbers, self.lengths, files):
-            digest.update(np.ascontiguousarray(array, "<i8").tobytes())
-        self.fingerprint = digest.hexdigest()
+        arrays = [np.ascontiguousarray(one, "<i8").tobytes() for one in (self.numbers, self.lengths, files)]
+        said = json.dumps([info.content, sorted(tasks.items())], sort_keys=True)
+        self.fingerprint = hashed(said, *arrays)
         self._check()
 
     def _check(self) -> None:

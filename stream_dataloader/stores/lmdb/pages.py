@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from stream_dataloader.errors import StoreError, shorten
 from stream_dataloader.stores._base.files import damage_named
 from stream_dataloader.stores._base.leaves import LeafSpec
-from stream_dataloader.stores.memmap.mapped import LeafFile
+from stream_dataloader.stores.memmap.store import LeafFile
 from stream_dataloader.streams._media.section import KnownFile, natural_order
 
 __all__ = ["Databases", "ResultT", "Tree", "mapped", "natural_key", "read_tree"]

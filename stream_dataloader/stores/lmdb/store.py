@@ -13,7 +13,6 @@ A file that is damaged, cut off or replaced is an error.
 from __future__ import annotations
 
 import functools
-import hashlib
 import itertools
 import os
 import re
@@ -28,9 +27,9 @@ import torch
 from stream_dataloader._items.layout import as_array
 from stream_dataloader._items.structure import flatten, unflatten
 from stream_dataloader.errors import StoreError
-from stream_dataloader.stores._base.files import inside
+from stream_dataloader.stores._base.files import hashed, inside
+from stream_dataloader.stores._base.formats import given_columns, given_options, renamed
 from stream_dataloader.stores._base.leaves import owned
-from stream_dataloader.stores._base.options import given_columns, given_options, renamed
 from stream_dataloader.stores._base.store import Store
 from stream_dataloader.stores._base.stream import Steps, put_row
 from stream_dataloader.stores.lmdb.pages import Databases, ResultT, natural_key
@@ -220,9 +219,7 @@ class _PackedSteps:
 class _PlainIndex:
     """The streams of databases that were not packed."""
 
-    version = ""
     structure = None
-    metadata: ClassVar[Mapping[str, Any]] = {}
 
     def __init__(self, path: str, options: Mapping[str, Any]) -> None:
         is_natural = options["order"] == "natural"
@@ -230,12 +227,12 @@ class _PlainIndex:
         self.databases = Databases(dict.fromkeys(names), options)
         separator = options["stream"]
         of = (separator, options["db"]) if options["db"] else separator
-        digest = hashlib.blake2b(repr(("natural", of) if is_natural else of).encode(), digest_size=16)
+        content = repr(("natural", of) if is_natural else of)
         self._names: list[str] = []
         self.streams: list[tuple[int, int, int]] = []  # database, first value, stop
         for number, (name, known) in enumerate(zip(names.values(), self.databases.known, strict=True)):
             rows, tree = self.databases.file(number).rows, self.databases.tree(number)
-            digest.update(repr((name, known.size, tree.crc, known.modified_ns)).encode())
+            content += repr((name, known.size, tree.crc, known.modified_ns))
             groups = {"": (0, len(tree.keys))}
             if separator is not None:
                 groups = _groups(tree.names(rows), separator)
@@ -246,16 +243,13 @@ class _PlainIndex:
                 start, stop = next(iter(groups.values()))
                 _warn_of_order(name, tree.names(rows, start, min(stop, start + _LOOKED_AT)))
         self.lengths = np.array([end - begin for _, begin, end in self.streams], np.int64)
-        self.fingerprint = digest.hexdigest()
+        self.fingerprint = hashed(content)
 
     def __len__(self) -> int:
         return len(self._names)
 
     def key(self, number: int) -> str:
         return self._names[number]
-
-    def note(self, _: int) -> Mapping[str, Any]:
-        return {}
 
 
 def _files_at(path: str, *, natural: bool) -> dict[str, str]:

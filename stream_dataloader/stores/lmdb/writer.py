@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from stream_dataloader.errors import StoreError
+from stream_dataloader.stores._base.files import package
 from stream_dataloader.stores._base.leaves import Block, leaf_spec
 from stream_dataloader.stores._base.packing import Rows, StreamRecord, said_in
 from stream_dataloader.stores.lmdb.pages import mapped, read_tree
@@ -68,7 +69,7 @@ class LmdbPacker:
         ):
             if value is not None and not 1 <= value <= most:
                 raise ValueError(f"{name} is {value}; use 1 to {most}")
-        _import_lmdb()
+        package("lmdb", "writing LMDB", "lmdb")
         Windows((), codec, quality)
         self._folder, self._databases, self._metadata = folder, databases, dict(metadata or {})
         self._window, self._codec, self._quality = window, codec, quality
@@ -183,7 +184,7 @@ class _Writer:
         self.count = count
 
     def flush(self) -> None:
-        lmdb = _import_lmdb()
+        lmdb = package("lmdb", "writing LMDB", "lmdb")
         while self._pending:
             try:
                 if self._opened is None:
@@ -210,11 +211,3 @@ class _Writer:
     def close(self) -> None:
         if self._opened is not None:
             self._opened.close()
-
-
-def _import_lmdb() -> Any:
-    try:
-        import lmdb
-    except ImportError as error:
-        raise ImportError("LMDB is written with the package lmdb: pip install 'stream-dataloader[lmdb]'") from error
-    return lmdb

@@ -27,7 +27,6 @@ Guarantee: an index or a table that was read is consistent, and names no file ou
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import struct
@@ -40,7 +39,7 @@ from numpy.typing import NDArray
 
 from stream_dataloader.errors import StoreError, shorten
 from stream_dataloader.stores._base.codecs import check_compression
-from stream_dataloader.stores._base.files import damage_named, inside, read_json, write_synced
+from stream_dataloader.stores._base.files import damage_named, hashed, inside, read_json, write_synced
 from stream_dataloader.stores.memmap.packed import Texts, encoded
 
 __all__ = [
@@ -94,7 +93,7 @@ class DatasetIndex(NamedTuple):
 def _digest(content: Mapping[str, Any]) -> str:
     note = {key: value for key, value in content.get(_NOTE, {}).items() if key != "check"}
     text = json.dumps({**content, _NOTE: note}, sort_keys=True)
-    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+    return hashed(text)
 
 
 def write_index(folder: str, shards: Sequence[Mapping[str, Any]], note: Mapping[str, Any]) -> None:

@@ -17,7 +17,6 @@ sample is one for the streams that it is in.
 from __future__ import annotations
 
 import functools
-import hashlib
 import itertools
 import mmap
 import os
@@ -31,8 +30,8 @@ from numpy.typing import NDArray
 
 from stream_dataloader.errors import StoreError
 from stream_dataloader.stores._base.codecs import check_hashes, unpack
-from stream_dataloader.stores._base.files import damage_named, in_folder, stamp_of
-from stream_dataloader.stores._base.shards import Shards
+from stream_dataloader.stores._base.files import damage_named, hashed, in_folder, stamp_of
+from stream_dataloader.stores._base.handles import Shards
 from stream_dataloader.stores._base.store import replaced
 from stream_dataloader.stores.mds.encodings import ArrayEncoding, Encoding
 from stream_dataloader.stores.mds.index import INDEX, DatasetIndex, ShardEntry, ShardFile
@@ -214,7 +213,7 @@ class MdsShards(Shards[Shard]):
     def _name(self, file: ShardFile) -> str:
         return in_folder(self._folder, file.basename)
 
-    def _open(self, number: int) -> Shard:
+    def _opened(self, number: int) -> Shard:
         self._check()
         entry, file = self._index.shards[number], self.file(number)
         with closed_on_error(file), damage_named(self._name(entry.raw)):
@@ -233,7 +232,7 @@ class MdsShards(Shards[Shard]):
             return LocalFile(name)
         self._check()
         zipped = [self._name(entry.zip)] if entry.zip and not self._remote else []
-        version = hashlib.sha256(f"{self._version} {stamp_of(zipped)}".encode()).hexdigest()[:16]
+        version = hashed(f"{self._version} {stamp_of(zipped)}")
         kept = name if self._remote else os.path.abspath(name)
         with damage_named(name):
             return self._cache.made(kept, version, entry.raw.bytes, lambda path: self._make(entry, name, path))

@@ -16,9 +16,9 @@ from typing import Any, ClassVar
 from stream_dataloader._items.structure import flatten, unflatten
 from stream_dataloader.errors import StoreError
 from stream_dataloader.stores._base.files import disk_bytes, in_folder, inside, stamp_of
+from stream_dataloader.stores._base.formats import given_columns, given_options
+from stream_dataloader.stores._base.handles import ShardReader
 from stream_dataloader.stores._base.leaves import classes_of
-from stream_dataloader.stores._base.options import given_columns, given_options
-from stream_dataloader.stores._base.shards import ShardReader
 from stream_dataloader.stores._base.store import Store
 from stream_dataloader.stores._base.stream import put_row
 from stream_dataloader.stores.mds.encodings import ArrayEncoding, PictureEncoding
@@ -109,16 +109,6 @@ class MdsStore(Store):
 
     def _open_steps(self, number: int) -> MdsSteps:
         return MdsSteps(self.index, number, self._options["predownload"], functools.partial(self.name_of, number))
-
-    def key(self, number: int) -> str:
-        return str(self.index.key(self._check_number(number)))
-
-    def metadata(self, number: int) -> Mapping[str, Any]:
-        found: Mapping[str, Any] = self.index.note(self._check_number(number))
-        return found
-
-    def _version(self) -> str:
-        return "2"
 
     def _metadata(self) -> Mapping[str, Any]:
         found: DatasetIndex = self.index.found

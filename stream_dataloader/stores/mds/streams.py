@@ -5,7 +5,6 @@ Guarantee: a pass over a column is made once by all processes, and kept.
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import os
 from collections.abc import Callable, Mapping
@@ -16,7 +15,7 @@ from numpy.typing import NDArray
 
 from stream_dataloader._items.structure import Node, flatten
 from stream_dataloader.errors import StoreError, shorten
-from stream_dataloader.stores._base.files import damage_named, in_folder, inside, stamp_of
+from stream_dataloader.stores._base.files import damage_named, hashed, in_folder, inside, stamp_of
 from stream_dataloader.stores._base.leaves import chosen, from_json
 from stream_dataloader.stores.mds.encodings import ArrayEncoding, encoding_of
 from stream_dataloader.stores.mds.index import INDEX, DatasetIndex, StreamTable, write_table
@@ -40,6 +39,8 @@ class MdsIndex:
         starts: The first sample of each stream.
     """
 
+    version = "2"
+
     def __init__(
         self,
         folder: str,
@@ -59,7 +60,7 @@ class MdsIndex:
         self.structure, self.columns = self._items(options["columns"], classes)
         self.firsts = list(itertools.accumulate((shard.samples for shard in found.shards), initial=0))
         replaceable = is_url(folder) and not all(shard.raw.hashes for shard in found.shards)
-        self._version = hashlib.sha256(f"{found.digest} {stamp if replaceable else ''}".encode()).hexdigest()[:16]
+        self._version = hashed(f"{found.digest} {stamp if replaceable else ''}")
         self.shards = MdsShards(folder, found, self._version, cache, stamp)
         self.key: Callable[[int], str] = str
         self.note: Callable[[int], Mapping[str, Any]] = lambda _: {}
@@ -73,7 +74,7 @@ class MdsIndex:
         else:
             table = self._packed_table() if self.kind == "packed" else self._table_of_runs()
             self.starts, self.lengths, self.key, self.note = table.starts, table.steps, table.key, table.note
-        self.fingerprint = hashlib.blake2b(f"{found.digest} {self.kind}".encode(), digest_size=16).hexdigest()
+        self.fingerprint = hashed(f"{found.digest} {self.kind}")
 
     def __len__(self) -> int:
         return len(self.starts)
@@ -165,7 +166,7 @@ class MdsIndex:
             folder = os.path.abspath(folder)
             files = [file for shard in self.found.shards for file in (shard.raw, shard.zip) if file]
         stamp = stamp_of(in_folder(folder, file.basename) for file in files)
-        version = hashlib.sha256(f"{self._version} {stamp}".encode()).hexdigest()[:16]
+        version = hashed(f"{self._version} {stamp}")
         size = 64 + 64 * self.firsts[-1]
         with damage_named(self._folder), self._cache.made(f"{folder}#{self.kind}.streams", version, size, make) as at:
             return StreamTable(at.path, most)

@@ -18,7 +18,6 @@ Guarantee: a header is as it was written. Opening takes the memory of a few page
 
 from __future__ import annotations
 
-import hashlib
 import json
 import mmap
 import os
@@ -31,7 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stream_dataloader.errors import StoreError
-from stream_dataloader.stores._base.files import damage_named, in_folder, read_json, write_synced
+from stream_dataloader.stores._base.files import damage_named, hashed, in_folder, read_json, write_synced
 from stream_dataloader.stores._base.leaves import chosen, classes_of, structure_of
 from stream_dataloader.stores._base.packing import StreamRecord, said_in
 from stream_dataloader.stores._base.store import Store
@@ -80,7 +79,7 @@ def finish_store(
 
 def _digest(content: Mapping[str, Any]) -> str:
     text = json.dumps(content, sort_keys=True, ensure_ascii=True)
-    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+    return hashed(text)
 
 
 def encoded(keys: Iterable[str], notes: Iterable[Mapping[str, Any]]) -> tuple[bytes, bytes, NDArray[np.int64]]:
@@ -213,17 +212,3 @@ class PackedStore(Store):
 
     def __getstate__(self) -> dict[str, Any]:
         return super().__getstate__() | {"_check_all": False}
-
-    def key(self, number: int) -> str:
-        return str(self.index.key(self._check_number(number)))
-
-    def metadata(self, number: int) -> Mapping[str, Any]:
-        found: Mapping[str, Any] = self.index.note(self._check_number(number))
-        return found
-
-    def _version(self) -> str:
-        return str(self.index.version)
-
-    def _metadata(self) -> Mapping[str, Any]:
-        found: Mapping[str, Any] = self.index.metadata
-        return found

@@ -5,7 +5,6 @@ Guarantee: what is before an item is read again, so a resume is exact.
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from numpy.typing import NDArray
 
 from stream_dataloader._items.structure import flatten
 from stream_dataloader.errors import StoreError
+from stream_dataloader.stores._base.files import hashed
 from stream_dataloader.stores._base.rows import read_rows, row_of
 from stream_dataloader.stores._base.stream import cut
 from stream_dataloader.stores.parquet.columns import Column, changes, decoded, joined, list_lengths
@@ -33,10 +33,6 @@ class _Shards:
     count: int
     fingerprint: str
     lengths: None = None
-
-    @property
-    def keys(self) -> range:
-        return range(self.count)
 
     def __len__(self) -> int:
         return self.count
@@ -56,8 +52,7 @@ class ShardStore(ParquetStore):
         said = [given.num_shards, str(given.features), name, version, self.path]
         options = ("stream", "elements", "targets", "columns")
         said += [self._options[option] for option in options]
-        digest = hashlib.blake2b(repr(said).encode(), digest_size=16)
-        return _Shards(given.num_shards, digest.hexdigest())
+        return _Shards(given.num_shards, hashed(repr(said)))
 
     def _with_columns(self, _: list[str]) -> ParquetStore:
         raise StoreError(f"{self.path} has no random access, for deltas=")

@@ -7,7 +7,6 @@ A group is read once while streams of the process are in it. Numbers are copied 
 from __future__ import annotations
 
 import functools
-import hashlib
 import itertools
 import os
 import threading
@@ -20,10 +19,9 @@ from numpy.typing import NDArray
 
 from stream_dataloader._items.structure import flatten
 from stream_dataloader.errors import StoreError
-from stream_dataloader.stores._base.files import damage_named, stamp_of
-from stream_dataloader.stores._base.options import given_columns, given_options, renamed
-from stream_dataloader.stores._base.pictures import Pictures
-from stream_dataloader.stores._base.rows import read_rows, row_of
+from stream_dataloader.stores._base.files import damage_named, hashed, package, stamp_of
+from stream_dataloader.stores._base.formats import given_columns, given_options, renamed
+from stream_dataloader.stores._base.rows import Pictures, read_rows, row_of
 from stream_dataloader.stores._base.store import Store
 from stream_dataloader.stores._base.stream import cut
 from stream_dataloader.stores.parquet.columns import Column, Source, changes, column_of, decoded, list_lengths
@@ -33,7 +31,6 @@ from stream_dataloader.stores.parquet.tables import (
     dataset_of,
     decoded_features,
     find_tables,
-    pyarrow_of,
 )
 from stream_dataloader.streams._media.picture import Picture
 from stream_dataloader.streams._media.section import whole_number
@@ -102,7 +99,7 @@ class ParquetStore(Store):
             decode = {name: "image" for name, kind in self._features.items() if kind == "Image"}
         decode = dict(decode)
         super().__init__(path, **given_options(locals(), columns=given_columns(columns)))
-        pyarrow_of("ParquetStore")
+        package("pyarrow", "ParquetStore", "arrow")
         if elements and stream is not None:
             raise ValueError("elements=True and stream= are both given; leave out one")
         if targets and not elements:
@@ -158,9 +155,6 @@ class ParquetStore(Store):
         rows: Rows = self.index
         first, count = int(rows.start[number]), int(rows.lengths[number])
         return RowSteps(rows, first, count, self.name_of(number))
-
-    def key(self, number: int) -> str:
-        return str(self.index.keys[self._check_number(number)])
 
     def metadata(self, number: int) -> Mapping[str, Any]:
         rows: Rows = self.index
@@ -228,11 +222,13 @@ class Rows:
     def fingerprint(self) -> str:
         files = "".join(f"{file.digest} {_short(file.name, self._path)} " for file in self.files)
         kind = " elements" * bool(self._lists) + " targets" * self._targets
-        text = f"{files}{self._key} {self._columns}{kind}".encode("utf-8", "surrogateescape")
-        return hashlib.blake2b(text, digest_size=16).hexdigest()
+        return hashed(f"{files}{self._key} {self._columns}{kind}")
 
     def __len__(self) -> int:
         return len(self.start)
+
+    def key(self, number: int) -> Any:
+        return self.keys[number]
 
     def file_at(self, row: int) -> int:
         return int(np.searchsorted(self._begin, row, "right")) - 1

@@ -18,12 +18,12 @@ from typing import Any
 import numpy as np
 
 from stream_dataloader.errors import StoreError, shorten
-from stream_dataloader.stores._base.files import damage_named, digest_of, inside, matching, read_json
+from stream_dataloader.stores._base.files import damage_named, digest_of, inside, matching, package, read_json
 from stream_dataloader.stores.parquet.columns import joined
 from stream_dataloader.streams._media.section import KnownFile, check_file, natural_order
 from stream_dataloader.streams.cache.file_cache import FileCache, is_url, open_local
 
-__all__ = ["DatasetTable", "TableFile", "dataset_of", "decoded_features", "find_tables", "open_parquet", "pyarrow_of"]
+__all__ = ["DatasetTable", "TableFile", "dataset_of", "decoded_features", "find_tables", "open_parquet"]
 
 _SUFFIXES = (".parquet", ".pq", ".arrow", ".feather", ".ipc")
 _PARQUET, _FILE, _STREAM = b"PAR1", b"ARROW1", b"\xff\xff\xff\xff"
@@ -33,22 +33,10 @@ _END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
 _ROWS, _BYTES = 1000, 16 << 20
 
 
-def pyarrow_of(user: str) -> Any:
-    """The package pyarrow; an ImportError names the extra."""
-    try:
-        import pyarrow
-        import pyarrow.ipc
-        import pyarrow.parquet
-    except ImportError as error:
-        what = f"{user} needs pyarrow: pip install 'stream-dataloader[arrow]'"
-        raise ImportError(f"{what} ({error})") from error
-    return pyarrow
-
-
 def open_parquet(path: str, metadata: Any = None, **options: Any) -> Any:
     """A `ParquetFile` that compares checksums, and starts no threads."""
     options |= {"pre_buffer": False, "page_checksum_verification": True}
-    return pyarrow_of("Parquet").parquet.ParquetFile(path, metadata=metadata, **options)
+    return package("pyarrow.parquet", path, "arrow").ParquetFile(path, metadata=metadata, **options)
 
 
 class TableFile:

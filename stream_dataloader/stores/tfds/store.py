@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import bisect
 import functools
-import hashlib
 import itertools
 import operator
 import os
@@ -19,9 +18,9 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from stream_dataloader.errors import StoreError
-from stream_dataloader.stores._base.files import damage_named, inside, read_json
+from stream_dataloader.stores._base.files import damage_named, hashed, inside, package, read_json
+from stream_dataloader.stores._base.formats import given_columns, renamed
 from stream_dataloader.stores._base.handles import Handles
-from stream_dataloader.stores._base.options import given_columns, renamed
 from stream_dataloader.stores._base.rows import RowSteps, Selection, check_lengths, selected
 from stream_dataloader.stores._base.store import Store
 from stream_dataloader.stores._base.stream import put_row
@@ -58,13 +57,8 @@ class TfdsStore(Store):
         columns: Sequence[str] | None = None,
     ) -> None:
         super().__init__(path, split=split, stream=stream, columns=given_columns(columns))
-        self._records: Handles[str, Records] = Handles(Records)
+        self._opened = self._records = Handles(Records)
         _ = self.index
-
-    def close(self) -> None:
-        """Also end the process that reads for this one; see `Store.close`."""
-        super().close()
-        self._records.close()
 
     def _read_index(self) -> _Index:
         path, split = self.path, self._options["split"]
@@ -76,10 +70,7 @@ class TfdsStore(Store):
             what = f"{path} holds {' and '.join(map(str, formats))} files"
             raise StoreError(f"{what}; prepare it with file_format='array_record', or by stores.pack")
         read_json(os.path.join(path, _FEATURES), dict)
-        try:
-            import tensorflow_datasets as tfds
-        except ImportError as error:
-            raise ImportError(f"{path} needs tensorflow-datasets: pip install 'stream-dataloader[tfds]'") from error
+        tfds = package("tensorflow_datasets", path, "tfds")
         with damage_named(f"{path}, by tensorflow_datasets {tfds.__version__},"):
             builder = tfds.builder_from_directory(path, file_format="array_record")
             features, splits = builder.info.features, builder.info.splits
@@ -144,12 +135,10 @@ class _Index:
         self.info, self.reader = info, reader
         self._shards = [_shard(path, instruction) for instruction in instructions]
         self._stops = list(itertools.accumulate(shard.take for shard in self._shards))
-        with open(os.path.join(path, _FEATURES), "rb") as file:
-            digest = hashlib.blake2b(file.read(), digest_size=16)
         what = [info.get(key) for key in ("name", "configName", "version")]
         shards = [(os.path.basename(known.path), *numbers, known.size) for known, *numbers in self._shards]
-        digest.update(repr([what, shards]).encode())
-        self.fingerprint = digest.hexdigest()
+        with open(os.path.join(path, _FEATURES), "rb") as file:
+            self.fingerprint = hashed(file.read(), repr([what, shards]))
 
     def __len__(self) -> int:
         return self._stops[-1]

@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 from stream_dataloader.errors import StoreError
 from stream_dataloader.stores._base.files import damage_named, digest_of, matching
 from stream_dataloader.stores._base.leaves import LeafSpec, dtype_named
-from stream_dataloader.stores.memmap.mapped import LeafFile
+from stream_dataloader.stores.memmap.store import LeafFile
 from stream_dataloader.streams._media.section import KnownFile, check_file, natural_order
 from stream_dataloader.streams.cache.file_cache import FileCache, is_url, open_local
 

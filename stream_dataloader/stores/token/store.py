@@ -6,7 +6,6 @@ has the same target wherever streams and sections are cut.
 
 from __future__ import annotations
 
-import hashlib
 import os
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping
@@ -18,8 +17,9 @@ import torch
 from numpy.typing import NDArray
 
 from stream_dataloader.errors import StoreError
+from stream_dataloader.stores._base.files import hashed
+from stream_dataloader.stores._base.formats import given_options
 from stream_dataloader.stores._base.handles import Handles, Lease
-from stream_dataloader.stores._base.options import given_options
 from stream_dataloader.stores._base.store import Store
 from stream_dataloader.stores._base.stream import StoreStream, put_targets
 from stream_dataloader.stores.token.files import MappedTokens, Marker, TokenFile, find_files
@@ -167,9 +167,7 @@ class _Index:
         self.firsts = [0, *accumulate(counts)]
         self.lengths = np.concatenate(list(map(np.diff, self._bounds)))
         told = [(file.digest, str(file.dtype)) for file in files]
-        content = repr((by_document, marker, told))
-        digest = hashlib.blake2b(content.encode(), digest_size=16)
-        self.fingerprint = digest.hexdigest()
+        self.fingerprint = hashed(repr((by_document, marker, told)))
 
     def _open(self, place: int) -> MappedTokens:
         return MappedTokens(self.files[place], self._marker)

@@ -22,14 +22,14 @@ import pickle
 import weakref
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from importlib import import_module
 from typing import Any
 
 import numpy as np
 
 from stream_dataloader._items.structure import flatten
 from stream_dataloader.errors import StoreError
-from stream_dataloader.stores._base.pictures import Pictures
+from stream_dataloader.stores._base.files import package
+from stream_dataloader.stores._base.rows import Pictures
 from stream_dataloader.stores._base.store import replaced
 from stream_dataloader.stores._base.stream import put_row
 from stream_dataloader.stores.webdataset.members import TarIndex, forget
@@ -215,7 +215,7 @@ class Decoder:
                 with zipfile.ZipFile(io.BytesIO(data)) as found:
                     return {one.removesuffix(".npy"): _array(found.read(one), name) for one in found.namelist()}
             if kind in ("mp", "msgpack"):
-                return _msgpack().unpackb(data)
+                return package("msgpack", name).unpackb(data)
             if kind in _TEXTS:
                 return data.decode("utf-8")
             if kind in _NUMBERS:
@@ -244,13 +244,6 @@ class Decoder:
             return pickle.loads(data)
         except Exception as error:  # a pickle may raise anything
             raise StoreError(f"{name} cannot be unpickled: {error!r}") from error
-
-
-def _msgpack() -> Any:
-    try:
-        return import_module("msgpack")
-    except ImportError as error:
-        raise ImportError("members .mp and .msgpack need the package msgpack: pip install msgpack") from error
 
 
 def _array(data: bytes, name: str) -> Any:

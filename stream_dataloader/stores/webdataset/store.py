@@ -6,7 +6,6 @@ A stream in several places is an error, as is a sample that a stream has twice.
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import operator
 import os
@@ -19,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stream_dataloader.errors import StoreError
-from stream_dataloader.stores._base.files import matching, stamp_of
-from stream_dataloader.stores._base.options import given_columns, given_options
+from stream_dataloader.stores._base.files import hashed, matching, stamp_of
+from stream_dataloader.stores._base.formats import given_columns, given_options
 from stream_dataloader.stores._base.store import Store
 from stream_dataloader.stores.webdataset.members import TarIndex, keep, load, scan
 from stream_dataloader.stores.webdataset.samples import KEY, Decoder, Samples, state_of
@@ -144,9 +143,6 @@ class WebDatasetStore(Store):
         columns = self._options["columns"]
         return Samples(self.index, number, self.name_of(number), columns, self._decoder, self._cache)
 
-    def key(self, number: int) -> str:
-        return str(self.index.name(self._check_number(number)))
-
     def metadata(self, number: int) -> Mapping[str, Any]:
         shard = self.index.shard_of(int(self.index.start[self._check_number(number)]))
         return {"shard": self.index.paths[shard]}
@@ -220,8 +216,7 @@ class Streams:
         self.start = np.array(list(first.values()), np.int64)
         self.lengths: NDArray[np.int64] = np.diff(np.append(self.start, self.starts[-1]))
         text = "".join(f"{tar.digest} {tar.samples} " for tar in tars)
-        digest = hashlib.blake2b(text.encode() + self.start.tobytes(), digest_size=16)
-        self.fingerprint = digest.hexdigest()
+        self.fingerprint = hashed(text, self.start.tobytes())
 
     def __len__(self) -> int:
         return len(self.start)
@@ -229,7 +224,7 @@ class Streams:
     def shard_of(self, sample: int) -> int:
         return int(np.searchsorted(self.starts, sample, "right")) - 1
 
-    def name(self, number: int) -> str:
+    def key(self, number: int) -> str:
         sample = int(self.start[number])
         shard = self.shard_of(sample)
         return self._rule(self.tars[shard].key(sample - int(self.starts[shard])), self._names[shard])
