@@ -26,7 +26,7 @@ from stream_dataloader.cli.arguments import (
     print_json,
     warn,
 )
-from stream_dataloader.stores._packing.report import Bar, size_text
+from stream_dataloader.stores._packing.run import Bar, size_text
 from stream_dataloader.visualize import timeline
 
 _HEADS = ("source", "codec", "size", "rate", "frames", "duration", "keys", "bytes", "")

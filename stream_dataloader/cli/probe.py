@@ -16,7 +16,7 @@ import av.error
 import numpy as np
 
 from stream_dataloader.cli.arguments import Target
-from stream_dataloader.stores._packing.report import size_text
+from stream_dataloader.stores._packing.run import size_text
 from stream_dataloader.streams._media import container as media
 from stream_dataloader.streams._media.extent import missing
 from stream_dataloader.streams.audio.headers import declared_samples

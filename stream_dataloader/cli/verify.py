@@ -12,7 +12,7 @@ from functools import partial
 
 from stream_dataloader import stores
 from stream_dataloader.cli.arguments import add_options, print_json, with_options
-from stream_dataloader.stores._packing.report import Bar
+from stream_dataloader.stores._packing.run import Bar
 
 
 def add(parser: ArgumentParser) -> None:

@@ -26,7 +26,7 @@ from stream_dataloader.stores._base.store import OpenedStore, Store, StoreInfo
 
 if TYPE_CHECKING:
     from stream_dataloader.stores._packing.driver import pack
-    from stream_dataloader.stores._packing.report import PackReport
+    from stream_dataloader.stores._packing.run import PackReport
     from stream_dataloader.stores.hdf5 import Hdf5Store
     from stream_dataloader.stores.lerobot import LeRobotStore
     from stream_dataloader.stores.lmdb import LmdbStore
@@ -68,7 +68,7 @@ __all__ = [
 #: Names that are imported when they are first used, and their modules.
 _MODULES = {one.store: one.module for one in FORMATS.values()} | {
     "MdsWriter": f"{__name__}.mds",
-    "PackReport": f"{__name__}._packing.report",
+    "PackReport": f"{__name__}._packing.run",
     "pack": f"{__name__}._packing.driver",
 }
 

@@ -33,7 +33,7 @@ from stream_dataloader.errors import (
     WorkerDeathError,
 )
 from stream_dataloader.stores._packing import part as parts
-from stream_dataloader.stores._packing import report as reports
+from stream_dataloader.stores._packing import run as reports
 from stream_dataloader.stores._packing.partial import Partial, begin_part, enter, packed_in
 from stream_dataloader.stores.memmap import MemmapStore
 from stream_dataloader.stores.memmap.writer import MemmapPacker

@@ -5,34 +5,30 @@ Guarantee: there is a whole store at the path, or nothing.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import time
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import closing, contextmanager
 from multiprocessing.context import BaseContext
-from typing import Any, Literal
+from typing import Any
 
-from stream_dataloader.dataloader import StreamDataLoader
+from stream_dataloader._items.content import hash_content
+from stream_dataloader._reading.lists import SourceList, SourceLists
+from stream_dataloader._reading.stream import Retries
 from stream_dataloader.dataset import StreamDataset
-from stream_dataloader.errors import ErrorReport, StoreError, StreamError, WorkerDeathError
+from stream_dataloader.errors import StoreError, StreamError, WorkerDeathError, shorten
 from stream_dataloader.stores._base.files import disk_bytes
 from stream_dataloader.stores._base.formats import FORMATS, INDEXES, check_options
 from stream_dataloader.stores._base.packing import StreamRecord
 from stream_dataloader.stores._base.store import Store
-from stream_dataloader.stores._packing.given import digest_of, given_of, keys_of, notes_of
 from stream_dataloader.stores._packing.part import StreamPacker
 from stream_dataloader.stores._packing.partial import Partial, packed_in
-from stream_dataloader.stores._packing.report import PackReport, Progress
+from stream_dataloader.stores._packing.run import ErrorChoice, PackReport, Run
 from stream_dataloader.streams.cache.file_cache import is_url
 
 __all__ = ["pack"]
-
-#: Messages that a worker may be ahead of another.
-_AHEAD = 64
-_MOST_RESTARTS = 8
-
-ErrorChoice = Literal["raise", "skip"]
 
 
 def pack(
@@ -107,10 +103,10 @@ def pack(
         [[[104, 101, 108, 108, 111], [104, 105, 0, 0, 0]]]
     """
     began = time.perf_counter()
-    lists, seed_of_streams, how = given_of(streams)
+    lists, seed_of_streams, how = _given_of(streams)
     store = lists.open_stream if isinstance(lists.open_stream, Store) else None
-    names = keys_of(lists.sources, keys, store)
-    notes = notes_of(lists.sources, stream_metadata, store)
+    names = _keys_of(lists.sources, keys, store)
+    notes = _notes_of(lists.sources, stream_metadata, store)
     if (chosen := FORMATS.get(format)) is None or chosen.packer is None:
         known = ", ".join(repr(name) for name, one in FORMATS.items() if one.packer is not None)
         why = "is unknown" if chosen is None else "is only read"
@@ -124,8 +120,8 @@ def pack(
     header = {
         "format": format,
         "number of sources": len(names),
-        "fingerprint of sources and keys": digest_of([lists.fingerprint, *names]),
-        "fingerprint of options": digest_of(dict(options)),
+        "fingerprint of sources and keys": _digest_of([lists.fingerprint, *names]),
+        "fingerprint of options": _digest_of(dict(options)),
         "windows taken apart": how.get("windowed", False),
         "_seed": seed_of_streams if seed is None else seed,
     } | ({} if seed is None else {"seed": seed})
@@ -134,10 +130,8 @@ def pack(
     with Partial(path, storage_options) as partial, _telling_how_to_go_on(partial, len(names)):
         packer = packer_class(partial.store, **options)
         begun = partial.begin(header)
-        before = packed_in(partial.journal)[0]
         factory = StreamPacker(lists, names, packer, partial.journal, transform, **how)
-        with closing(Progress(progress, partial, before, len(names))) as shown:
-            run = _Run(factory, on_error, shown)
+        with closing(Run(factory, on_error, progress, partial)) as run:
             run.pack(num_workers, int(begun["_seed"]), multiprocessing_context)
         packed, synced = packed_in(partial.journal)
         if run.skipped and not packed:
@@ -157,89 +151,9 @@ def pack(
         steps=sum(record.steps for record in records),
         bytes=size,
         seconds=time.perf_counter() - began,
-        packed_before=len(before),
+        packed_before=run.before,
         skipped=tuple(run.skipped[number] for number in sorted(run.skipped)),
     )
-
-
-class _Run:
-    """A loader opens what is not packed, and its workers write it.
-
-    Attributes:
-        skipped: Why streams were left out, by their numbers.
-    """
-
-    def __init__(
-        self, factory: StreamPacker, on_error: ErrorChoice | Callable[[StreamError], ErrorChoice], progress: Progress
-    ) -> None:
-        self._factory, self._on_error, self._progress = factory, on_error, progress
-        self.skipped: dict[int, StreamError] = {}
-
-    def pack(self, num_workers: int, seed: int, context: BaseContext | str | None) -> None:
-        """Pack all streams that are not packed."""
-        factory, before = self._factory, -1
-        lists = factory.lists
-        while left := len(factory.keys) - len(packed_in(factory.journal)[0]) - len(self.skipped):
-            if left == before:
-                raise StoreError(f"workers died before the disk held one of {left:,} streams")
-            # a second time if a worker died before the disk held what it had packed
-            before, workers = left, min(num_workers, left)
-            factory.skipped = frozenset(self.skipped)
-            dataset = StreamDataset(
-                list(lists) if lists.mix else lists.sources,
-                factory,
-                max(1, workers),
-                seed=seed,
-                deterministic=False,
-                on_error="skip" if callable(self._on_error) else self._on_error,
-                fingerprint="packed",
-            )
-            options: dict[str, Any] = {}
-            if workers:
-                options = {
-                    "prefetch_factor": _AHEAD,
-                    "persistent_workers": True,
-                    "multiprocessing_context": context,
-                    "max_restarts": _MOST_RESTARTS,
-                    "transport": "queue",
-                }
-            loader = StreamDataLoader(dataset, workers, list, rank=0, world_size=1, **options)
-            try:
-                self._read(loader)
-            finally:
-                loader._dismiss_workers()
-                factory.close()
-
-    def _read(self, loader: StreamDataLoader[Any]) -> None:
-        """Have a loader pack streams."""
-        decided = 0
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "skipped the rest of a stream", RuntimeWarning)
-            for reports in _reports_of(loader):
-                for failure in loader.failures[decided:]:
-                    self._decide(failure)
-                decided = len(loader.failures)
-                for report in reports:
-                    if isinstance(report, ErrorReport):
-                        raise report.unpack()
-                    for number, steps in report or ():
-                        self._progress.done(number, steps)
-                self._progress.look()
-
-    def _decide(self, error: StreamError) -> None:
-        choice = self._on_error(error) if callable(self._on_error) else self._on_error
-        if choice == "raise":
-            raise error
-        if choice != "skip":
-            raise ValueError(f"on_error returned {choice!r} for {error}; return 'raise' or 'skip'")
-        self.skipped[error.source_index] = error
-        self._progress.done(error.source_index)
-
-
-def _reports_of(loader: StreamDataLoader[Any]) -> Iterator[list[Any]]:
-    yield from loader
-    # the second epoch finishes the parts, as each worker begins a stream
-    yield next(iter(loader))
 
 
 @contextmanager
@@ -257,3 +171,74 @@ def _telling_how_to_go_on(partial: Partial, total: int) -> Iterator[None]:
         else:
             error.args = (f"{str(error) or 'packing was interrupted'}. {kept}",)
         raise
+
+
+def _given_of(streams: Any) -> tuple[SourceLists, int, dict[str, Any]]:
+    """The sources and what opens them, their seed, and how they are read."""
+    if isinstance(streams, StreamDataset):
+        retries = Retries(streams.retries, streams.retry_on, {})
+        rules = streams.rules
+        return streams.source_lists, rules.seed, {"windowed": rules.time_steps is None, "retries": retries}
+    try:
+        sources, opens = streams
+    except (TypeError, ValueError):
+        found = shorten(streams, 80)
+        raise TypeError(f"streams is {found}; give a StreamDataset, or (sources, open_stream)") from None
+    empty = isinstance(sources, Sized) and not isinstance(sources, str) and not sources
+    one = SourceList((), opens) if empty else SourceList.checked(sources, opens, None, None, None, None)
+    return SourceLists([one]), 0, {}
+
+
+def _keys_of(sources: Sequence[Any], given: Any, store: Store | None) -> list[str]:
+    """What streams are called, each otherwise."""
+    if given is None:
+        found = [_key_of(source, store) for source in sources]
+    else:
+        found = [str(key) for key in (map(given, sources) if callable(given) else given)]
+    if len(found) != len(sources):
+        raise ValueError(f"keys has {len(found)} names, and there are {len(sources)} sources")
+    seen = set[str]()
+    for number, key in enumerate(found):
+        if key in seen and given is not None:
+            raise ValueError(f"keys has {key!r} twice; give each stream a name of its own")
+        own = key
+        while own in seen:
+            own = f"{own}#{number}"  # the same source twice is two streams
+        seen.add(own)
+        found[number] = own
+    return found
+
+
+def _key_of(source: Any, store: Store | None) -> str:
+    if store is None:
+        return os.fsdecode(source) if isinstance(source, (str, os.PathLike)) else shorten(source)
+    if isinstance(source, (tuple, list)):
+        number, start, stop = source
+        return f"{store.key(number)}[{start or 0}:{'' if stop is None else stop}]"
+    return store.key(source)
+
+
+def _notes_of(sources: Sequence[Any], given: Any, store: Store | None) -> list[dict[str, Any]]:
+    """What is known of each stream: what was given, or what their store has."""
+    metadata: Iterable[Mapping[str, Any]] = ({} for _ in sources)
+    if given is not None:
+        metadata = map(given, sources) if callable(given) else given
+    elif store is not None:
+        metadata = (store.metadata(one[0] if isinstance(one, (tuple, list)) else one) for one in sources)
+    found = [dict(one) for one in metadata]
+    if len(found) != len(sources):
+        raise ValueError(f"stream_metadata has {len(found)} dicts, and there are {len(sources)} sources")
+    for number, one in enumerate(found):
+        try:
+            json.dumps(one)
+        except (TypeError, ValueError) as error:
+            source = shorten(sources[number])
+            raise TypeError(f"the metadata of source {number} ({source}) cannot be kept as JSON: {error}") from None
+    return found
+
+
+def _digest_of(content: Any) -> str:
+    """A hash of it, in short."""
+    found = hashlib.blake2b(digest_size=8)
+    hash_content(content, found.update)
+    return found.hexdigest()

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from stream_dataloader.errors import StoreError
 from stream_dataloader.stores._base.files import damage_named
-from stream_dataloader.streams.cache import kept
+from stream_dataloader.streams.cache.file_cache import keep_tables, kept_tables
 
 __all__ = ["TarIndex", "forget", "keep", "load", "scan"]
 
@@ -155,12 +155,12 @@ def keep(path: str, index: TarIndex) -> None:
     state, digest, extensions, *_ = index
     texts = json.dumps([state, digest, extensions]).encode()
     tables = dict(itertools.islice(index._asdict().items(), 3, None))
-    kept.keep(_KEPT, path, {"texts": np.frombuffer(texts, np.uint8), **tables})
+    keep_tables(_KEPT, path, {"texts": np.frombuffer(texts, np.uint8), **tables})
 
 
 def load(path: str, state: str | None) -> TarIndex | None:
     """The index that was kept, of one state or (None) of any."""
-    if not (tables := kept.load(_KEPT, path)):
+    if not (tables := kept_tables(_KEPT, path)):
         return None
     known, digest, extensions = json.loads(tables.pop("texts").tobytes())
     if state not in (None, known):
@@ -171,4 +171,4 @@ def load(path: str, state: str | None) -> TarIndex | None:
 
 def forget(path: str) -> None:
     """Have the index of a tar made anew."""
-    kept.keep(_KEPT, path, {})
+    keep_tables(_KEPT, path, {})

@@ -5,25 +5,32 @@ Guarantees:
 - One process fetches a file, and the others wait for it. If it is killed, another takes over.
 - A file gets its name after its last byte, and is not deleted while a `LocalFile` of it is open.
 - A file that changed on its server is fetched again. The old one stays as long as it is read.
+- Tables that are kept, and damaged, are as if they were not there; to keep them where nobody may write is no error.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import logging
 import os
 import re
+import tempfile
 import time
+import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+import numpy as np
+from numpy.typing import NDArray
+
 from stream_dataloader.streams.cache.entry import CacheEntry, LocalFile, make_room
 from stream_dataloader.streams.cache.remote import RemoteFile, SizeError, UnreachableError
 
-__all__ = ["FileCache", "LocalFile", "cache_directory", "is_url", "open_local"]
+__all__ = ["FileCache", "LocalFile", "cache_directory", "is_url", "keep_tables", "kept_tables", "open_local"]
 
 _DIRECTORY, _LIMIT = "STREAM_DATALOADER_CACHE", "STREAM_DATALOADER_CACHE_BYTES"
 
@@ -206,6 +213,34 @@ def cache_directory(kind: str) -> str:
 
 
 _DEFAULT = FileCache()
+
+
+def _kept_at(folder: str, name: str) -> str:
+    key = hashlib.blake2b(name.encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
+    return os.path.join(cache_directory(folder), f"{key}.npz")
+
+
+def keep_tables(folder: str, name: str, tables: Mapping[str, Any]) -> None:
+    """Keep arrays of numbers in a folder of the cache."""
+    file = _kept_at(folder, name)
+    with contextlib.suppress(OSError):
+        os.makedirs(os.path.dirname(file), exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=os.path.dirname(file), suffix=".tmp", delete=False) as unfinished:
+            try:
+                np.savez(unfinished, **tables)
+                unfinished.flush()
+                os.replace(unfinished.name, file)
+            except OSError:
+                os.unlink(unfinished.name)
+
+
+def kept_tables(folder: str, name: str) -> dict[str, NDArray[Any]] | None:
+    """What was kept; None if nothing was, or it is damaged."""
+    try:
+        with open(_kept_at(folder, name), "rb") as file, np.load(file, allow_pickle=False) as tables:
+            return dict(tables)
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile):
+        return None
 
 
 def _places(options: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -19,8 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stream_dataloader.streams._media.container import choose_stream, open_container, ticks_of_untimed
-from stream_dataloader.streams.cache import kept
-from stream_dataloader.streams.cache.file_cache import FileCache, open_local
+from stream_dataloader.streams.cache.file_cache import FileCache, keep_tables, kept_tables, open_local
 
 __all__ = ["FrameIndex", "FrameTimes", "frame_index", "segment_videos"]
 
@@ -63,10 +62,10 @@ def frame_index(path: str, stream: int = 0) -> FrameIndex:
 @functools.lru_cache(maxsize=64)
 def _remembered(path: str, size: int, changed: int, stream: int) -> FrameIndex:
     name = f"{path}\0{size}\0{changed}\0{stream}"
-    if (known := kept.load("probes", name)) is not None and "keys" in known:
+    if (known := kept_tables("probes", name)) is not None and "keys" in known:
         return FrameIndex(known.get("times"), known["keys"])
     found = _scan(path, stream)
-    kept.keep("probes", name, {"keys": found.keys, **({} if found.times is None else {"times": found.times})})
+    keep_tables("probes", name, {"keys": found.keys, **({} if found.times is None else {"times": found.times})})
     return found
 
 

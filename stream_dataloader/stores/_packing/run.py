@@ -1,0 +1,209 @@
+"""One run of packing: a loader whose workers write, how far it is, and a report.
+
+Guarantee: a disk that will not do is told before it is full.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from multiprocessing.context import BaseContext
+from typing import Any, Literal
+
+from tqdm import tqdm
+
+from stream_dataloader.dataloader import StreamDataLoader
+from stream_dataloader.dataset import StreamDataset
+from stream_dataloader.errors import ErrorReport, StoreError, StreamError
+from stream_dataloader.stores._base.files import disk_bytes
+from stream_dataloader.stores._packing.part import StreamPacker
+from stream_dataloader.stores._packing.partial import Partial, packed_in
+
+__all__ = ["Bar", "ErrorChoice", "PackReport", "Run", "size_text"]
+
+LOOKED_SECONDS = 2.0
+
+#: Messages that a worker may be ahead of another.
+_AHEAD = 64
+_MOST_RESTARTS = 8
+
+ErrorChoice = Literal["raise", "skip"]
+
+
+@dataclass(frozen=True)
+class PackReport:
+    """What `stores.pack` has packed.
+
+    Attributes:
+        path: The store.
+        format: Its format.
+        streams: How many streams it holds.
+        steps: Their time steps, all together.
+        bytes: What the store's files take.
+        seconds: How long this run took.
+        packed_before: Streams that an interrupted run had packed.
+        skipped: Why streams were left out, in the order of their sources.
+    """
+
+    path: str
+    format: str
+    streams: int
+    steps: int
+    bytes: int
+    seconds: float
+    packed_before: int = 0
+    skipped: tuple[StreamError, ...] = ()
+
+    def __str__(self) -> str:
+        before = f", {self.packed_before:,} of them before" if self.packed_before else ""
+        lines = [
+            f"packed {self.streams:,} streams{before}, {self.steps:,} steps, {size_text(self.bytes)}, in "
+            f"{self.seconds:.1f} s into {self.path} ({self.format})"
+        ]
+        return "\n".join(lines + [f"skipped {error}" for error in self.skipped])
+
+
+def size_text(size: float) -> str:
+    """A number of bytes, as people write it."""
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.0f} bytes" if unit == "bytes" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} TB"
+
+
+class Bar(tqdm):  # type: ignore[misc]
+    """A bar that shares nothing with other processes."""
+
+    monitor_interval = 0  # no thread, which does not go together with forking
+    _lock = threading.RLock()  # not one of all processes
+
+
+class Run:
+    """A loader opens what is not packed, and its workers write it.
+
+    Attributes:
+        skipped: Why streams were left out, by their numbers.
+    """
+
+    def __init__(
+        self,
+        factory: StreamPacker,
+        on_error: ErrorChoice | Callable[[StreamError], ErrorChoice],
+        shown: bool | Callable[[int, int], Any] | None,
+        partial: Partial,
+    ) -> None:
+        self._factory, self._on_error, self._partial = factory, on_error, partial
+        self.skipped: dict[int, StreamError] = {}
+        self._done = set(packed_in(partial.journal)[0])
+        self.before, self._used_before = len(self._done), disk_bytes(partial.store)
+        self._call = shown if callable(shown) else None
+        quiet = None if shown is None else not shown or self._call is not None
+        name, total = f"packing {os.path.basename(partial.path)}", len(factory.keys)
+        self._bar = Bar(desc=name, initial=self.before, total=total, unit="stream", disable=quiet)
+        self._steps = 0
+        self._looked = 0.0
+        self._has_warned = False
+
+    def pack(self, num_workers: int, seed: int, context: BaseContext | str | None) -> None:
+        """Pack all streams that are not packed."""
+        factory, before = self._factory, -1
+        lists = factory.lists
+        while left := len(factory.keys) - len(packed_in(factory.journal)[0]) - len(self.skipped):
+            if left == before:
+                raise StoreError(f"workers died before the disk held one of {left:,} streams")
+            # a second time if a worker died before the disk held what it had packed
+            before, workers = left, min(num_workers, left)
+            factory.skipped = frozenset(self.skipped)
+            dataset = StreamDataset(
+                list(lists) if lists.mix else lists.sources,
+                factory,
+                max(1, workers),
+                seed=seed,
+                deterministic=False,
+                on_error="skip" if callable(self._on_error) else self._on_error,
+                fingerprint="packed",
+            )
+            options: dict[str, Any] = {}
+            if workers:
+                options = {
+                    "prefetch_factor": _AHEAD,
+                    "persistent_workers": True,
+                    "multiprocessing_context": context,
+                    "max_restarts": _MOST_RESTARTS,
+                    "transport": "queue",
+                }
+            loader = StreamDataLoader(dataset, workers, list, rank=0, world_size=1, **options)
+            try:
+                self._read(loader)
+            finally:
+                loader._dismiss_workers()
+                factory.close()
+
+    def _read(self, loader: StreamDataLoader[Any]) -> None:
+        """Have a loader pack streams."""
+        decided = 0
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "skipped the rest of a stream", RuntimeWarning)
+            for reports in _reports_of(loader):
+                for failure in loader.failures[decided:]:
+                    self._decide(failure)
+                decided = len(loader.failures)
+                for report in reports:
+                    if isinstance(report, ErrorReport):
+                        raise report.unpack()
+                    for number, steps in report or ():
+                        self._count(number, steps)
+                self._look()
+
+    def _decide(self, error: StreamError) -> None:
+        choice = self._on_error(error) if callable(self._on_error) else self._on_error
+        if choice == "raise":
+            raise error
+        if choice != "skip":
+            raise ValueError(f"on_error returned {choice!r} for {error}; return 'raise' or 'skip'")
+        self.skipped[error.source_index] = error
+        self._count(error.source_index)
+
+    def _count(self, number: int, steps: int = 0) -> None:
+        """A stream is packed, or skipped; said again where a worker died."""
+        if number in self._done:
+            return
+        self._done.add(number)
+        self._steps += steps
+        self._bar.update()
+        if self._call is not None:
+            self._call(len(self._done), self._bar.total)
+
+    def _look(self) -> None:
+        """Now and then, show how fast it is, and warn if the disk seems too small."""
+        done = len(self._done) - self.before
+        if not done or time.monotonic() - self._looked < LOOKED_SECONDS:
+            return
+        self._looked = time.monotonic()
+        used = disk_bytes(self._partial.store) - self._used_before
+        if not self._bar.disable:
+            seconds = max(self._bar.format_dict["elapsed"], 1e-3)
+            self._bar.set_postfix_str(f"{self._steps / seconds:,.0f} steps/s, {size_text(used / seconds)}/s")
+        wanted = used * (self._bar.total - len(self._done)) // done
+        free = shutil.disk_usage(self._partial.folder).free
+        if wanted > free and not self._has_warned:
+            self._has_warned = True
+            what = f"the streams that are left take about {size_text(wanted)}"
+            warnings.warn(f"{what}, and the disk of {self._partial.folder} has {size_text(free)} free", RuntimeWarning)
+
+    def close(self) -> None:
+        """Leave the bar as it is."""
+        self._bar.refresh()
+        self._bar.close()
+
+
+def _reports_of(loader: StreamDataLoader[Any]) -> Iterator[list[Any]]:
+    yield from loader
+    # the second epoch finishes the parts, as each worker begins a stream
+    yield next(iter(loader))
