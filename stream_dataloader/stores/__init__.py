@@ -6,8 +6,7 @@
     sources, open_stream = stores.open("clips.store")  # read at the speed of memory
     dataset = StreamDataset(sources, open_stream, batch_size=8, time_steps=16)  # knows the lengths
 
-A store is a factory that knows its streams; `open` finds out its format. Formats import their packages when they are
-first used. Open `_base/store.py` first.
+A store is a factory that knows its streams; `open` finds out its format. Open `_base/store.py` first.
 """
 
 from __future__ import annotations
@@ -86,7 +85,7 @@ def open(
         path: A folder, a file, a URL where the format allows, or `owner/name`:
             a LeRobot dataset of the Hub. Or a `Dataset`, `DatasetDict` or
             `IterableDataset` of Hugging Face.
-        format: The store's format, such as `"memmap"`. None finds it out by the names of files.
+        format: The store's format, such as `"memmap"`. None finds it out.
         deltas: Windows of their own for entries of items that are dicts: steps,
             counted from the item's own. With `{"action": range(16)}` an item's
             `action` is `(16, ...)`, its next 16. Outside the stream they are
@@ -129,17 +128,7 @@ def verify(
     progress: Callable[[int, int], Any] | None = None,
     **options: Any,
 ) -> list[str]:
-    """Read all of a store, and compare it with its checksums.
-
-    Args:
-        path: See `open`.
-        format: See `open`.
-        progress: Called with how many streams were read, and of how many.
-        options: See `open`.
-
-    Returns:
-        What is wrong, a line each; empty if nothing is.
-    """
+    """Read all of a store, and compare it with its checksums; see `open` and `Store.verify`."""
     return open(path, format=format, **options).open_stream.verify(progress)
 
 

@@ -1,4 +1,4 @@
-"""Episodes in HDF5 files: a group is a stream, and its datasets are the leaves of the items.
+"""Episodes in HDF5 files: a group is a stream, its datasets are the leaves of items.
 
 Guarantee: a dataset that claims much more than is on the disk is refused unread.
 """
@@ -42,9 +42,9 @@ _LARGEST_UNCHECKED_BYTES, _MOST_TIMES = 64 << 20, 1100
 
 
 class Hdf5Store(Store):
-    """Episodes of robomimic, LIBERO, ALOHA and alike: groups of an HDF5 file, or the files of a folder.
+    """Episodes of robomimic, LIBERO, ALOHA and alike: groups of a file, or files of a folder.
 
-    A group that holds datasets is a stream; one that holds only groups has a stream in each of them.
+    A group that holds datasets is a stream; one of groups has a stream in each of them.
     An item is a dict, nested as the groups are. All streams need the leaves of the first.
     Needs the extra `h5py`.
 
@@ -120,7 +120,6 @@ class Hdf5Store(Store):
         return _Index(fingerprint, counted, streams, selection, encoded)
 
     def _encoded(self, selection: Selection, name: str) -> set[str]:
-        """The datasets of encoded images."""
         found: set[str] = set()
         for camera in self._options["cameras"]:
             below = camera.strip("/") + "/"
@@ -155,7 +154,6 @@ class Hdf5Store(Store):
         return self._attributes(0, os.path.dirname(self.index.streams[0].group))
 
     def _attributes(self, number: int, group: str) -> dict[str, Any]:
-        """A group's attributes, as plain values."""
         known = self.index.streams[number].known
         with known, closing(self._files.lease(known)) as lease, damage_named(self.name_of(number)):
             return {str(name): _plain(value) for name, value in lease.handle[group].attrs.items()}
@@ -174,8 +172,6 @@ class Hdf5Store(Store):
 
 
 class _Stream(NamedTuple):
-    """Where a stream is."""
-
     known: KnownFile
     group: str
     key: str
@@ -201,7 +197,6 @@ def _opened(known: KnownFile) -> Any:
 
 
 def _paths(path: str) -> list[str]:
-    """The files of a store, in natural order."""
     if not os.path.exists(path):
         raise FileNotFoundError(f"there is no HDF5 file or folder at {path}")
     if not os.path.isdir(path):
@@ -214,7 +209,6 @@ def _paths(path: str) -> list[str]:
 
 
 def _group_of(file: Any, name: str, group: str | None) -> str:
-    """The group to look for streams in."""
     import h5py
 
     if group is None:
@@ -259,7 +253,6 @@ def _length(file: Any, name: str, group: str, leaf: str) -> int:
 
 
 def _table(group: Any, name: str, leaf: str, pictures: Pictures | None) -> Any:
-    """One of a stream's datasets."""
     import h5py
 
     if not isinstance(found := group.get(leaf), h5py.Dataset):
@@ -277,7 +270,6 @@ def _table(group: Any, name: str, leaf: str, pictures: Pictures | None) -> Any:
 
 
 def _check_size(name: str, dataset: Any) -> None:
-    """Refuse a dataset that claims much more than is on the disk."""
     if dataset.nbytes > _LARGEST_UNCHECKED_BYTES:
         written, whole = _written(dataset)
         if written * _MOST_TIMES < whole:
@@ -286,7 +278,7 @@ def _check_size(name: str, dataset: Any) -> None:
 
 
 def _written(dataset: Any) -> tuple[int, int]:
-    """How many chunks of a dataset are on the disk, and how many it has; or bytes."""
+    """How many chunks or bytes are on the disk, and how many there are."""
     if dataset.is_virtual:
         return 0, 0
     if dataset.chunks is None:

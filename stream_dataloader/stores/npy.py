@@ -36,7 +36,7 @@ _SUFFIX = ".npy"
 
 
 class NpyStore(Store):
-    """A folder of `.npy` files: of streams, or of folders that are streams. The first axis is time.
+    """A folder of `.npy` files, or of folders of them; the first axis is time.
 
     Streams are in the order of their names. Those that begin with a dot are left alone.
 
@@ -65,7 +65,7 @@ class NpyStore(Store):
         return _Index(fingerprint, lengths, stamps, folder, keys, names, selection)
 
     def _listed(self) -> tuple[str, list[str], list[str] | None]:
-        """The folder of the streams, their keys, and the names of leaves, see `_Index`."""
+        """See `_Index`: `folder`, `keys` and `names`."""
         if not os.path.exists(self.path):
             raise FileNotFoundError(f"there is no .npy file or folder at {self.path}")
         if os.path.isdir(self.path):
@@ -88,7 +88,6 @@ class NpyStore(Store):
         return folder, keys, None
 
     def _leaf_names(self, folder: str, inside: dict[str, list[str]]) -> list[str]:
-        """The files that each stream has."""
         names = next(iter(inside.values()))
         for number, (key, files) in enumerate(inside.items()):
             odd = set(self._wanted or names) - set(files) or (set(files) - set(names) if self._wanted is None else ())
@@ -112,7 +111,7 @@ class NpyStore(Store):
 
 @dataclass
 class _Index(Index):
-    """See `Store._read_index`; names are those of files and folders, without suffix."""
+    """See `Store._read_index`; names are without suffix."""
 
     stamps: NDArray[np.uint64]  # a hash of each stream's headers, sizes and times
     folder: str
@@ -125,7 +124,7 @@ class _Index(Index):
 
 
 def _named(folder: str) -> tuple[list[str], list[str]]:
-    """The `.npy` files in a folder, without suffix, and the folders in it, in order."""
+    """The `.npy` files in a folder, without suffix, and the folders."""
     names = sorted((name for name in os.listdir(folder) if not name.startswith(".")), key=natural_order)
     files = [name.removesuffix(_SUFFIX) for name in names if name.endswith(_SUFFIX)]
     return files, [name for name in names if os.path.isdir(os.path.join(folder, name))]
@@ -139,7 +138,6 @@ def _files(folder: str, key: str, names: list[str] | None) -> dict[str, str]:
 
 
 def _examine(files: Mapping[str, str]) -> tuple[int, int]:
-    """How many rows a stream's files have, and a hash of what tells them from others."""
     content = hashlib.blake2b(digest_size=8)
     lengths: dict[str, int] = {}
     for name, path in files.items():

@@ -43,7 +43,7 @@ _STORAGE = "storage_metadata.json"
 class TensorDictStore(Store):
     """A TensorDict that was saved by `memmap` or `save`; its first dimension is time.
 
-    Items are nested dicts. A `NonTensorStack` of texts is a text a step; a `NonTensorData` is in `info().metadata`.
+    Items are nested dicts. A `NonTensorStack` of texts is a text a step, a `NonTensorData` metadata.
     Names are `"reward"`, or a tuple for what is nested, `("next", "reward")`.
 
     Without `stream`, `lengths` or `done`, the whole is one stream.
@@ -51,11 +51,10 @@ class TensorDictStore(Store):
 
     Args:
         path: The folder.
-        columns: Names of what to read; a nested TensorDict's name takes all that is in it. None reads all.
-        stream: A column with a number a step: where it changes, a stream begins; `("collector", "traj_ids")`.
-        lengths: A column with a number a stream, which is then no leaf of items; or a `.npy` file, in the folder if
-            its path is relative.
-        done: A column with a flag a step: a stream ends with a step where it is set; `("next", "done")`.
+        columns: Names of what to read, or of nested TensorDicts. None reads all.
+        stream: A column that changes where a stream begins; `("collector", "traj_ids")`.
+        lengths: A column with a number a stream, which is then no leaf; or a `.npy` file in the folder.
+        done: A column with a flag a step, which ends a stream; `("next", "done")`.
     """
 
     format: ClassVar[str] = "tensordict"
@@ -112,7 +111,6 @@ class TensorDictStore(Store):
         return _Index(hashed(*content), np.diff(bounds), structure, flat, bounds, saved)
 
     def _columns(self, saved: _Saved) -> dict[_Name, LeafFile | _Texts]:
-        """What items are made of."""
         found: dict[_Name, LeafFile | _Texts] = {}
         columns = self._options["columns"]
         for wanted in columns or [()]:
@@ -125,7 +123,6 @@ class TensorDictStore(Store):
         return found
 
     def _bounds(self, saved: _Saved, most: int) -> NDArray[np.int64]:
-        """Where streams begin and end: they follow one another, and none is left out."""
         steps = most
         if os.path.exists(path := os.path.join(self.path, _STORAGE)):
             steps = read_json(path, dict).get("len")
@@ -188,14 +185,12 @@ class _Saved:
         self.metas: list[str] = []  # which tell one save from another
 
     def error(self, name: _Name, why: str) -> StoreError:
-        """What is wrong with a column; says what else there is."""
         if not self.leaves:
             return StoreError(f"{self.path} is no saved TensorDict, or holds no tensors")
         shown = shorten([_shown(one) for one in self.leaves if one != name], 200)
         return StoreError(f"{self.path}: {_shown(name)!r} {why}; columns= chooses of {shown}")
 
     def column(self, name: _Name) -> LeafFile | _Texts:
-        """One of the leaves; an error if it cannot be read."""
         found = self.leaves.get(name, "is not there, or holds for all steps")
         if isinstance(found, str):
             raise self.error(name, found)
@@ -207,7 +202,6 @@ class _Saved:
         return LeafFile(path, LeafSpec(dtype, shape[1:]), shape[0], exact=False)
 
     def read(self, folder: str, name: _Name) -> None:
-        """Read a folder's meta.json, and those below."""
         path = os.path.join(folder, _META)
         meta = read_json(path, dict)
         self.metas.append(path)
@@ -243,7 +237,6 @@ class _Saved:
             self.leaves[name] = f"is a {kind}; save it as a TensorDict, a stack by contiguous()"
 
     def _read_entry(self, folder: str, key: str, entry: Mapping[str, Any], name: _Name) -> None:
-        """What a TensorDict holds for a key."""
         if isinstance(entry.get("type"), str):
             self.read(_place(folder, key, ""), name)
         elif entry.get("is_nested"):
@@ -262,8 +255,6 @@ class _Texts(list[str]):
 
 
 class _File(NamedTuple):
-    """Where a tensor is, and what it is."""
-
     path: str
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -287,5 +278,4 @@ def _name(option: str, value: Any) -> _Name:
 
 
 def _shown(name: _Name) -> Any:
-    """A name as users write it."""
     return name[0] if len(name) == 1 else name

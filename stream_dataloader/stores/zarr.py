@@ -1,4 +1,4 @@
-"""Zarr replay buffers: arrays of all streams' steps, end to end, and where each stream ends.
+"""Zarr replay buffers: all streams' steps, end to end, and where each ends.
 
 Guarantee: opening unpacks no array but that of the ends.
 """
@@ -32,7 +32,7 @@ _MOST_STREAMS = 1 << 24
 
 
 class ZarrStore(Store):
-    """A replay buffer as diffusion_policy has it: flat arrays, and where each episode ends.
+    """A replay buffer of diffusion_policy: flat arrays, and where episodes end.
 
     An item is a dict of the arrays' rows; arrays in groups below are dicts in it.
     A chunk that was lost reads as zeros. Needs the extra `zarr`.
@@ -40,7 +40,7 @@ class ZarrStore(Store):
     Args:
         path: A folder, or a `.zarr.zip`.
         data: The group of the arrays; `"/"` is the root.
-        ends: The array that says where streams end, counted in steps from the store's first.
+        ends: The array that says where streams end.
         columns: Names of arrays, such as `["img", "action"]`, or of groups of them. A single
             name gives items that are arrays, not dicts. None reads all.
     """
@@ -91,7 +91,6 @@ class ZarrStore(Store):
         return _Index(fingerprint, stops - starts, starts, known, selection, str(group.metadata.zarr_format))
 
     def _stops(self, array: _Array, name: str) -> NDArray[np.int64]:
-        """Where streams end."""
         if array.row_shape or array.dtype.kind not in "iu" or len(array) > _MOST_STREAMS:
             found = f"{array.dtype} {(len(array), *array.row_shape)}"
             raise StoreError(f"{name} is {found}; it should be a list of ints, one a stream")
@@ -184,7 +183,6 @@ class _Array:
         return int(self._array.shape[0])
 
     def chunk(self, number: int) -> Any:
-        """The rows of one chunk, and of those beside it."""
         found = self._chunks.get(number)
         if found is None:
             found = self._chunks[number] = self.unpack(number * self.chunk_rows, (number + 1) * self.chunk_rows)
@@ -197,7 +195,7 @@ class _Array:
 
 
 class _Rows:
-    """The rows of an array, and the chunk that a stream was in last; a `tables.Table`."""
+    """An array's rows, with the latest chunk; a `tables.Table`."""
 
     def __init__(self, array: _Array) -> None:
         self._array = array

@@ -30,7 +30,7 @@ _XXHASHES = ("xxh32", "xxh64", "xxh3_64", "xxh3_128", "xxh128")
 
 
 def check_compression(name: Any) -> tuple[str, int]:
-    """Kind and level of a compression; a ValueError if there is none of that name."""
+    """Kind and level of a compression, if there is one of that name."""
     kind, _, level = name.partition(":") if isinstance(name, str) else ("", "", "")
     _, levels, usual = _KINDS.get(kind, ("", range(0), 0))
     if kind not in _KINDS or (level and (not level.isdecimal() or int(level) not in levels)):
@@ -44,14 +44,14 @@ def _codec(kind: str) -> Any:
 
 
 def pack(name: str, data: bytes) -> bytes:
-    """Compress some bytes; an ImportError names the package that is missing."""
+    """Compress some bytes."""
     kind, level = check_compression(name)
     codec = _codec(kind)
     return bytes(codec.compress_raw(data) if kind == "snappy" else codec.compress(data, level))
 
 
 def unpack(name: str, data: bytes, size: int, what: str) -> Any:
-    """What some bytes, those of the file `what`, were before: an array of `size` bytes."""
+    """What some bytes, of the file `what`, were: an array of `size` bytes."""
     kind, _ = check_compression(name)
     codec, out = _codec(kind), np.empty(size, np.uint8)
     try:
@@ -64,7 +64,7 @@ def unpack(name: str, data: bytes, size: int, what: str) -> Any:
 
 
 def hash_of(name: str, data: Any) -> str:
-    """A hash of some bytes, in hexadecimal; a ValueError if there is none of that name."""
+    """A hash of some bytes, in hexadecimal."""
     if name in _XXHASHES:
         return str(getattr(package("xxhash", f"the hash {name!r}"), name)(data).hexdigest())
     if name not in hashlib.algorithms_available or name.startswith("shake_"):
@@ -73,7 +73,7 @@ def hash_of(name: str, data: Any) -> str:
 
 
 def check_hashes(hashes: Mapping[str, str], data: Any, what: str) -> None:
-    """Raise if the bytes of the file `what` differ from what hashes of them say."""
+    """Raise if the bytes of the file `what` have other hashes."""
     for name, wanted in hashes.items():
         if (found := hash_of(name, data)) != wanted:
             told = f"its {name} is {found}, and should be {wanted}"

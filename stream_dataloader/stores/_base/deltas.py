@@ -8,8 +8,8 @@
     item["state"]     s0 s0 s0   s0 s0 s1   s0 s1 s2   s1 s2 s3
     ["state_is_pad"]   T  T  .    T  .  .    .  .  .    .  .  .
 
-Guarantee: steps outside the stream are its first or its last one, and are marked. Read in order, each step is read
-once.
+Guarantee: steps outside the stream are its first or its last one, and are marked.
+Read in order, each step is read once.
 
 Source: `delta_timestamps` and `*_is_pad` of LeRobot's `LeRobotDataset`.
 """
@@ -101,7 +101,7 @@ class DeltaStore(Store):
 
 
 class _DeltaSteps:
-    """One stream's steps, see `Steps`: windows are made of `far`, all else is of `near`."""
+    """See `Steps`. Windows are made of `far`, all else is of `near`."""
 
     def __init__(
         self,
@@ -145,13 +145,12 @@ class _DeltaSteps:
             as_array(level[path[-1] + _PADDED])[...] = outside
 
     def _chosen(self, window: NDArray[np.int64], start: int, count: int) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """The kept steps in items' windows, `(items, window)`; which are outside."""
+        """The kept steps in windows, `(items, window)`; which are outside."""
         wanted = np.arange(start, start + count)[:, None] + window
         inside = np.clip(wanted, 0, len(self) - 1)
         return inside - self._begin, inside != wanted
 
     def _rows(self, start: int, count: int) -> Any:
-        """The steps that some items need: an item over arrays."""
         most = len(self) - 1
         first = min(max(start + int(window.min()), 0) for window in self._windows.values())
         last = max(min(start + count - 1 + int(window.max()), most) for window in self._windows.values())
@@ -191,7 +190,6 @@ def _window(name: str, window: Iterable[int]) -> NDArray[np.int64]:
 
 
 def _names_but(item: Mapping[str, Any], taken: set[str], above: str = "") -> list[str]:
-    """The names of all entries but those that are taken."""
     names = []
     for key, below in item.items():
         name = above + key
@@ -225,5 +223,4 @@ def _without(item: Mapping[str, Any], paths: Iterable[Path]) -> dict[str, Any]:
 
 
 def _as_numbers(rows: NDArray[Any], leaf: LeafSpec) -> Any:
-    """Rows of a leaf: a tensor where NumPy lacks the dtype."""
     return rows if leaf.dtype in DTYPES_OF_NUMPY else as_tensor(rows, leaf.dtype)

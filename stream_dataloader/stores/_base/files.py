@@ -55,7 +55,7 @@ def hashed(*parts: bytes | str) -> str:
 
 
 def package(name: str, user: str, extra: str = "") -> Any:
-    """A package; an ImportError says who needs it, and how to install it."""
+    """A package; an ImportError says how to install it."""
     try:
         return importlib.import_module(name)
     except ImportError as error:
@@ -64,11 +64,7 @@ def package(name: str, user: str, extra: str = "") -> Any:
 
 
 def read_json(path: str, kind: type[Any], name: str = "") -> Any:
-    """What a JSON file holds; errors call it `name`.
-
-    Raises:
-        StoreError: It is missing, or holds no `kind`.
-    """
+    """What a JSON file holds; a StoreError calls it `name`."""
     with damage_named(name or path), open(path, "rb") as file:
         found = json.loads(file.read())
         if not isinstance(found, kind):
@@ -78,7 +74,7 @@ def read_json(path: str, kind: type[Any], name: str = "") -> Any:
 
 @contextmanager
 def damage_named(name: str) -> Iterator[None]:
-    """Have what a package raises be a `StoreError` with a name, but for the disk and the network."""
+    """Make StoreErrors with a name of what packages raise, but for the disk and the network."""
     try:
         yield
     except (StoreError, ImportError, UnreachableError):
@@ -118,7 +114,7 @@ def stamp_of(paths: Iterable[str]) -> str:
 
 
 def digest_of(known: KnownFile) -> str:
-    """What tells a file's content from another, on any machine: its size, head and tail."""
+    """What tells a file's content from another: its size, head and tail."""
     with known, open(known.path, "rb") as file:
         ends = f"{known.size} ".encode() + file.read(_DIGESTED_BYTES)
         file.seek(max(0, known.size - _DIGESTED_BYTES))
@@ -139,7 +135,7 @@ def write_once(path: str, content: Any) -> None:
 
 
 def in_folder(folder: str, name: str) -> str:
-    """The path of a file in a folder, or its URL; of chained URLs the first names the folder."""
+    """The path or URL of a file in a folder; of chained URLs the first is the folder."""
     if not is_url(folder):
         return os.path.join(folder, name)
     first, chain, rest = folder.partition("::")
@@ -147,11 +143,7 @@ def in_folder(folder: str, name: str) -> str:
 
 
 def inside(folder: str, name: Any, what: str) -> str:
-    """The path of a file that a store names; `what` says so, for the error.
-
-    Raises:
-        StoreError: The name is none, absolute, or leads out of the folder by `..`.
-    """
+    """The path of a file that `what` names, which must not lead out of the folder."""
     parts = name.replace("\\", "/").split("/") if isinstance(name, str) and name else [".."]
     if ".." in parts or "\0" in name or os.path.isabs(name) or name[1:2] == ":":
         raise StoreError(f"{what} names a file {name!r}, which lies outside or is none")
@@ -200,7 +192,6 @@ def matching(pattern: str, cache: FileCache | None = None) -> Iterator[str]:
 
 
 def _on_server(pattern: str, cache: FileCache) -> list[str]:
-    """The files on a server; of chained URLs, the first has the pattern."""
     core = package("fsspec.core", pattern, "fsspec")
     try:
         file_system, path = core.url_to_fs(pattern, **cache.storage_options)
@@ -215,9 +206,6 @@ def _on_server(pattern: str, cache: FileCache) -> list[str]:
 
 def expanded(pattern: str) -> list[str]:
     """What braces in a pattern stand for.
-
-    Raises:
-        ValueError: More than a store may have.
 
     Example:
         >>> expanded("{train,val}-{08..10}.tar")  # doctest: +NORMALIZE_WHITESPACE

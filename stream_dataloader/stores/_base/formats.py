@@ -1,7 +1,7 @@
-"""The table of formats, what kind of store lies at a path, told by names of files, and what options it has.
+"""The table of formats, what kind of store lies at a path, and its options.
 
-A format of another package is an entry point of the group `stream_dataloader.stores`, a subclass of `Store`. To be
-found by a path, that has a static method `recognises(path, names)`.
+A format of another package is an entry point of the group `stream_dataloader.stores`: a subclass
+of `Store`, with a static method `recognises(path, names)` if paths are to tell it.
 """
 
 from __future__ import annotations
@@ -47,14 +47,7 @@ _PACKED, _LMDB = "store.json", rb'\A\s*\{\s*"kind":\s*"stream_dataloader lmdb st
 
 
 class Format(NamedTuple):
-    """One format.
-
-    Attributes:
-        module: Where its store is.
-        store: The name of its class.
-        packer: The name of its `Packer`, or None if nothing can be packed into it.
-        recognise: Whether a path, and the names in it, are of this format.
-    """
+    """One format: names of its module and classes, and what knows it by a path and names in it."""
 
     module: str
     store: str
@@ -66,7 +59,6 @@ class Format(NamedTuple):
 
 
 def _holds(pattern: bytes, *path: str) -> bool:
-    """Whether there is a file that has some text near its beginning."""
     try:
         with open(os.path.join(*path), "rb") as file:
             return re.search(pattern, file.read(min(1 << 20, os.fstat(file.fileno()).st_size))) is not None
@@ -150,12 +142,7 @@ def format_at(url: str, ask: Callable[[str], object]) -> str | None:
 
 
 def format_of(path: str, cache: FileCache | None = None) -> str:
-    """The name of a store's format.
-
-    Raises:
-        FileNotFoundError: There is nothing.
-        StoreError: It is none that is known; says how to name one.
-    """
+    """The name of a store's format."""
     is_pattern = any(sign in os.path.basename(path) for sign in "*?[{") and not os.path.lexists(path)
     if not (is_pattern or is_url(path) or os.path.exists(path)):
         raise FileNotFoundError(f"there is no store at {path}")
@@ -169,7 +156,7 @@ def format_of(path: str, cache: FileCache | None = None) -> str:
 
 
 def renamed(**names: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Have a function take options by older names too, `old="new"`, and warn of them."""
+    """Have a function take options by older names too, `old="new"`."""
 
     def with_older_names(function: Callable[P, R]) -> Callable[P, R]:
         @functools.wraps(function)

@@ -1,7 +1,7 @@
 """Files that are open once a process, and shared by the streams that read them.
 
-Guarantee: those are open that some stream reads, and the few that were used last. A child opens its own.
-A machine fetches or unpacks a part of a store once.
+Guarantee: those are open that some stream reads, and the few that were used last.
+A child opens its own. A machine fetches a part of a store once.
 """
 
 from __future__ import annotations
@@ -23,12 +23,7 @@ HandleT = TypeVar("HandleT")
 
 
 class Handles(Generic[KeyT, HandleT]):
-    """Opens each of some files once; sent to another process, it has none open.
-
-    Args:
-        open_: Opens one; what it returns has a `close`.
-        most_idle: How many stay open that nobody reads.
-    """
+    """Opens files by `open_`; `most_idle` that nobody reads stay open. Sent elsewhere, none are."""
 
     def __init__(self, open_: Callable[[KeyT], HandleT], most_idle: int = 16) -> None:
         self._open = open_
@@ -37,7 +32,7 @@ class Handles(Generic[KeyT, HandleT]):
         _ALL.add(self)
 
     def close(self) -> None:
-        """Close all that nobody reads now, and the others when nobody does any more."""
+        """Close all, when nobody reads them any more."""
         self._lock = threading.Lock()  # a fork may have lost who holds the old one
         self._shared: weakref.WeakValueDictionary[KeyT, _Shared] = weakref.WeakValueDictionary()
         self._latest: dict[KeyT, _Shared] = {}  # the one that was used last comes last
@@ -74,11 +69,7 @@ def _close(handle: Any, opened_by: int) -> None:
 
 
 class Lease(Generic[KeyT, HandleT]):
-    """One stream's share of an open file; given back when it is closed, or dies.
-
-    Attributes:
-        handle: The open file.
-    """
+    """One stream's share of an open file; given back when it is closed, or dies."""
 
     def __init__(self, shared: _Shared) -> None:
         self._shared: _Shared | None = shared
@@ -90,14 +81,14 @@ class Lease(Generic[KeyT, HandleT]):
 
 
 class Shards(Handles[int, HandleT], ABC):
-    """The parts of a store, by number; none of the cache, which makes room, is one of `most_idle`."""
+    """The parts of a store, by number; none of the cache, which makes room, stay open idle."""
 
     def __init__(self, most_idle: int = 0) -> None:
         super().__init__(self._opened, most_idle)
 
     @abstractmethod
     def file(self, number: int) -> LocalFile:
-        """A part as a local file, to be closed; waits until it is there."""
+        """A part as a local file; waits until it is there."""
 
     @abstractmethod
     def _opened(self, number: int) -> HandleT: ...
@@ -113,7 +104,7 @@ class Shards(Handles[int, HandleT], ABC):
             return self.lease(number)
 
     def ahead(self, number: int) -> list[LocalFile]:
-        """Fetch a part in a thread; it is held for as long as the list is."""
+        """Fetch a part in a thread; held for as long as the list is."""
         held: list[LocalFile] = []
 
         def fetch() -> None:
@@ -125,7 +116,7 @@ class Shards(Handles[int, HandleT], ABC):
 
 
 class ShardReader(Generic[HandleT]):
-    """The part that one stream reads, and up to `ahead` more, until `last`, that are fetched."""
+    """The part that a stream reads; up to `ahead` more, until `last`, are fetched."""
 
     def __init__(self, shards: Shards[HandleT], ahead: int, last: int) -> None:
         self._shards, self._most_ahead, self._last = shards, ahead, last
@@ -145,7 +136,6 @@ class ShardReader(Generic[HandleT]):
         return self._open[1].handle
 
     def close(self) -> None:
-        """Let go of all."""
         self._open, self._ahead = None, {}
 
 

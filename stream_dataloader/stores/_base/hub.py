@@ -23,14 +23,9 @@ _SNAPSHOT = re.compile(r"(.*)/datasets--([^/]+)/snapshots/([^/]+)/(.+)")
 
 
 def hub_folder(path: str) -> str:
-    """The folder of a dataset of the Hub, of which only `meta` is there; any other path as it is.
+    """The folder of a dataset of the Hub, with `meta` alone; any other path as it is.
 
-    It is `hf://datasets/owner/name`, or `owner/name` where no folder `owner` is here; `@revision` may follow.
-
-    Raises:
-        OSError: It cannot be fetched, and was not before; a `FileNotFoundError` if it may be a path.
-        StoreError: The dataset is none of LeRobot.
-        ImportError: The package is missing.
+    It is `hf://datasets/owner/name`, or `owner/name` if no folder is; `@revision` may follow.
     """
     found = _NAME.fullmatch(path)
     is_named = path.startswith("hf://")

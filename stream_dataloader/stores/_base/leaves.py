@@ -54,7 +54,7 @@ class LeafSpec:
 
     @functools.cached_property
     def stored(self) -> np.dtype[Any]:
-        """What its numbers are in the file; unsigned integers where NumPy lacks the dtype."""
+        """Its dtype in the file; unsigned where NumPy lacks it."""
         found: np.dtype[Any] = storage_dtype(self.dtype).newbyteorder("<")
         return found
 
@@ -102,7 +102,7 @@ def leaf_names(structure: Node | None) -> list[str]:
 
 
 def chosen(wanted: Sequence[str] | None, structure: Node | None, path: str) -> tuple[Node | None, Sequence[int]]:
-    """The structure of items that have the entries `wanted`, and which leaves these are."""
+    """The structure of items of the entries `wanted`, and which leaves these are."""
     leaves = range(len(leaf_names(structure)))
     if wanted is None:
         return structure, leaves
@@ -132,7 +132,7 @@ def owned(row: Any, dtype: torch.dtype) -> Any:
 
 
 def to_json(node: Node) -> Any:
-    """The structure: null is a leaf. A TypeError names a key that JSON cannot hold."""
+    """The structure: null is a leaf."""
     if node.type is None:
         return None
     children = [to_json(child) for child in node.children]

@@ -27,15 +27,7 @@ __all__ = ["Packer", "PartPacker", "Rows", "StreamRecord", "agreed", "leaves_of"
 
 
 class StreamRecord(NamedTuple):
-    """A stream that was packed.
-
-    Attributes:
-        number: Of its source. Its number in the new store is its place among the records.
-        key: Its name.
-        steps: How many time steps it has.
-        place: Where it lies, as the format's `PartPacker` returned it.
-        metadata: What is known of it besides, as JSON can hold it.
-    """
+    """A stream that was packed; `place` is what `PartPacker.write` returned."""
 
     number: int
     key: str
@@ -47,23 +39,20 @@ class StreamRecord(NamedTuple):
 class PartPacker(Protocol):
     """Writes streams in one worker, one after the other.
 
-    A part with an attribute `syncs_beside = True` is synced in another thread, while the next stream is written.
+    If it has `syncs_beside = True`, another thread syncs it while the next stream is written.
     `sync_seconds` is how often at most, if that is not once a second.
     """
 
     def write(self, number: int, key: str, items: Iterable[Any]) -> tuple[int, Any]:
-        """Write a stream; returns how many steps there were, and where they lie, as JSON can hold it.
+        """Write a stream; returns how many steps there were, and where, as JSON can hold it.
 
-        If `items` raise, nothing of them must be in the store. Behind the first, `items.reads_into` tells whether
-        `items.read_into(out, n)` writes up to n to arrays `(n, ...)`.
-
-        Raises:
-            ValueError, TypeError: The steps do not fit each other, or the format.
+        If `items` raise, nothing of them must be in the store. Behind the first, `items.read_into(out)`
+        writes steps to arrays, if `items.reads_into`.
         """
         ...
 
     def sync(self) -> Any:
-        """Have the disk hold what was written; returns what `Packer.finish` is given."""
+        """Have the disk hold what was written; `Packer.finish` is given the result."""
         ...
 
     def close(self) -> Any:
@@ -72,7 +61,7 @@ class PartPacker(Protocol):
 
 
 class Packer(Protocol):
-    """How a format is packed: made of the folder, and of options by keyword, and sent to workers.
+    """How a format is packed: made of the folder and options, and sent to workers.
 
     The folder may hold what an interrupted run has written, and a stream twice.
     """
@@ -82,21 +71,19 @@ class Packer(Protocol):
         ...
 
     def finish(self, records: Sequence[StreamRecord], synced: Sequence[Any]) -> Sequence[str]:
-        """Make the folder a store of these streams, when all parts are closed; returns its files, the index last.
+        """Make the folder a store, when all parts are closed; returns its files, the index last.
 
-        It is called again if that was interrupted; other files than it returns may be gone.
-        `synced` is what parts returned of `sync` and `close`.
+        If interrupted it is called again; other files may be gone then.
         """
         ...
 
 
 def _beside(folder: str) -> str:
-    """The file that says what items look like."""
     return f"{folder}.items.json"
 
 
 def agreed(folder: str, layout: Layout, **said: Any) -> tuple[Node, dict[str, Any]]:
-    """Say what items look like, unless another process has; returns what was said."""
+    """Say what items look like, unless it was said; returns what was."""
     path = _beside(folder)
     write_once(path, {"structure": to_json(layout.structure), **said})
     found: dict[str, Any] = read_json(path, dict)
@@ -135,7 +122,7 @@ class Rows:
         self.leaves: Sequence[LeafSpec] = ()
 
     def blocks(self, items: Iterable[Any], room: Callable[[], Block]) -> Iterator[tuple[Block, int]]:
-        """Blocks of steps, and how many each has; `room` returns one to write to."""
+        """Blocks of `room`, and how many steps each has."""
         count = 0
         reader: Any = items
         for step, item in enumerate(items):

@@ -94,10 +94,7 @@ def check_lengths(name: str, lengths: Mapping[str, int]) -> int:
 
 
 class RowSteps:
-    """Rows `[first, first + steps)` of a table a leaf; see `stream.Steps`.
-
-    `close` is called once. `known` is held while rows are read, and raises if they were replaced.
-    """
+    """Rows `[first, first + steps)` of a table a leaf, see `Steps`; `known` is held while they are read."""
 
     def __init__(
         self,
@@ -132,7 +129,7 @@ class RowSteps:
                 table.read(self._first + start, leaf)
 
     def check(self) -> None:
-        """Read all rows that are not in memory."""
+        """Read what is not in memory."""
         for table in self._tables:
             if isinstance(table, MemoryTable):
                 continue
@@ -181,17 +178,13 @@ def loaded_if_small(table: Any) -> Any:
 
 
 class Pictures:
-    """Decodes a stream's images, with the options of `ImageFolderStream`.
-
-    With `swapped` gray ones keep their one channel; if it is True, blue and red change places.
-    """
+    """Decodes images. With `swapped` gray ones keep one channel; True swaps blue and red."""
 
     def __init__(self, picture: Picture, user: str, *, swapped: bool | None = None) -> None:
         check_opencv(user)
         self._picture, self._swapped = picture, swapped
 
     def item(self, data: bytes, name: str, out: Any = None) -> Any:
-        """One image, as an array of its own, or written to `out`."""
         picture, flags = self._picture, None
         if self._swapped is not None:
             cv2 = import_opencv("")
@@ -218,7 +211,7 @@ class Pictures:
 
 
 class PictureRows:
-    """Rows that are encoded images, which zeros may follow: a `tables.Table` of what they show."""
+    """Encoded images, which zeros may follow, as a `tables.Table` like the first."""
 
     def __init__(self, rows: Any, pictures: Pictures, name: str) -> None:
         self._rows, self._pictures, self._name = rows, pictures, name
@@ -232,12 +225,10 @@ class PictureRows:
 
     @property
     def row_shape(self) -> tuple[int, ...]:
-        """That of the first."""
         return tuple(self._first.shape)
 
     @property
     def dtype(self) -> Any:
-        """That of the first."""
         return self._first.dtype
 
     def row(self, index: int, out: Any = None) -> Any:

@@ -223,11 +223,7 @@ class Store(ABC):
         return self._steps_within(number, int(self.lengths[number]), start, stop)[1] - start
 
     def __call__(self, source: Any, *, start: int = 0) -> StoreStream:
-        """Open one stream.
-
-        Args:
-            source: Its number, or a section of it.
-            start: The first time step wanted, counted from the source's own first.
+        """Open one stream, or a section of it, at its time step `start`.
 
         Raises:
             ValueError: There is no such source, or it has fewer steps.
@@ -266,14 +262,13 @@ class Store(ABC):
         return dict(getattr(self.index, "metadata", {}))
 
     def _leaves(self) -> dict[str, str]:
-        """Dtype and shape of each leaf; here by reading the first step there is."""
+        """Dtype and shape of each leaf; here of the first step."""
         if (item := self._first_item()) is None:
             return {}
         layout, _ = Layout.of(item, windowed=False)
         return dict(zip(leaf_names(layout.structure), map(str, layout.specs), strict=True))
 
     def _first_item(self) -> Any:
-        """The first step there is; None if all streams are empty."""
         for number in range(len(self)):
             with closing(self(number)) as stream:
                 for item in stream:
@@ -281,7 +276,6 @@ class Store(ABC):
         return None
 
     def _with_columns(self, names: list[str]) -> Store:
-        """The same store, of which other entries are read."""
         return type(self)(self.path, **self._options | {"columns": names})
 
     def _disk_bytes(self) -> int | None:

@@ -21,7 +21,7 @@ _NO_TARGET = -100
 
 
 class Steps(Protocol):
-    """The time steps of one stream; what a format has to offer. Used by one thread at a time."""
+    """The time steps of one stream, used by one thread at a time."""
 
     def __len__(self) -> int: ...
 
@@ -30,12 +30,7 @@ class Steps(Protocol):
         ...
 
     def read(self, start: int, out: Any) -> None:
-        """Write steps `[start, start + n)`, all of which exist, to `out`.
-
-        Args:
-            start: The first of them.
-            out: An item over arrays `(n, ...)`, tensors where NumPy lacks the dtype.
-        """
+        """Write steps to an item over arrays `(n, ...)`, tensors where NumPy lacks the dtype."""
         ...
 
     def close(self) -> None:
@@ -44,7 +39,7 @@ class Steps(Protocol):
 
 
 class StoreStream:
-    """Reads steps `[start, stop)`; see `protocols.ReadsInto` and `protocols.SeeksItems`."""
+    """Reads steps; see `protocols.ReadsInto` and `protocols.SeeksItems`."""
 
     def __init__(self, steps: Steps, first: int, start: int, stop: int) -> None:
         self._steps: Steps | None = steps
@@ -63,11 +58,7 @@ class StoreStream:
         return item
 
     def seek_item(self, item: int) -> None:
-        """Go to an item, counted from the source's first.
-
-        Raises:
-            ValueError: The source has fewer.
-        """
+        """Go to an item, counted from the source's first."""
         if not 0 <= item <= self._stop - self._first:
             raise ValueError(f"item {item} was asked for, and the source has {self._stop - self._first}")
         self._position = self._first + item
@@ -117,7 +108,7 @@ def cut(out: Any, start: int, stop: int) -> Any:
 
 
 def put_row(value: Any, out: Any, row: int, name: str) -> None:
-    """Write the value of one step to a row of `out`; a StoreError if it does not fit."""
+    """Write a step's value to a row of `out`, if it fits."""
     structure, leaves = flatten(value)
     wanted, rows = flatten(out)
     if structure != wanted:
@@ -131,7 +122,7 @@ def put_row(value: Any, out: Any, row: int, name: str) -> None:
 
 
 def put_targets(target: Any, after: Any, ends: Any = slice(0)) -> None:
-    """Write the tokens' targets: those `after` them, but for those that end a document."""
+    """Write targets: the tokens `after`, but for ends of documents."""
     target[: len(after)] = after
     target[len(after) :] = _NO_TARGET
     target[ends] = _NO_TARGET

@@ -51,31 +51,27 @@ def pack(
 ) -> PackReport:
     """Read streams once and keep their time steps in a store, which `stores.open` opens.
 
-    The store is written to `<path>.partial`, and gets its name when it is whole. After an interrupt, an error
-    or a full disk, call it again with the same arguments: it goes on. What a transform does is not compared:
-    delete the folder to pack with another one.
+    The store is written to `<path>.partial`, and gets its name when it is whole. After an
+    interrupt, an error or a full disk, call it again with the same arguments: it goes on.
 
     Args:
-        streams: A `StreamDataset`, or a pair `(sources, open_stream)` of streams of time steps. Windows of a
-            dataset without `time_steps` are taken apart; a leaf without a time axis is in each time step.
-            Sources are packed whole, in the order of the list. What `stores.open` returns keeps its keys and
-            metadata.
-        path: Where the store will be, also a URL; there must be nothing. What is for a URL is packed in the cache.
+        streams: A `StreamDataset`, or a pair `(sources, open_stream)` of streams of time steps.
+            Windows of a dataset without `time_steps` are taken apart. What `stores.open`
+            returns keeps its keys and metadata.
+        path: Where the store will be, also a URL; there must be nothing.
         format: `"memmap"`, `"mds"` or `"lmdb"`.
         transform: Applied to each time step, in the worker.
         num_workers: Processes that read and write; 0: this one does.
-        on_error: What to do about a stream that cannot be read, does not fit the others, or kills its workers:
-            `"raise"`; `"skip"`: the store goes without it; or a callable that is given the `StreamError`, in
-            this process, and returns one of the two. After an interrupt skipped streams are tried again.
-        progress: True shows a bar, None does on a terminal. Or a function that is called with how many streams
+        on_error: What to do about a stream that cannot be read, does not fit, or kills its workers:
+            `"raise"`; `"skip"`: the store goes without it; or a function of the `StreamError`
+            that returns one of the two. After an interrupt skipped streams are tried again.
+        progress: True shows a bar, None does on a terminal. Or a function of how many streams
             are done, and how many there are.
         verify: Compare the whole store with its checksums.
         metadata: Of the whole store, as JSON can hold it, if the format keeps any.
-        keys: The streams' names, or a function of a source; None: their keys in their store, or their sources
-            as text.
+        keys: The streams' names, or a function of a source; None: as in their store, or the source as text.
         stream_metadata: What is known of each stream, for JSON, or a function of a source.
-        seed: Seeds the generators of `get_stream_info()`, whose epoch is 0; None: the dataset's, or 0, or that
-            with which packing began.
+        seed: Of the generators of `get_stream_info()`, whose epoch is 0; None: the dataset's, or 0.
         multiprocessing_context: How workers are started, as for `StreamDataLoader`.
         storage_options: For a URL, see `FileCache`.
         options: Of the format.
@@ -158,7 +154,6 @@ def pack(
 
 @contextmanager
 def _telling_how_to_go_on(partial: Partial, total: int) -> Iterator[None]:
-    """Have errors say what is kept, and what to do."""
     try:
         yield
     except (KeyboardInterrupt, StreamError, WorkerDeathError, OSError) as error:
@@ -174,7 +169,6 @@ def _telling_how_to_go_on(partial: Partial, total: int) -> Iterator[None]:
 
 
 def _given_of(streams: Any) -> tuple[SourceLists, int, dict[str, Any]]:
-    """The sources and what opens them, their seed, and how they are read."""
     if isinstance(streams, StreamDataset):
         retries = Retries(streams.retries, streams.retry_on, {})
         rules = streams.rules
@@ -190,7 +184,6 @@ def _given_of(streams: Any) -> tuple[SourceLists, int, dict[str, Any]]:
 
 
 def _keys_of(sources: Sequence[Any], given: Any, store: Store | None) -> list[str]:
-    """What streams are called, each otherwise."""
     if given is None:
         found = [_key_of(source, store) for source in sources]
     else:
@@ -219,7 +212,6 @@ def _key_of(source: Any, store: Store | None) -> str:
 
 
 def _notes_of(sources: Sequence[Any], given: Any, store: Store | None) -> list[dict[str, Any]]:
-    """What is known of each stream: what was given, or what their store has."""
     metadata: Iterable[Mapping[str, Any]] = ({} for _ in sources)
     if given is not None:
         metadata = map(given, sources) if callable(given) else given
@@ -238,7 +230,6 @@ def _notes_of(sources: Sequence[Any], given: Any, store: Store | None) -> list[d
 
 
 def _digest_of(content: Any) -> str:
-    """A hash of it, in short."""
     found = hashlib.blake2b(digest_size=8)
     hash_content(content, found.update)
     return found.hexdigest()

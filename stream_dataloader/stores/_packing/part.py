@@ -1,4 +1,4 @@
-"""Packs streams where the loader opens them: each of its workers writes a part of the store.
+"""Packs streams where the loader opens them: each worker writes a part of the store.
 
 To the loader they are empty, but for reports on what was packed.
 
@@ -35,7 +35,7 @@ Report = list[tuple[int, int]]
 
 @dataclass(eq=False)
 class StreamPacker:
-    """A factory for a loader: to read a stream packs it, and yields a report if it is time.
+    """A factory: to read a stream packs it, and yields a report if it is time.
 
     In the second epoch it finishes its worker's part, and does not end.
     """
@@ -85,7 +85,6 @@ class StreamPacker:
         return self._part.report(_REPORT_SECONDS)
 
     def close(self) -> Report:
-        """Finish what this process writes, if it does."""
         part, self._part = self._part, None
         if part is None:
             return []
@@ -94,7 +93,7 @@ class StreamPacker:
 
 
 class _Items:
-    """One stream's time steps, cut out of windows and transformed; see `PartPacker`."""
+    """A stream's time steps, cut out of windows and transformed."""
 
     def __init__(self, stream: OpenedStream, how: StreamPacker) -> None:
         self._stream, self._transform, self._windowed = stream, how.transform, how.windowed
@@ -112,7 +111,6 @@ class _Items:
 
     @property
     def reads_into(self) -> bool:
-        """Whether the steps behind the first can be had by `read_into`."""
         return self._may_read_into and self._stream.writes
 
 
@@ -143,7 +141,6 @@ class _Part:
         self._reported = 0.0
 
     def write(self, number: int, key: str, items: _Items) -> None:
-        """Write a stream; see `PartPacker.write`."""
         if number in self._done:  # also by a worker that died before it had reported
             self._report.append((number, 0))
             return
@@ -158,7 +155,6 @@ class _Part:
                 self._wait()
 
     def report(self, seconds: float) -> Report:
-        """What was packed since the last time, if that is some seconds ago."""
         if time.monotonic() - self._reported < seconds:
             return []
         self._reported = time.monotonic()
@@ -174,7 +170,6 @@ class _Part:
             beside.result()
 
     def close(self) -> None:
-        """Finish the part, and enter what was written."""
         with self._journal:
             try:
                 self._wait()

@@ -9,10 +9,10 @@
         store/             what will be clips.store
         store.items.json   what items look like; see `_base/packing.py`
 
-Journals are text: a line an entry, each with its checksum. For a URL this is in the cache, and `sent` is one more.
+Journals have a line an entry, with its checksum. For a URL this is in the cache, and `sent` is one more.
 
-Guarantee: one process at a time packs to a path. What was entered in a journal is on the disk; a damaged line
-is passed over. The store gets its name, or on a server its index, when all else is there.
+Guarantee: one process at a time packs to a path. What was entered in a journal is on the disk.
+The store gets its name, or on a server its index, when all else is there.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class Partial:
         return held
 
     def begin(self, header: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Begin to pack, or go on; returns the header that was given when packing began.
+        """Begin to pack, or go on; returns the header that it began with.
 
         All of it must be the same, but for names that begin with an underscore.
         """
@@ -119,7 +119,7 @@ class Partial:
         return begun
 
     def publish(self, files: Sequence[str]) -> None:
-        """Give the store its name; it is made of some files, the index last."""
+        """Give the store its name; the index is the last of its files."""
         for name in os.listdir(self.store):
             path = os.path.join(self.store, name)
             sync_folder(path) if name in files else os.unlink(path)
@@ -151,7 +151,6 @@ class Partial:
 
 
 def _has_gone(holder: str) -> bool:
-    """Whether a lock's file names a process of this machine that is no more."""
     words = holder.replace(",", "").split()
     if words[3:4] != [_HOST]:
         return False
@@ -192,7 +191,6 @@ def packed_in(journal: str) -> tuple[Packed, list[Any]]:
 
 
 def _entries_in(path: str) -> list[dict[str, Any]]:
-    """What was entered in one journal, and is whole."""
     found = []
     with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
         for line in file.read().split(b"\n"):

@@ -111,7 +111,6 @@ class Run:
         self._has_warned = False
 
     def pack(self, num_workers: int, seed: int, context: BaseContext | str | None) -> None:
-        """Pack all streams that are not packed."""
         factory, before = self._factory, -1
         lists = factory.lists
         while left := len(factory.keys) - len(packed_in(factory.journal)[0]) - len(self.skipped):
@@ -146,7 +145,6 @@ class Run:
                 factory.close()
 
     def _read(self, loader: StreamDataLoader[Any]) -> None:
-        """Have a loader pack streams."""
         decided = 0
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "skipped the rest of a stream", RuntimeWarning)
@@ -171,7 +169,7 @@ class Run:
         self._count(error.source_index)
 
     def _count(self, number: int, steps: int = 0) -> None:
-        """A stream is packed, or skipped; said again where a worker died."""
+        """A stream is packed, or skipped; maybe said again."""
         if number in self._done:
             return
         self._done.add(number)
@@ -181,7 +179,7 @@ class Run:
             self._call(len(self._done), self._bar.total)
 
     def _look(self) -> None:
-        """Now and then, show how fast it is, and warn if the disk seems too small."""
+        """Now and then, show how fast it is, and look at the disk."""
         done = len(self._done) - self.before
         if not done or time.monotonic() - self._looked < LOOKED_SECONDS:
             return
@@ -198,7 +196,6 @@ class Run:
             warnings.warn(f"{what}, and the disk of {self._partial.folder} has {size_text(free)} free", RuntimeWarning)
 
     def close(self) -> None:
-        """Leave the bar as it is."""
         self._bar.refresh()
         self._bar.close()
 

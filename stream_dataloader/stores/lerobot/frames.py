@@ -6,8 +6,8 @@ Rows say when their frames are shown, from the episode's begin on::
     episode                     |<- begin     end ->|
     rows' timestamps            0.0  0.1  0.2  0.3
 
-Guarantee: the frame of a row is the one of its episode that is shown nearest to the row's time, within
-the tolerance, and another one for each row; or there is an error. Each frame is decoded once.
+Guarantee: a row has the frame of its episode nearest to its time, within the tolerance,
+and no other row has that; or there is an error. Each frame is decoded once.
 """
 
 from __future__ import annotations

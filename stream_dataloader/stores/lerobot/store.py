@@ -38,16 +38,14 @@ _KINDS = ("number", "string", "video", "image", "depth image")
 class LeRobotStore(Store):
     """A LeRobot dataset, version v3.0, v2.1 or v2.0; an episode is a stream of dicts.
 
-    An item has a picture for each camera, the table's columns (`observation.state`, `action`, ...), and the text of
-    its task. A feature of shape `(1,)` is a number.
-
-    Sources are numbers of episodes in the order of `episode_index`, which is the key.
+    An item has a picture for each camera, the table's columns (`action`, ...), and its task's text.
+    A feature of shape `(1,)` is a number. Episodes are in the order of `episode_index`, the key.
 
     Args:
         path: The dataset's folder, with `meta/info.json`.
         cameras: Names of the cameras; None takes all, `()` none.
         columns: Names of the table's columns; None takes all, `()` none.
-        task: Whether items have the text of their task; `store.tasks` has that of each `task_index`.
+        task: Whether items have the text of their task.
         size: `(height, width)` of pictures; None keeps that of each camera.
         layout: `"CHW"` or `"HWC"`.
         fit: `"stretch"`, `"letterbox"` or `"crop"`, as of `VideoStream`.
@@ -172,11 +170,7 @@ class LeRobotStore(Store):
         return fps
 
     def stats(self) -> Mapping[str, Any]:
-        """What `meta/stats.json` says: for each feature its mean, std, ..., as lists.
-
-        Raises:
-            StoreError: The file is damaged, or there is none, as in version v2.1.
-        """
+        """What `meta/stats.json` says: for each feature its mean, std, ..., as lists."""
         path = os.path.join(self.path, "meta", "stats.json")
         found: Mapping[str, Any] = read_json(path, dict)
         return found

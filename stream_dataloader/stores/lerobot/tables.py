@@ -1,6 +1,6 @@
 """The tables of a dataset: where each episode lies, and its rows.
 
-Guarantee: an episode has as many rows as the dataset promises. Of pictures, a few are kept at a time.
+Guarantee: an episode has as many rows as the dataset promises. Of pictures, a few are kept.
 Nothing of data or videos is read to know where episodes lie.
 """
 
@@ -89,11 +89,9 @@ class Episodes:
         return self.info.file(template, **values, **more)
 
     def table(self, number: int) -> str:
-        """The path of the file that has an episode's rows."""
         return self._file(number, self.info.data_path, "data")
 
     def video(self, number: int, camera: str) -> EpisodeVideo:
-        """Where an episode's frames lie."""
         info, folder, begin, end = self.info, "data", 0.0, np.inf
         if info.video_path is None:
             raise StoreError(f"{info.path}/{INFO} has a camera {camera!r}, and no video_path")
@@ -107,7 +105,6 @@ class Episodes:
         return EpisodeVideo(path, begin, end)
 
     def texts(self, number: int) -> list[str]:
-        """The tasks that an episode has."""
         found = self._texts[int(self._order[number])]
         return list(found.as_py() or () if hasattr(found, "as_py") else found)
 

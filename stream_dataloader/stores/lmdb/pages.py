@@ -1,7 +1,7 @@
 """LMDB files, mapped; and their pages, which say where keys and values lie.
 
-LMDB trusts what is in a file: of 500 damaged ones, 77 to 152 end a process that reads them by py-lmdb 3.0.0.
-So the pages that lead to values are looked at here.
+LMDB trusts what is in a file: of 500 damaged ones, 77 to 152 end a process that reads them
+by py-lmdb 3. So the pages that lead to values are looked at here.
 
 Source: `MDB_meta`, `MDB_page` and `MDB_node` of LMDB 0.9's mdb.c, data version 1.
 
@@ -51,16 +51,11 @@ class Tree(NamedTuple):
     crc: int
 
     def names(self, rows: NDArray[np.uint8], start: int = 0, stop: int | None = None) -> list[bytes]:
-        """Some of the keys themselves."""
         return [rows[begin:end].tobytes() for begin, end in self.keys[start:stop].tolist()]
 
 
 def read_tree(content: NDArray[np.uint8], path: str, name: str | None = None) -> Tree:
-    """The keys and values of a file, or of a named database in it.
-
-    Raises:
-        StoreError: It is no LMDB file, is damaged, or has no such database.
-    """
+    """The keys and values of a file, or of a named database in it."""
     with damage_named(path):  # NumPy refuses positions outside of an array
         metas = [_META.unpack_from(content.data)]
         page_bytes = metas[0][4]
@@ -184,7 +179,6 @@ class Databases:
         self.checked = functools.cache(lambda number: bytearray(len(tree(number).values)))
 
     def value(self, number: int, position: int, name: str, take: Callable[[Any], ResultT]) -> ResultT:
-        """What `take` makes of a value; what it raises is damage."""
         file = self.file(number)
         begin, stop = self.tree(number).values[position].tolist()
         file.check_size()

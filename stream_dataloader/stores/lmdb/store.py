@@ -1,10 +1,10 @@
 """Reads LMDB stores that were packed, and any other LMDB by a function for its values.
 
-A packed store, see `memmap/packed`; `start` is a stream's first value in its database, and besides there are ::
+A packed store, see `memmap/packed`; `start` is a stream's first value, and besides there are ::
 
     streams.bin    two more rows: the database, and CRC-32 of its values' checksums
     0.lmdb ...     databases, a file each. Keys are numbers from 0, 8 bytes, big-endian;
-                   a value holds a window of steps, see `windows`: as many in all of them but a stream's last
+                   a value is a window of steps, see `windows`; a stream's last may be shorter
 
 Guarantee: opening a packed store reads its tables only. A window is copied once.
 A file that is damaged, cut off or replaced is an error.
@@ -46,21 +46,21 @@ _LOOKED_AT = 2000
 
 
 class LmdbStore(PackedStore):
-    """An LMDB store: windows of steps as `stores.pack(format="lmdb")` writes them, or any LMDB with `decode`.
+    """An LMDB store: as `stores.pack(format="lmdb")` writes it, or any LMDB with `decode`.
 
     Args:
         path: The folder that was packed; with `decode` any LMDB file, or a folder with some.
-        columns: Names of the leaves to read of items that are dicts; None reads all. Of a packed store.
+        columns: Names of the leaves to read; None reads all. Of a packed store.
         open_databases: How many a process has open at most; None: all that it reads.
-        readahead: Whether the system reads ahead; not where values lie apart and memory is short.
-        check: Whether values are compared with checksums when they are read first. Of a packed store.
+        readahead: Whether the system reads ahead.
+        check: Whether values are compared with checksums. Of a packed store.
         decode: Makes an item of a value's bytes, in files that were not packed. Each key is
             a time step, but those such as `__len__`.
         order: Of keys: `"bytes"`, or `"natural"`, with `frame_2` before `frame_10`.
             None: by bytes, with a warning if that is not natural. With `decode`.
         stream: A separator, such as `"/"`: keys that are alike up to the last of it are
             a stream, others are left out. None: each database is one. With `decode`.
-        db: The database of this name in each file. None: the one without a name. With `decode`.
+        db: The name of a database in each file. None: the unnamed one. With `decode`.
 
     Checked against py-lmdb 3.0.0, with LMDB 0.9.36.
     """
@@ -116,7 +116,6 @@ class LmdbStore(PackedStore):
         return Store._leaves(self) if isinstance(self.index, _PlainIndex) else super()._leaves()
 
     def check_stream(self, number: int) -> None:
-        """Compare a stream with its checksums."""
         if isinstance(index := self.index, _PlainIndex):
             super().check_stream(number)
         else:
@@ -253,7 +252,6 @@ class _PlainIndex:
 
 
 def _files_at(path: str, *, natural: bool) -> dict[str, str]:
-    """The LMDB files at a path, each with its name, or that of its folder."""
     if os.path.isfile(path):
         return {path: os.path.basename(path)}
     if os.path.isfile(data := os.path.join(path, "data.mdb")):
@@ -281,7 +279,6 @@ def _warn_of_order(name: str, keys: list[bytes]) -> None:
 
 
 def _groups(keys: list[bytes], separator: str) -> dict[str, tuple[int, int]]:
-    """Where keys that share the text before the last separator begin and end."""
     found: dict[str, tuple[int, int]] = {}
     stop = 0
     for (group, middle), alike in itertools.groupby(keys, lambda key: key.rpartition(os.fsencode(separator))[:2]):

@@ -4,13 +4,13 @@
 
     checksum, uint32 | how many steps, uint32 | body
 
-Numbers are little-endian. The checksum is the CRC-32 of the number of steps, of what follows the last whole
-4,096 bytes of the body, and of the sums (uint64) of each whole 4,096 bytes.
+Numbers are little-endian. The checksum is the CRC-32 of the number of steps, of what follows
+the last whole 4,096 bytes of the body, and of the sums (uint64) of each whole 4,096 bytes.
 
-The body has the steps of each leaf, one leaf after the other; with `"zstd"` it is one frame.
-With `"jpeg"`, a leaf of images is the sizes of all steps' files, uint32 each, and then the files.
+The body has each leaf's steps; with `"zstd"` it is one frame. With `"jpeg"`, a leaf of images
+is the sizes of all steps' files, uint32 each, and then the files.
 
-Guarantee: what a value says is checked against its size before anything is allocated or copied.
+Guarantee: what a value says is compared with its size before anything is allocated.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def _as_image(pixels: Any) -> Any:
 class Windows:
     """Writes and reads values of one store, whose items have some leaves.
 
-    `images` says for each leaf whether it is JPEG, `is_compressed` whether values are one frame.
+    `images` says which leaves are JPEG, `is_compressed` whether values are one frame.
     """
 
     def __init__(self, leaves: Sequence[LeafSpec], codec: str, quality: int = 95) -> None:

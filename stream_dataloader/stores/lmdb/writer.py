@@ -41,10 +41,10 @@ class LmdbPacker:
     Args:
         folder: Where to write.
         window: Steps of a value; None: as many as make about 1 MB.
-        codec: `"none"`: raw bytes, read at the speed of a copy. `"zstd"`: smaller where data repeat. `"jpeg"`:
-            images, uint8 with 1 or 3 channels first or last, lose some quality; other leaves are raw.
+        codec: `"none"`: raw bytes. `"zstd"`: smaller where data repeat. `"jpeg"`: images, uint8
+            with 1 or 3 channels first or last, lose some quality; other leaves are raw.
         quality: Of JPEG, 1 to 100.
-        databases: How many each worker writes; streams are dealt to them by their numbers.
+        databases: How many each worker writes.
         metadata: Of the whole store, as JSON can hold it.
 
     Raises:
@@ -160,7 +160,7 @@ class _Part:
 
 
 class _Writer:
-    """Writes one database, made with the first value; a commit waits for the disk."""
+    """Writes a database; a commit waits for the disk."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -178,7 +178,6 @@ class _Writer:
             self.flush()
 
     def rewind(self, count: int) -> None:
-        """Take back the values from number `count` on."""
         del self._pending[max(0, len(self._pending) - (self.count - count)) :]
         self._pending_bytes = sum(map(len, self._pending))
         self.count = count

@@ -104,7 +104,6 @@ class ArrayEncoding(Encoding):
             self.size = math.prod(shape) * self.dtype.itemsize
 
     def layout(self, data: memoryview) -> tuple[np.dtype[Any], tuple[int, ...], int]:
-        """Dtype and shape of a value, and where its numbers begin."""
         at, dtype, shape = 0, self.dtype, self.shape
         if dtype is not None and shape is not None and len(data) == self.size:
             return dtype, shape, at
@@ -243,7 +242,6 @@ class PictureEncoding(Encoding):
 
 
 def _raw(data: memoryview) -> Any:
-    """One of Pillow's raw pictures."""
     width, height, length = (int.from_bytes(data[at : at + 4], "little") for at in (0, 4, 8))
     mode, rows = bytes(data[12 : 12 + length]).decode("ascii", "backslashreplace"), data[12 + length :]
     if mode == "1":  # a bit a pixel, rows end with a byte

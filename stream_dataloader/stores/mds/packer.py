@@ -40,8 +40,8 @@ class MdsPacker:
         compression: See `MdsWriter`.
         hashes: See `MdsWriter`.
         size_limit: See `MdsWriter`. Each worker has shards of its own, and ends one every 30 s.
-        encodings: Of columns that have another encoding than their values, such as `{"image": "png"}`. A column
-            has the keys that lead to its leaf, with dots between them; that of one leaf is "data".
+        encodings: Of columns that are to have another, such as `{"image": "png"}`. A column's
+            name is its leaf's keys, with dots; that of one leaf is "data".
         key_column: The name of the column that has the streams' keys.
 
     Raises:
@@ -147,7 +147,6 @@ class _Part:
 
     @property
     def _group(self) -> str:
-        """What is synced together next; it has a shard, or no sample."""
         return f"{self._worker}.{self._entered}"
 
     def sync(self) -> Any:
@@ -163,7 +162,6 @@ class _Part:
 
 
 def _column_names(structure: Node, key_column: str) -> list[str]:
-    """A name for each leaf, such as `obs.image`."""
     names = _dotted(structure)
     if len(set(names)) < len(names) or key_column in names:
         names = leaf_paths(structure)
@@ -181,7 +179,6 @@ def _dotted(node: Node, before: str = "") -> list[str]:
 
 
 def _encoding_for(path: str, dtype: torch.dtype | None, shape: tuple[int, ...], leaf: Any) -> str:
-    """How to encode a leaf."""
     if dtype is None:
         kind = {str: "str", bytes: "bytes", list: "json", type(None): "json"}.get(type(leaf))
         if kind is None:

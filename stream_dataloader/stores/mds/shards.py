@@ -8,10 +8,8 @@ Source: `streaming/base/format/mds/reader.py` and `writer.py` of mosaicml-stream
     sample      uint32 * n                sizes of its n columns whose sizes differ
                 values                    of all columns
 
-All numbers are little-endian. A local shard that is not compressed is mapped where it is.
-
-Guarantee: a shard that is not what the index says, or is written to meanwhile, is an error. A damaged
-sample is one for the streams that it is in.
+Guarantee: a shard that is not what the index says, or is written to meanwhile, is an error.
+A damaged sample is one for the streams that it is in.
 """
 
 from __future__ import annotations
@@ -48,7 +46,7 @@ _MOST_SAMPLES = 1 << 14
 
 
 class Column(NamedTuple):
-    """A column that is read: its name, its place among all, and how it is encoded."""
+    """A column that is read, and its place among all."""
 
     name: str
     place: int
@@ -56,13 +54,7 @@ class Column(NamedTuple):
 
 
 class Shard:
-    """A shard, mapped.
-
-    Attributes:
-        name: What errors call it.
-        content: All of its bytes.
-        known: The file as it was, to be held while something is read.
-    """
+    """A shard, mapped; `known` is held while something is read."""
 
     def __init__(self, file: LocalFile, name: str, entry: ShardEntry, sizes: Sequence[int | None]) -> None:
         self.name, self._held = name, file
@@ -100,7 +92,7 @@ class Shard:
 class Rows:
     """Time steps, and where the values of columns lie in a shard, `(rows, places)`.
 
-    They are the samples of some numbers, or steps of the one sample whose number is repeated.
+    They are samples of some numbers, or steps of one whose number is repeated.
     """
 
     shard: Shard
@@ -118,7 +110,6 @@ class Rows:
         return cls(shard, columns, range(start, stop), bounds[:, :-1], bounds[:, 1:])
 
     def of_sample(self) -> Rows:
-        """What the first of these samples holds, as steps."""
         with self.shard.known:
             split = [self.read(0, column, column.encoding.split) for column in self.columns]
         found = zip(self.columns, split, strict=True)
@@ -139,7 +130,6 @@ class Rows:
         return self.shard.content[self.begins[row, column.place] : self.stops[row, column.place]]
 
     def read(self, row: int, column: Column, method: Callable[[memoryview], Any]) -> Any:
-        """What a method of the encoding makes of a value."""
         try:
             return method(self.part(row, column))
         except ValueError as error:
@@ -151,7 +141,7 @@ class Rows:
 
     @functools.cached_property
     def _views(self) -> list[NDArray[Any] | None]:
-        """Columns of numbers, `(rows, ...)` over the map; None where they are not alike."""
+        """Numbers, `(rows, ...)` over the map; None where they are not alike."""
         return [self._view(column, column.encoding) for column in self.columns]
 
     def _view(self, column: Column, encoding: Encoding) -> NDArray[Any] | None:
@@ -182,7 +172,7 @@ class Rows:
 
 
 def _put(column: Column, rows: NDArray[Any], leaf: Any) -> None:
-    """Write a column's values; NumPy would convert what is not alike, or repeat it."""
+    """Write a column's values, which NumPy would convert or repeat."""
     dtype = getattr(column.encoding, "delivered", None) or rows.dtype.newbyteorder("=")
     if dtype != leaf.dtype or rows.shape != leaf.shape:
         before = f"{leaf.dtype} {leaf.shape[1:]}"

@@ -34,22 +34,20 @@ __all__ = ["MdsStore"]
 class MdsStore(Store):
     """An MDS dataset, in a folder or at a URL.
 
-    Items are dicts, with a leaf for each column; of a packed store they are what was packed. Pictures are arrays
-    `(H, W)`, `(H, W, 3)` RGB or `(H, W, 4)`.
+    Items are dicts by column, or what was packed. Pictures are `(H, W)`, `(H, W, 3)` RGB or `(H, W, 4)`.
 
     Args:
-        path: The folder of index.json, or its URL, of any protocol that fsspec knows.
-        stream: What a stream is: `"shard"`, all samples of a shard; `"sample"`, one sample, of which arrays' rows and
-            lists' elements are the time steps, and all else is the same in each; or the name of a column: the
-            samples that follow each other with one value in it. (`"column:shard"` is a column of that name.) None: what
-            was packed as one, of other datasets a shard. Streams of a column are found by one pass over it, which
-            fetches the whole dataset if it is remote.
+        path: The folder of index.json, or its URL.
+        stream: What a stream is: `"shard"`; `"sample"`, of which arrays' rows and lists' elements are
+            the time steps, and all else is in each; or a column: samples that follow each other with
+            one value in it (`"column:shard"` is one of that name). None: what was packed as one,
+            else a shard. For a column, the whole dataset is read once.
         split: The folder below `path` that has the index.json.
         columns: Which to read; None reads all but the one that names streams.
-        allow_pickle: Also read columns of encoding `pkl`. Unpickling runs whatever code they hold.
+        allow_pickle: Also read columns of encoding `pkl`, which may run any code.
         upright: Turn JPEG as its EXIF says.
-        cache: Where remote shards and unpacked ones are kept; None is as for `FileCache`.
-        predownload: How many more shards of an open stream are fetched and unpacked ahead.
+        cache: Where remote shards and unpacked ones are kept.
+        predownload: How many more shards of a stream are fetched and unpacked ahead.
 
     Example:
         >>> import tempfile
@@ -137,7 +135,7 @@ class MdsStore(Store):
 
 
 class MdsSteps:
-    """A stream whose time steps are samples, or what one sample holds; see `Steps`."""
+    """Samples, or what one sample holds; see `Steps`."""
 
     def __init__(self, index: MdsIndex, number: int, ahead: int, name: Callable[[], str]) -> None:
         self._index, self._name = index, name

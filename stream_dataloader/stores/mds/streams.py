@@ -32,11 +32,8 @@ _KEYS = ("str", "bytes", "str_int", "str_decimal", "json")
 class MdsIndex:
     """What is in a dataset, and what its streams are; see `Store._read_index`.
 
-    Attributes:
-        kind: What a stream is: "packed", "shard", "sample" or "column:" and a name.
-        columns: The leaves of an item.
-        firsts: The first sample of each shard, and behind them the number of all.
-        starts: The first sample of each stream.
+    `kind` is "packed", "shard", "sample", or "column:" and a name. `firsts` has the
+    first sample of each shard, and behind them the number of all.
     """
 
     version = "2"
@@ -95,7 +92,6 @@ class MdsIndex:
         return Column(name, place, encoding)
 
     def _items(self, wanted: list[str] | None, classes: dict[str, type]) -> tuple[Node, list[Column]]:
-        """The structure of an item, and the columns that are its leaves."""
         note = self.found.note
         packed = note.get("items")
         if packed is not None and (wanted is None or not set(wanted) <= set(self.found.names)):
@@ -139,7 +135,6 @@ class MdsIndex:
         return table
 
     def _table_of_runs(self) -> StreamTable:
-        """Of the runs of samples whose values in a column are the same."""
         column, total = self._column(self._key), self.firsts[-1]
         kind = self.found.encodings[column.place]
         if kind not in _KEYS and not (kind.lstrip("u").startswith("int") and column.encoding.size):
@@ -160,7 +155,6 @@ class MdsIndex:
         return self._made_table(write_runs, total)
 
     def _made_table(self, make: Callable[[str], None], most: int) -> StreamTable:
-        """A table that is made once, and kept in the cache."""
         folder, files = self._folder, []
         if not is_url(folder):
             folder = os.path.abspath(folder)

@@ -110,7 +110,6 @@ class ShardWriter:
         return size <= (self._config["size_limit"] or _MOST_SHARD_BYTES)
 
     def flush(self, count: int | None = None) -> None:
-        """Write what was collected, or so many samples of it, as a shard."""
         samples = self._samples[:count]
         if not samples:
             return
@@ -143,23 +142,16 @@ class MdsWriter:
     Args:
         out: A folder, which is empty or made.
         columns: The encoding of each column, such as `{"x": "ndarray:uint8:64,64,3", "label": "int"}`.
-        compression: `"zstd"`, `"gz"`, `"bz2"`, `"br"` or `"snappy"`, with `":level"` behind all but the last.
+        compression: `"zstd"`, `"gz"`, `"bz2"`, `"br"`, maybe with `":level"`, or `"snappy"`.
         hashes: Of each file, such as `["sha1"]` or `["xxh64"]`.
-        size_limit: How many bytes a shard has at most, before compression; also as `"64mb"`; None: any number.
+        size_limit: How many bytes a shard has at most, before compression; also as `"64mb"`.
 
     Raises:
         ValueError: An option has another value.
         FileExistsError: There is something already.
         ImportError: A package is missing for the compression or a hash.
 
-    Example:
-        >>> import tempfile
-        >>> from stream_dataloader.stores import MdsStore, MdsWriter
-        >>> folder = tempfile.mkdtemp()
-        >>> with MdsWriter(folder, columns={"text": "str"}, compression="gz", hashes=["sha1"]) as writer:
-        ...     writer.write({"text": "hello"})
-        >>> next(MdsStore(folder)(0))
-        {'text': 'hello'}
+    See `MdsStore` for an example.
     """
 
     def __init__(
@@ -180,10 +172,7 @@ class MdsWriter:
             raise FileExistsError(f"{self.folder} is not empty; give another folder")
 
     def write(self, sample: Mapping[str, Any]) -> None:
-        """Write a sample; keys that are no columns are passed over.
-
-        Args:
-            sample: A value for each column. Bytes are written as they are, whatever the encoding.
+        """Write a sample, a value for each column; bytes are written as they are.
 
         Raises:
             ValueError, TypeError: It lacks a column, or an encoding does not take a value.
@@ -228,7 +217,6 @@ class MdsWriter:
 
 
 def _size_of(limit: int | str) -> int:
-    """A limit in bytes, which may be text like "64mb"."""
     found: Any = limit
     if isinstance(limit, str) and (parts := re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmg]?)b?\s*", limit.lower())):
         found = int(float(parts[1]) * _UNITS[parts[2]])

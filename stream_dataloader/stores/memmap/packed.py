@@ -97,11 +97,9 @@ class Texts:
         self._keys, self._notes = (keys, key_stops), (notes, note_stops)
 
     def key(self, number: int) -> str:
-        """A stream's key."""
         return _part(*self._keys, number).decode("utf-8", "backslashreplace")
 
     def note(self, number: int) -> Mapping[str, Any]:
-        """A stream's metadata."""
         text = _part(*self._notes, number)
         found: Mapping[str, Any] = json.loads(text) if text else {}
         return found
@@ -113,7 +111,6 @@ def _part(text: Any, stops: NDArray[np.int64], number: int) -> bytes:
 
 
 def _load_table(name: str, checksum: Sequence[int], check: bool, cache: FileCache) -> Any:
-    """One of the files, mapped; `checksum` is its CRC-32 and its size."""
     crc, size = checksum
     with damage_named(name), cache.open(name) as local, open(local.path, "rb") as file:
         found = os.fstat(file.fileno()).st_size
@@ -128,8 +125,8 @@ def _load_table(name: str, checksum: Sequence[int], check: bool, cache: FileCach
 class PackedIndex(Texts):
     """The header and the tables of a store: `table` is streams.bin, `(rows, streams)`.
 
-    `structure` and `leaves` are of an item that was packed, `item` and `places` of one
-    that is read; `stamp` is the version of the header on its server.
+    `structure` and `leaves` are of what was packed, `item` and `places` of what is
+    read; `stamp` is the version of the header on its server.
     """
 
     kind: ClassVar[str]
@@ -181,12 +178,10 @@ class PackedIndex(Texts):
         """Take what the format has in the header; returns how many rows it has."""
 
     @abstractmethod
-    def _streams_lie_inside(self) -> bool:
-        """Whether the table leads to what is there."""
+    def _streams_lie_inside(self) -> bool: ...
 
     @property
     def lengths(self) -> NDArray[np.int64]:
-        """Steps of each stream."""
         lengths: NDArray[np.int64] = self.table[1]
         return lengths
 

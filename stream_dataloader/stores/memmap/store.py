@@ -59,7 +59,7 @@ class MemmapStore(PackedStore):
         path: Its folder, or the URL of one, of any protocol that fsspec knows.
         columns: Names of the leaves to read of items that are dicts; None reads all.
         cache: Where pieces of remote files are kept; None is as for `FileCache`.
-        predownload: How many more pieces of each leaf an open stream has fetched ahead.
+        predownload: How many more pieces of each leaf are fetched ahead.
     """
 
     format: ClassVar[str] = "memmap"
@@ -97,7 +97,6 @@ class MemmapStore(PackedStore):
         return RowSteps(item, pieces, steps, first=start, close=lambda: [one.close() for one in pieces])
 
     def check_stream(self, number: int) -> None:
-        """Compare a stream with its checksums."""
         index: _Index = self.index
         for leaf, (file, name) in enumerate(zip(index.files, leaf_names(index.structure), strict=True)):
             crc, spec = 0, file.spec
@@ -161,7 +160,7 @@ class LeafFile:
         return len(self.rows)
 
     def check_size(self) -> None:
-        """Called before rows are read: reading behind a mapped file's end is a SIGBUS."""
+        """Called before: reading behind a mapped file's end is a SIGBUS."""
         if self._known is not None and self._map.size() < self._known.size:
             self._known.check()
 
@@ -171,14 +170,12 @@ class LeafFile:
             self._known.check()
 
     def row(self, index: int) -> Any:
-        """One step, as a copy."""
         self.check_size()
         found = owned(self.rows[index], self.spec.dtype)
         self.check()
         return found
 
     def read(self, start: int, out: Any) -> None:
-        """Write steps `[start, start + len(out))` to `out`."""
         self.check_size()
         as_array(out)[...] = self.rows[start : start + len(out)]
         self.check()
@@ -194,7 +191,7 @@ class _Piece(LeafFile):
 
 
 class RemoteLeaf(Shards[_Piece]):
-    """A leaf's file on a server; the store's header has `content` of all, and is `stamp` itself."""
+    """A leaf's file on a server; `content` and `stamp` are of the store's header."""
 
     def __init__(self, url: str, spec: LeafSpec, steps: int, content: str, stamp: str, cache: FileCache) -> None:
         super().__init__()

@@ -43,12 +43,10 @@ class MemmapPacker:
         json.dumps(self._metadata)
 
     def part(self, worker: int) -> _Part:
-        """See `Packer`."""
         del worker  # all write to the same files
         return _Part(self._folder)
 
     def finish(self, records: Sequence[StreamRecord], synced: Sequence[Any] = ()) -> list[str]:
-        """See `Packer`."""
         del synced
         specs = [leaf_spec(leaf) for leaf in said_in(self._folder).get("leaves", ())]
         places = [record.place or {"start": 0, "crcs": [0] * len(specs)} for record in records]
@@ -75,7 +73,6 @@ class _Part:
         self._files: list[BinaryIO] = []  # of the leaves
 
     def write(self, number: int, key: str, items: Iterable[Any]) -> tuple[int, Any]:
-        """See `PartPacker`."""
         del number, key
         collected = self._collected
         collected.clear()
@@ -111,13 +108,11 @@ class _Part:
         return before
 
     def sync(self) -> None:
-        """See `PartPacker`."""
         for file in self._files:
             os.fsync(file.fileno())
         sync_folder(self._folder)
 
     def close(self) -> None:
-        """See `PartPacker`."""
         try:
             self.sync()
         finally:
@@ -127,12 +122,7 @@ class _Part:
 
 
 class _Collected:
-    """The steps of one stream, until their number is known.
-
-    Attributes:
-        steps: How many there are.
-        crcs: The checksum of each leaf.
-    """
+    """The steps of one stream, until their number is known; `crcs` are of its leaves."""
 
     def __init__(self, folder: str, rows: Rows) -> None:
         self._folder, self._rows = folder, rows
@@ -141,7 +131,6 @@ class _Collected:
         self.clear()
 
     def clear(self) -> None:
-        """Forget what was collected."""
         self.steps = 0
         self.crcs: list[int] = []
         self._full = self._count = 0  # blocks, and steps in the next
@@ -160,7 +149,6 @@ class _Collected:
         return self._blocks[self._full]
 
     def add(self, count: int) -> None:
-        """So many steps were written to the room."""
         block = self._blocks[self._full]
         before = self.crcs or [0] * len(block)
         self.crcs = [zlib.crc32(_bytes_of(rows[:count]), crc) for rows, crc in zip(block, before, strict=True)]
@@ -171,7 +159,6 @@ class _Collected:
             self._count = count
 
     def _spill(self) -> None:
-        """Move all blocks to the files."""
         for leaf in range(len(self._rows.leaves)):
             if leaf == len(self._files):
                 self._files.append(tempfile.TemporaryFile(dir=self._folder))  # noqa: SIM115
@@ -180,7 +167,6 @@ class _Collected:
         self._full = 0
 
     def chunks(self, leaf: int) -> Iterator[bytes | memoryview]:
-        """A leaf's steps, as bytes."""
         if self._files:
             self._files[leaf].seek(0)
             while chunk := self._files[leaf].read(_BLOCK_BYTES):

@@ -40,7 +40,7 @@ __all__ = ["ParquetStore", "RowSteps", "Rows"]
 
 
 class ParquetStore(Store):
-    """Streams in Parquet and Arrow files: a run of rows with one key is a stream, each row a step.
+    """Tables as streams: a run of rows with one key is a stream, each row a step.
 
     Items are dicts by column.
 
@@ -64,9 +64,9 @@ class ParquetStore(Store):
         size: `(height, width)` of images; None keeps theirs.
         layout: `"CHW"`, channels first, or `"HWC"`.
         color: `"rgb"` or `"gray"`.
-        upright: Turn images as their EXIF says; False leaves them as they are stored.
-        cache_bytes: What decoded row groups that no stream is in may take, in each process.
-        cache: Where files from URLs are kept; None is the cache that all streams share.
+        upright: Turn images as their EXIF says.
+        cache_bytes: What decoded row groups may take that no stream is in.
+        cache: Where files from URLs are kept.
     """
 
     format: ClassVar[str] = "parquet"
@@ -133,7 +133,6 @@ class ParquetStore(Store):
         return Rows(self.path, files, key, wanted, self._decode, **options)
 
     def _needed(self, wanted: Iterable[str], there: Collection[str], name: str) -> list[str]:
-        """The columns that are read, all of which have to be there and known."""
         key = self._options["stream"]
         images = (image.split(".")[0] for image in self._options["decode"])
         needed = list(dict.fromkeys([*wanted, *images, *([] if key is None else [key])]))
@@ -247,7 +246,6 @@ class Rows:
         return np.array(list(first.values()), np.int64), list(first)
 
     def at(self, row: int) -> _Group:
-        """The group that has a row."""
         place = self.file_at(row)
         group = int(np.searchsorted(self._first[place], row - int(self._begin[place]), "right")) - 1
         with self._lock:

@@ -134,7 +134,6 @@ class TableFile:
 
     @property
     def digest(self) -> str:
-        """Tells its content from another's."""
         return digest_of(self.known)
 
     @property

@@ -2,8 +2,8 @@
 
 Guarantee: a process that reads may be forked. A crash of array_record is an error.
 
-array_record 0.8.6 crashes or hangs in a process that was forked after it was used. So only a child
-that is started anew uses it, which runs this file as a script.
+array_record 0.8.6 crashes or hangs in a process that was forked after its use. So only
+a child that is started anew uses it, which runs this file.
 """
 
 from __future__ import annotations

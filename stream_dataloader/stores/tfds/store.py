@@ -33,16 +33,16 @@ _INFO, _FEATURES = "dataset_info.json", "features.json"
 
 
 class TfdsStore(Store):
-    """A dataset that TFDS prepared in ArrayRecord files (`file_format="array_record"`), such as RLDS episodes.
+    """A dataset in ArrayRecord files (`file_format="array_record"`), such as RLDS episodes.
 
-    A stream is an episode: the steps in a nested feature, each a dict as `builder.as_data_source` gives it. Text
-    features are `str`, other strings `bytes`. `lengths` is None.
+    A stream is the steps in a nested feature, each a dict as `builder.as_data_source` gives it.
+    Text features are `str`, other strings `bytes`. `lengths` is None.
 
     Args:
         path: The builder's directory: `.../name/version`, or `.../name/config/version`.
         split: Which examples: `"train"`, `"train[10%:20%]"`, `"train[:100]+validation"`, `"all"`.
         stream: The feature that holds a stream's steps: a `Dataset`, `Sequence` or `Video`.
-        columns: Which columns of a step to unpack: `"observation/image"`, or `"observation"` for all below it.
+        columns: Which to unpack: `"observation/image"`, or `"observation"` for all below it.
     """
 
     format: ClassVar[str] = "tfds"
@@ -104,7 +104,7 @@ class TfdsStore(Store):
         return f"{os.path.basename(shard.known.path)}__{place}"
 
     def metadata(self, number: int) -> Mapping[str, Any]:
-        """What the dataset says of an episode besides its steps; reads its record."""
+        """What an episode's record has besides its steps."""
         number = self._check_number(number)
         reader: _EpisodeReader = self.index.reader
         return reader.metadata(self._record(number), self.name_of(number))
@@ -144,7 +144,6 @@ class _Index:
         return self._stops[-1]
 
     def find(self, number: int) -> tuple[_Shard, int]:
-        """Where an example lies: the file, and its place in it."""
         found = bisect.bisect_right(self._stops, number)
         shard = self._shards[found]
         return shard, shard.skip + number - (self._stops[found] - shard.take)
@@ -185,7 +184,6 @@ class _EpisodeReader:
         self._rest_parser = ExampleParserNp({name: info[name] for name in rest})
 
     def episode(self, record: bytes, name: str) -> RowSteps:
-        """The steps of a record; errors call the stream `name`."""
         with damage_named(f"{name}, by features.json,"):
             stored = self._parser.parse_example(record)[self._steps]
             columns = {}
@@ -196,7 +194,6 @@ class _EpisodeReader:
         return RowSteps(self._selection.structure, list(columns.values()), steps)
 
     def metadata(self, record: bytes, name: str) -> Mapping[str, Any]:
-        """The features of a record besides its steps, as plain values."""
         with damage_named(f"{name}, its metadata,"):
             found: Mapping[str, Any] = _plain(self._rest.decode_example_np(self._rest_parser.parse_example(record)))
             return found
@@ -260,7 +257,6 @@ class _Column:
 
 
 def _leaves(feature: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """The leaves of nested features, by names `"a/b"`."""
     from tensorflow_datasets.core.features import FeaturesDict
 
     if not isinstance(feature, FeaturesDict):
@@ -271,12 +267,10 @@ def _leaves(feature: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _picked(item: Any, nested: Any) -> Any:
-    """What lies in a nested dict where an item has leaves."""
     return {key: _picked(below, nested[key]) for key, below in item.items()} if isinstance(item, dict) else nested
 
 
 def _plain(value: Any) -> Any:
-    """A value as JSON can hold it."""
     if isinstance(value, Mapping):
         return {str(key): _plain(inner) for key, inner in value.items()}
     if isinstance(value, bytes):

@@ -75,27 +75,12 @@ def find_files(path: str, cache: FileCache | None) -> list[str]:
 
 
 class TokenFile:
-    """What is known of one file without reading tokens.
+    """What is known of one file without reading tokens; `stored` is their dtype, if it says none.
 
-    Args:
-        name: Its path or URL.
-        stored: The dtype of tokens, where the file does not say.
-        cache: Where it is kept if it is remote.
-
-    Attributes:
-        dtype: Of tokens.
-        first: How many numbers come before the first token.
-        count: How many tokens there are.
-        bounds: Where documents begin, and the end; None without an index.
-        digest: Of the file, and of its index.
+    `first` numbers come before them. `bounds` are where documents begin, and the end.
     """
 
-    def __init__(
-        self,
-        name: str,
-        stored: np.dtype[Any] | None,
-        cache: FileCache | None,
-    ) -> None:
+    def __init__(self, name: str, stored: np.dtype[Any] | None, cache: FileCache | None) -> None:
         self.name = name
         self._held = open_local(name, cache)  # for as long as this is
         self.path = check_file(self._held.path)
@@ -165,7 +150,6 @@ class TokenFile:
 
 
 def _index_of(name: str, cache: FileCache | None) -> str | None:
-    """The index that lies beside a file."""
     root, end = os.path.splitext(name)
     index = root + ".idx"
     if end != ".bin":
@@ -180,7 +164,7 @@ def _index_of(name: str, cache: FileCache | None) -> str | None:
 
 
 class Marker(NamedTuple):
-    """The token that tells documents apart, and whether it ends one or begins one."""
+    """The token that tells documents apart; whether it ends one."""
 
     token: int
     ends: bool

@@ -151,13 +151,7 @@ class TokenStore(Store):
 class _Index:
     """See `Store._read_index`."""
 
-    def __init__(
-        self,
-        files: list[TokenFile],
-        marker: Marker | None,
-        *,
-        by_document: bool,
-    ) -> None:
+    def __init__(self, files: list[TokenFile], marker: Marker | None, *, by_document: bool) -> None:
         self.files, self._marker = files, marker
         self.opened = Handles(self._open)
         self._bounds = [np.array([0, file.count]) for file in files]
@@ -184,7 +178,6 @@ class _Index:
         return len(self.lengths)
 
     def place(self, number: int) -> tuple[int, int, int]:
-        """The number of a stream's file, and its tokens `[start, stop)`."""
         place = bisect_right(self.firsts, number) - 1
         first = number - self.firsts[place]
         start, stop = self._bounds[place][first : first + 2].tolist()
@@ -192,15 +185,7 @@ class _Index:
 
 
 class TokenSteps:
-    """Tokens `[first, stop)` of a file; see `Steps`.
-
-    Args:
-        lease: The file.
-        dtypes: Those of an item's leaves, "input" and maybe "target".
-        first: The first token.
-        stop: The one behind the last.
-        marks: Whether documents may begin within.
-    """
+    """Tokens `[first, stop)` of a file, see `Steps`; with `marks` documents begin there."""
 
     def __init__(
         self,
@@ -217,7 +202,6 @@ class TokenSteps:
         return self._stop - self._first
 
     def room(self, count: int) -> Any:
-        """What `count` items can be written to."""
         room = {name: np.empty(count, dtype) for name, dtype in self._dtypes.items()}
         return room if "target" in room else room["input"]
 

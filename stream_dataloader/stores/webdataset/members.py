@@ -1,6 +1,6 @@
-"""What is in a tar, and where: read once from its headers, and kept in this library's cache.
+"""What is in a tar, and where: read once from its headers, and kept in the cache.
 
-Guarantee: headers have their checksums, members lie in the file, and nothing is behind the end mark.
+Guarantee: headers have their checksums, members lie in the file, nothing is behind the end.
 """
 
 from __future__ import annotations

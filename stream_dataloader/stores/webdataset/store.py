@@ -38,26 +38,25 @@ _TARS = (".tar", ".tar.gz", ".tgz")
 class WebDatasetStore(Store):
     r"""Streams in WebDataset's tars: samples are members with one key, streams are runs of samples.
 
-    A sample's key is the name of its members up to the first dot behind the last slash, its columns are what follows,
-    as of `video_0001/000017.jpg`. Items are dicts, decoded as `stream_dataloader.stores.webdataset.samples` says.
+    A sample's key is the name up to the first dot behind the last slash, its columns are what
+    follows. Items are dicts, decoded as `stream_dataloader.stores.webdataset.samples` says.
 
     A stream may go on in the next tar. Tars on servers are fetched when the store is opened first.
 
     Args:
-        path: A folder of tars, one tar, or a pattern: `"train-{000..015}.tar"`, also of URLs, or `"train-*.tar"`.
+        path: A folder of tars, a tar, or a pattern of paths or URLs, `"train-{000..015}.tar"`.
         shards: Names, paths, URLs or patterns of the tars, in order, relative to `path`.
-        stream: Which stream a sample is of. None: the key's directory, or the tar if it has none. `"shard"`: the tar.
-            A regular expression with a group, `r"(ep\d+)_"`: what the group matches at the key's beginning. Another
-            string, `"_"`: what stands before the last of it.
+        stream: Which stream a sample is of. None: the key's directory, else the tar. `"shard"`: the tar.
+            A regular expression with a group, `r"(ep\d+)_"`: what that matches at the key's begin.
+            Another string, `"_"`: what stands before the last of it.
         columns: Which to read; `"__key__"` is the sample's key. None reads those that a sample has.
-        decode: False leaves all columns bytes. A dict has functions of bytes for some columns, `{"ply": read_cloud}`;
-            they are sent to workers.
+        decode: False leaves columns bytes. A dict has functions of bytes, `{"ply": read_cloud}`.
         size: `(height, width)` of images; None keeps theirs.
         layout: `"CHW"`, channels first, or `"HWC"`.
         color: `"rgb"` or `"gray"`.
-        upright: Turn images as their EXIF says; False leaves them as they are stored.
+        upright: Turn images as their EXIF says.
         allow_pickle: Also read `.pkl` and `.pth`, which may run any code.
-        cache: Where tars from URLs are kept; None is the cache that all streams share.
+        cache: Where tars from URLs are kept.
     """
 
     format: ClassVar[str] = "webdataset"

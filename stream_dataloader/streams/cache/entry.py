@@ -1,6 +1,6 @@
-"""What the cache has of one URL: a directory, whose files processes lock, rename and delete.
+"""What the cache has of one URL: a directory of files.
 
-Guarantee: each step is atomic in the file system, and the kernel frees a lock when its holder dies.
+Guarantee: each step is atomic, and the kernel frees a lock when its holder dies.
 
 A directory, one for each URL::
 
@@ -24,14 +24,14 @@ __all__ = ["CacheEntry", "LocalFile", "lock", "make_room"]
 
 
 class LocalFile:
-    """A local file, at `path`, that is not deleted or moved while this is open; `fd` is locked, or -1."""
+    """A local file that is not deleted while this is open; `fd` is locked, or -1."""
 
     def __init__(self, path: str, fd: int = -1) -> None:
         self.path, self.fd = path, fd
         self._release = None if fd < 0 else weakref.finalize(self, _release, fd, os.getpid())
 
     def close(self) -> None:
-        """Release the file, also a second time; the cache may then delete it to make room."""
+        """Release the file; the cache may then delete it."""
         if self._release is not None:
             self._release()
 
@@ -50,7 +50,7 @@ def _release(fd: int, process: int) -> None:
 
 
 def lock(path: str, *, shared: bool = False, wait: bool = True, create: bool = False) -> LocalFile | None:
-    """Lock a file, also against other threads; None if there is none, or it is held."""
+    """Lock a file, also against threads; None if there is none, or it is held."""
     flags = (os.O_RDONLY if shared else os.O_RDWR) | (os.O_CREAT if create else 0)
     while True:
         try:
@@ -79,7 +79,6 @@ class CacheEntry:
         self.part = os.path.join(directory, "part")
 
     def get(self, held: Callable[[], LocalFile | None], fetch: Callable[[], None]) -> LocalFile:
-        """The file that `held` finds, else the newest after `fetch`."""
         if (file := held()) is not None:
             return file
         with self._locked():
@@ -121,7 +120,6 @@ class CacheEntry:
         return [path for asked, path in sorted(found, reverse=True) if asked >= since * 1e9]
 
     def hold(self, version: str = "", since: float = 0.0) -> LocalFile | None:
-        """The first of `versions`, locked so that nobody deletes it."""
         for path in self.versions(version, since):
             if (held := lock(path, shared=True)) is not None:
                 with suppress(OSError):  # another user's
@@ -136,7 +134,7 @@ class CacheEntry:
 
 
 def make_room(directory: str, size: int, limit: int, part: str) -> None:
-    """Delete the files not used for longest, until a new one has room, of which `part` has arrived."""
+    """Delete the files not used for longest, until a new one has room."""
     stored = []
     for path in glob.iglob(os.path.join(glob.escape(directory), "*", "*")):
         if os.path.basename(path) != "lock" and path != part:
@@ -150,7 +148,6 @@ def make_room(directory: str, size: int, limit: int, part: str) -> None:
 
 
 def _delete(path: str) -> bool:
-    """Delete a file, unless it is in use, and its directory if nothing else is in it."""
     directory = os.path.dirname(path)
     fetching = lock(os.path.join(directory, "lock"), wait=False)
     if fetching is None:

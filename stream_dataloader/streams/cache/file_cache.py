@@ -2,10 +2,10 @@
 
 Guarantees:
 
-- One process fetches a file, and the others wait for it. If it is killed, another takes over.
-- A file gets its name after its last byte, and is not deleted while a `LocalFile` of it is open.
-- A file that changed on its server is fetched again. The old one stays as long as it is read.
-- Tables that are kept, and damaged, are as if they were not there; to keep them where nobody may write is no error.
+- One process fetches a file, and the others wait. If it is killed, another takes over.
+- A file gets its name after its last byte, and is not deleted while a `LocalFile` is open.
+- A file that changed on its server is fetched again. The old one stays while it is read.
+- Kept tables that are damaged are as if they were not there. Not to be able to keep any is no error.
 """
 
 from __future__ import annotations
@@ -56,15 +56,15 @@ _RUN_BEGAN = time.time()
 
 @dataclass(frozen=True, kw_only=True)
 class FileCache:
-    """Where remote files are kept, and how they are fetched. Processes share files if they have the same directory.
+    """Where remote files are kept, which processes share, and how they are fetched.
 
     Args:
-        directory: A directory on a local disk. None is `files` in that of the environment variable
+        directory: A local directory. None is `files` in that of the environment variable
             STREAM_DATALOADER_CACHE, else in `stream_dataloader` in the user's cache.
-        size_limit_bytes: How much all files may take; those not used for longest are deleted. Files in use may exceed
-            it. None is what STREAM_DATALOADER_CACHE_BYTES holds, else no limit.
+        size_limit_bytes: How much files may take that nobody reads; those not used for longest are
+            deleted. None is what STREAM_DATALOADER_CACHE_BYTES holds, else no limit.
         storage_options: Options of fsspec's file systems, by protocol: `{"s3": {"anon": True}}`.
-        check_seconds: How long a file counts as unchanged before the server is asked again. A new run always asks.
+        check_seconds: How long until the server is asked again for changes. A new run asks.
         timeout_seconds: How long a server may be silent before that is an error.
 
     Raises:
@@ -96,13 +96,7 @@ class FileCache:
             raise ValueError(f"timeout_seconds is {self.timeout_seconds!r}; give more than 0")
 
     def open(self, path: str | os.PathLike[str]) -> LocalFile:
-        """Make a file local: fetch it, unless the cache has it.
-
-        Args:
-            path: A URL of any protocol that fsspec knows; a path of a local file is returned as it is.
-
-        Returns:
-            The local file. Close it when it is no longer read.
+        """Make a file local, unless it is: fetch it once. Close it when it was read.
 
         Raises:
             OSError: The file cannot be fetched; names the URL.
@@ -122,7 +116,7 @@ class FileCache:
         return entry.get(checked, lambda: self._fetch(entry, path))
 
     def has(self, url: str) -> bool:
-        """Whether a copy of a URL's file is here, maybe an old one."""
+        """Whether there is a copy, maybe an old one."""
         return bool(self._entry(url).versions())
 
     def made(self, name: str, version: str, size: int, make: Callable[[str], None]) -> LocalFile:
@@ -144,7 +138,6 @@ class FileCache:
         return RemoteFile(url, self.storage_options, self.timeout_seconds)
 
     def _fetch(self, entry: CacheEntry, url: str) -> None:
-        """Fetch a file if it is missing or has changed; the entry is locked."""
         remote, versions = self.remote(url), entry.versions()
         try:
             current = bool(versions) and versions[0] in entry.versions(remote.ask()[0])
@@ -177,7 +170,6 @@ class FileCache:
         return int(given)
 
     def _make_room(self, url: str, size: int, entry: CacheEntry) -> None:
-        """Delete the files that were not used for longest, until `size` bytes have room."""
         if (limit := self._limit()) is None:
             return
         if size > limit:
@@ -244,7 +236,7 @@ def kept_tables(folder: str, name: str) -> dict[str, NDArray[Any]] | None:
 
 
 def _places(options: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """The options that say where files are: credentials are no part of a file's name."""
+    """Options that say where files are; credentials are no part of a name."""
     for key, value in options.items():
         if isinstance(value, Mapping):
             yield from _places(value)

@@ -1,6 +1,6 @@
 """One file on a server, seen through fsspec: what it is now, and its bytes.
 
-Guarantee: a process has one client for a server and its options. A failure is a builtin error that names the URL.
+Guarantee: a process has one client for a server. A failure is a builtin error that names the URL.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class RemoteFile:
         return found
 
     def part(self, start: int, size: int) -> tuple[bytes, str, int | None]:
-        """Some bytes, and the version and the size of the file that they are from."""
+        """Some bytes, and what `ask` says of the file."""
         found = self._tried(lambda: self._file_system.cat_file(self._path, start=start, end=start + size))
         version, whole = self.ask()
         if len(found) != size:
@@ -94,7 +94,7 @@ class RemoteFile:
         self._tried(lambda: self._file_system.put_file(path, self._path), "sent")
 
     def fetch(self, path: str, check_size: Callable[[int], None]) -> str:
-        """Write the bytes to a local file, after a check of their number; returns their version."""
+        """Write it to a local file; returns its version."""
         return str(self._tried(lambda: self._download(path, check_size)))
 
     def _ask(self) -> tuple[str, int | None]:
@@ -133,7 +133,6 @@ class RemoteFile:
         return version
 
     def _tried(self, action: Callable[[], Any], done: str = "fetched") -> Any:
-        """What an action returns, with more tries where they may help."""
         began = time.monotonic()
         for tries, wait in enumerate((*_WAIT_SECONDS, None), 1):
             try:
@@ -152,7 +151,6 @@ class RemoteFile:
 
 
 def _hold(file_system: Any) -> None:
-    """Keep a file system, and those it is built upon, if they are clients."""
     while file_system is not None:
         if file_system.async_impl:
             _held[id(file_system)] = file_system
@@ -161,7 +159,6 @@ def _hold(file_system: Any) -> None:
 
 
 def _options(protocol: str, given: Mapping[str, Any], timeout_seconds: float) -> dict[str, Any]:
-    """Options with which it fails in good time, and fetches bytes as they are."""
     if protocol in _HTTP:
         from aiohttp import ClientTimeout
 
