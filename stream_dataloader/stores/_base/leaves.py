@@ -181,7 +181,7 @@ def _node(found: Any, name: str, classes: dict[str, type]) -> Node:
     full = f"{inside['module']}.{inside['name']}"
     found_class = classes.get(full) or _imported(inside["module"], inside["name"])
     if found_class is None:
-        raise StoreError(f"{name}: items are made of {full}, which is not imported; import it before opening the store")
+        raise StoreError(f"{name}: items are made of {full}; import that before opening the store")
     fields: Any = getattr(found_class, "_fields", None) or dataclass_fields(found_class) or ()
     if fields != keys:
         raise StoreError(f"{name}: items are made of {full} with {list(keys)}, and it has {list(fields)}")

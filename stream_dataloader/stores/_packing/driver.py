@@ -53,6 +53,7 @@ def pack(
 
     The store is written to `<path>.partial`, and gets its name when it is whole. After an
     interrupt, an error or a full disk, call it again with the same arguments: it goes on.
+    To change `transform`, delete that folder.
 
     Args:
         streams: A `StreamDataset`, or a pair `(sources, open_stream)` of streams of time steps.

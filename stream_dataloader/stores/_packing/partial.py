@@ -115,7 +115,7 @@ class Partial:
         changed = [name for name in header if begun.get(name) != header[name] and not name.startswith("_")]
         if changed:
             what = "; ".join(f"{name} was {begun.get(name)}, and is {header[name]}" for name in changed)
-            raise StoreError(f"{self.folder} was begun with something else: {what}; delete that folder to begin anew")
+            raise StoreError(f"{self.folder} was begun otherwise: {what}; delete that folder to begin anew")
         return begun
 
     def publish(self, files: Sequence[str]) -> None:

@@ -98,12 +98,12 @@ class LmdbStore(PackedStore):
         was_packed = os.path.exists(os.path.join(self.path, HEADER))
         if options["decode"] is None:
             if not was_packed:
-                raise StoreError(f"{self.path} has no {HEADER}, as packed stores have; for any LMDB, give decode=")
+                raise StoreError(f"{self.path} was not packed; for any LMDB, give decode=")
             packed = _PackedIndex(self.path, self._classes, options["columns"], check=self._check_all)
             packed.databases = Databases(packed.files, options)
             return packed
         if was_packed or options["columns"] is not None:
-            raise ValueError(f"{self.path}: decode= is for an LMDB that was not packed, columns= for one that was")
+            raise ValueError("decode= is for an LMDB that was not packed, columns= for one that was")
         return _PlainIndex(self.path, options)
 
     def _open_steps(self, number: int) -> Steps:

@@ -1,7 +1,7 @@
 """How a column's values are bytes, by the names of encodings.
 
-Source: `streaming/base/format/mds/encodings.py` of mosaicml-streaming 0.13, and Pillow 13's raw modes. Numbers are
-little-endian. Dtype and shape of arrays are in the encoding's name or before the values::
+Source: `streaming/base/format/mds/encodings.py` of mosaicml-streaming 0.13, and Pillow 13.
+Numbers are little-endian. Dtype and shape are in the encoding's name or before the values::
 
     ndarray:uint8:4,5     values
     ndarray:uint8         [axes << 2 | k: 1 byte] [shape: axes * 2**k bytes] values
@@ -287,7 +287,7 @@ class _ListEncoding(Encoding):
 def encoding_of(name: str, *, allow_pickle: bool = False, upright: bool = True) -> Encoding:
     """The encoding of a name: that which mosaicml-streaming 0.13 has of it."""
     if name == "pkl" and not allow_pickle:
-        raise ValueError("'pkl' is refused: unpickling runs code of the file; give allow_pickle=True if you trust it")
+        raise ValueError("'pkl' is refused, as it may run any code; give allow_pickle=True")
     if name in _PLAIN:
         return _PLAIN[name]
     if name == "int" or name in _BYTE_OF_DTYPE:

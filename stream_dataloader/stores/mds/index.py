@@ -1,6 +1,6 @@
-"""index.json: which shards an MDS dataset has, and what columns; and tables, which say what its streams are.
+"""index.json, the shards and columns of an MDS dataset; and tables, which say what its streams are.
 
-Source: `streaming/base/format/base/reader.py`, `mds/reader.py` and `base/stream.py` of mosaicml-streaming 0.13. ::
+Source: `streaming/base/format/base/reader.py` and `mds/reader.py` of mosaicml-streaming 0.13. ::
 
     {"version": 2, "shards": [
         {"version": 2, "format": "mds", "samples": 22,
@@ -11,18 +11,18 @@ Source: `streaming/base/format/base/reader.py`, `mds/reader.py` and `base/stream
          "raw_data": {"basename": "shard.00000.mds", "bytes": 970, "hashes": {"sha1": "77..."}},
          "zip_data": ...}, ...]}
 
-What this package writes has one key more, with a checksum of all, and what packed stores need.
+What this package writes has one key more, with a checksum and what packed stores need.
 
-A table is a file beside the shards of a packed store, or in the cache. Numbers are int64, little-endian::
+A table lies beside the shards of a packed store, or in the cache. Numbers are int64, little-endian::
 
     "SDMDST1", line feed
-    streams, keys, notes, check       how many, bytes of keys and of notes, CRC-32 of all that follows
+    streams, keys, notes, check       how many, bytes of keys and of notes, CRC-32 of the rest
     start                             of each stream: its first sample, counted over all shards
     steps                             how many time steps
     key_stop, note_stop               where its key ends, and its metadata
     keys, notes                       UTF-8 and JSON, end to end
 
-Guarantee: an index or a table that was read is consistent, and names no file outside of the dataset.
+Guarantee: an index or a table that was read is consistent, and names no file elsewhere.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ class MdsPacker:
         metadata: Of the whole store, as JSON can hold it.
         compression: See `MdsWriter`.
         hashes: See `MdsWriter`.
-        size_limit: See `MdsWriter`. Each worker has shards of its own, and ends one every 30 s.
+        size_limit: See `MdsWriter`. Each worker ends a shard every 30 s.
         encodings: Of columns that are to have another, such as `{"image": "png"}`. A column's
             name is its leaf's keys, with dots; that of one leaf is "data".
         key_column: The name of the column that has the streams' keys.
@@ -187,7 +187,7 @@ def _encoding_for(path: str, dtype: torch.dtype | None, shape: tuple[int, ...], 
     name = "uint8" if dtype == torch.bool else DTYPES_OF_NUMPY[dtype].name if dtype in DTYPES_OF_NUMPY else ""
     if name not in ARRAY_DTYPES.values() or 0 in shape:
         what = f"{path} is {str(dtype).removeprefix('torch.')} {shape}, which MDS does not hold"
-        raise TypeError(f"{what}; convert it with transform=, to numbers of {', '.join(ARRAY_DTYPES.values())}")
+        raise TypeError(f"{what}; convert it with transform=")
     if not shape:
         return "int" if type(leaf) is int else name
     return f"ndarray:{name}:{','.join(map(str, shape))}"

@@ -1,7 +1,7 @@
 """How long a file's audio is, by its headers and by its frames' time stamps.
 
-Guarantee: a file that was cut off is found by the length that it declares, by where its index (MP4), segment (Matroska)
-or last page (Ogg) ends, or by its track's duration.
+Guarantee: a file that was cut off is found by the length that it declares, by where its index
+(MP4), segment (Matroska) or last page (Ogg) ends, or by its track's duration.
 """
 
 from __future__ import annotations

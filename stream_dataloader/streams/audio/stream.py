@@ -38,22 +38,22 @@ _AHEAD_SAMPLES = 16384  # read together, for several windows
 
 @dataclass(frozen=True, kw_only=True)
 class AudioStream:
-    """Opens audio files: each window of samples is an item, float32 `(channels, window)`, with full scale at -1 and 1.
+    """Opens audio files: an item is a window of samples, float32 `(channels, window)`, -1 to 1.
 
-    A source is a path, or `(path, start, stop)`: ints are samples at the output rate, floats are seconds. Item n holds
-    the samples from `n * hop` on. Any container and codec that FFmpeg reads works, videos too.
+    A source is a path, or `(path, start, stop)`: ints are samples at the output rate, floats are
+    seconds. Item n begins at sample `n * hop`. All that FFmpeg reads works, videos too.
 
     Args:
         window: Samples in an item, at the output rate.
-        hop: Samples from the start of one item to the start of the next; None is `window`. With less, items overlap.
+        hop: Samples from the start of an item to that of the next; None is `window`.
         rate: Samples a second to resample to; None keeps the file's own rate.
-        channels: The number of channels to mix to, scaled so that nothing exceeds full scale. A single channel is
-            copied to each. None keeps the file's own channels.
-        pad_last: Whether the last samples are an item also if they do not fill a window; it is padded with zeros.
+        channels: The number of channels to mix to, scaled so that nothing exceeds full scale;
+            a single one is copied to each. None keeps the file's own.
+        pad_last: Whether samples that do not fill a window are an item, padded with zeros.
         stream: Which of the file's audio streams, from 0.
-        on_corrupt: What to do about data that is damaged, or missing by its time stamps: `"raise"` an error; `"keep"`
-            silence in its place, and damaged frames as the decoder makes them; or `"drop"` it. Only `"raise"` can seek.
-        cache: Where files from URLs are kept, see `FileCache`; None is that of all streams.
+        on_corrupt: What to do about data that is damaged or missing: `"raise"` an error; `"keep"`
+            silence in its place, and damaged frames as they are; or `"drop"` it. Only `"raise"` can seek.
+        cache: Where files from URLs are kept.
 
     Raises:
         ValueError: An option has a value that it cannot have.

@@ -61,8 +61,8 @@ class FileCache:
     Args:
         directory: A local directory. None is `files` in that of the environment variable
             STREAM_DATALOADER_CACHE, else in `stream_dataloader` in the user's cache.
-        size_limit_bytes: How much files may take that nobody reads; those not used for longest are
-            deleted. None is what STREAM_DATALOADER_CACHE_BYTES holds, else no limit.
+        size_limit_bytes: How much files may take; those not used for longest are deleted.
+            None is what STREAM_DATALOADER_CACHE_BYTES holds, else no limit.
         storage_options: Options of fsspec's file systems, by protocol: `{"s3": {"anon": True}}`.
         check_seconds: How long until the server is asked again for changes. A new run asks.
         timeout_seconds: How long a server may be silent before that is an error.

@@ -36,10 +36,10 @@ _NUMBERS: dict[str, type[Any]] = {
 class CameraStream(PictureOptions):
     """Opens live cameras and network video.
 
-    A source is the index of a camera that is plugged in (0, 1, ...), its device (`"/dev/video0"`), or a URL that FFmpeg
+    A source is a camera's index (0, 1, ...), its device (`"/dev/video0"`), or a URL that FFmpeg
     reads: `rtsp://`, `http(s)://` (MPEG-TS, MJPEG, ...), `udp://`, `rtmp://`, ... Give the dataset
-    `deterministic=False`, as live cameras cannot be paused, and use as many workers as cameras: one with several reads
-    them in turn, `time_steps` frames at a time, and `buffer_frames` must not be less than that.
+    `deterministic=False`, as cameras cannot be paused, and use as many workers as cameras: one with
+    several reads them in turn, `time_steps` frames each, so `buffer_frames` must not be less.
 
     An item is a dict:
 
@@ -58,15 +58,14 @@ class CameraStream(PictureOptions):
         fit: `"stretch"`, `"letterbox"` or `"crop"`; see `PictureOptions`.
         backend: `"av"` or `"opencv"`; None is PyAV for URLs and OpenCV for devices.
         items: `"dict"`, see above, or `"frame"`: the frame alone.
-        fps: The most frames a second to deliver, evenly spaced; None delivers all. Others do not count as `dropped`.
-        keep: When frames come in faster than they are read, `"latest"` drops the oldest, and `"all"` has the sender
+        fps: The most frames a second, evenly spaced; others do not count as `dropped`. None: all.
+        keep: If frames come in too fast, `"latest"` drops the oldest, and `"all"` has the sender
             wait, if it can (TCP).
         buffer_frames: How many decoded frames may wait to be read.
         on_corrupt: Whether a damaged frame is delivered (`"keep"`) or counts as `lost` (`"drop"`); PyAV only.
-        timeout_seconds: The longest wait for a connection, and for the next frame, before the camera counts as lost.
-        reconnect_tries: How often in a row a lost camera is reconnected; None has no limit. The first connection has
-            one try.
-        reconnect_seconds: The wait before the first try, and the longest wait. Each wait is twice the one before.
+        timeout_seconds: The longest wait for a connection, and for a frame, before a camera is lost.
+        reconnect_tries: How often in a row a lost camera is reconnected; None has no limit.
+        reconnect_seconds: The first and the longest wait before that; each is twice the one before.
         options: FFmpeg's options, such as `{"rtsp_transport": "udp"}` (tcp is the default); PyAV only.
 
     Raises:

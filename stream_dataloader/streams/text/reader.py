@@ -8,8 +8,8 @@ the same wherever reading begins::
     and in a long line                                ^                             and in each block without one,
                                                                                     at its first space
 
-Guarantee: blocks decoded one by one are the text decoded as a whole. Items before an error come before it; it comes
-again with each call after that.
+Guarantee: blocks decoded one by one are the text decoded as a whole. Items before an error
+come before it; it comes again with each call after that.
 """
 
 from __future__ import annotations

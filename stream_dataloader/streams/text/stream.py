@@ -44,30 +44,30 @@ _BLOCK_LIMITS = ("give at least 16", 16)
 class TextStream:
     r"""Opens texts, one byte, character or token a time step.
 
-    A source is the path of a text file, which may be compressed (`.gz`, `.zst`), or `(path, start, stop)`: the bytes
-    `[start, stop)` of a file in UTF-8 that is not compressed. With `of="strings"` it is the text itself. A unit belongs
-    to the section that has its first byte.
+    A source is the path of a text file, which may be compressed (`.gz`, `.zst`), or `(path, start,
+    stop)`: bytes of a file in UTF-8 that is not; a unit belongs to the section of its first byte.
+    With `of="strings"` it is the text itself.
 
-    Tokens are made of one line at a time, with its newline. A line that fills a block of `longest_line_bytes` is also
-    split there, before its first space. What a resume skips is not checked.
+    Tokens are made of one line at a time, with its newline. A line that fills a block of
+    `longest_line_bytes` is split there, before its first space.
 
     Attributes:
         of: What sources are: "files" or "strings". It is never guessed.
-        units: What items are: "bytes" of the file, or of the encoded string; "characters", as code points or as numbers
-            from the vocabulary; or "tokens". None: tokens if there is a tokenizer, otherwise characters.
-        tokenizer: Makes tokens: a `tokenizers.Tokenizer` or the path of its file, used without special tokens,
-            truncation and padding; or any function of a text that returns a list of ints.
+        units: What items are: "bytes"; "characters", as code points or as numbers of the
+            vocabulary; or "tokens". None: tokens if there is a tokenizer, else characters.
+        tokenizer: A `tokenizers.Tokenizer` or the path of its file, used without special
+            tokens, truncation and padding; or a function of a text that returns a list of ints.
         encoding: How text is encoded. Only UTF-8 has sections. A byte order mark is left out.
-        errors: What to do about bytes that are not valid text: "raise" an error, or "replace" them with U+FFFD.
+        errors: What to do about bytes that are no text: "raise", or "replace" them with U+FFFD.
         newlines: "universal" reads "\r\n" and "\r" as "\n"; "keep" reads them as they are. None: "keep" for bytes,
             otherwise "universal".
-        vocabulary: The numbers of characters: a mapping, or a string with each at the place of its number.
+        vocabulary: The numbers of characters: a mapping, or a string of them in order.
         unknown: The number of characters that are not in the vocabulary; None is an error.
         targets: Items are `{"input": unit, "target": next unit}`, one fewer than there are units.
         dtype: The dtype of units. None: uint8 for bytes, otherwise int64.
         block_bytes: How much is read at a time.
         longest_line_bytes: For tokens: a line of at most this length is never split.
-        cache: Where files from URLs are kept, see `FileCache`; None is that of all streams.
+        cache: Where files from URLs are kept.
 
     Raises:
         ValueError: An option is out of range, or does not go with another.
