@@ -81,7 +81,7 @@ class ZarrStore(Store):
         steps = int(stops[-1]) if len(stops) else 0
         if wrong := {name: len(array) for name, array in arrays.items() if len(array) != steps}:
             found = shorten(wrong, 300)
-            raise StoreError(f"{self.path}: {ends} ends at step {steps}, and others are {found}; choose by columns=")
+            raise StoreError(f"{self.path}: {ends} ends at step {steps}, and others at {found}; use columns=")
         texts = [json.dumps(one, sort_keys=True, default=str) for one in described]
         known = {places[name]: array.known for name, array in arrays.items()}
         is_folder = os.path.isdir(self.path)

@@ -27,17 +27,16 @@ __all__ = ["AudioVisualStream"]
 class AudioVisualStream:
     """Opens videos with sound: items are dicts of a `frame` and its `audio`, float32 `(channels, samples)`.
 
-    A source is a path, or `(path, start, stop)`, as for `VideoStream`. Before an audio track begins, and after its end,
-    the sound is silence.
+    A source is as for `VideoStream`. Before an audio track begins, and after its end, there is silence.
 
     Args:
         video: How the frames are read; `with_times` adds `pts_seconds` and `is_key`. A frame's samples begin at its
             time stamp, or with `fps` at n / fps.
         rate: Samples a second; None keeps the file's own rate.
         channels: 1 mixes to mono; None keeps the file's own channels.
-        samples: Samples a frame; None takes as many as fit between two frames at the video's average rate, rounded.
-            Unless rate / fps is a whole number, some samples are left out or given twice. Files of different frame
-            rates need `samples`, or `fps` in `video`.
+        samples: Samples a frame; None takes as many as fit between two frames, rounded. Unless rate / fps
+            is a whole number, some are left out or given twice. Files of different frame rates
+            need `samples`, or `fps` in `video`.
         stream: Which of the file's audio streams, from 0.
 
     Raises:

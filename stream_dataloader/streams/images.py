@@ -32,8 +32,8 @@ class ImageFolderStream(PictureOptions):
     """Opens folders of images: each image is an item.
 
     A source is a folder; a folder and a pattern for the names in it, `"shots/left_*.png"` or
-    `"shots/%05d.jpg"`; or `(source, start, stop)`: images `[start, stop)` of it, counted from 0 in their order. Names
-    are sorted with numbers as numbers. Images of 16 bits a channel are scaled to 8, and transparency is dropped.
+    `"shots/%05d.jpg"`; or `(source, start, stop)`: images `[start, stop)` of it. Names are sorted with
+    numbers as numbers. Images of 16 bits a channel are scaled to 8, and transparency is dropped.
 
     Attributes:
         size: `(height, width)` in pixels; None keeps the size of the source's first image.
@@ -44,7 +44,7 @@ class ImageFolderStream(PictureOptions):
         pattern: Which names in a folder are images, with `*`, `?` and `[...]`; None takes those of `SUFFIXES`.
         frame_step: Take every n-th image, from the source's first on.
         gaps: `"allow"`, or `"raise"`: a missing number in the images' names is an error.
-        on_corrupt: `"raise"`, or `"keep"`: the image before one that cannot be decoded is delivered in its place.
+        on_corrupt: `"raise"`, or `"keep"`: the image before one that cannot be decoded takes its place.
         upright: Turn images as their EXIF says; False leaves them as they are stored.
 
     Raises:

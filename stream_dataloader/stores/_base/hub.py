@@ -4,7 +4,7 @@ Files go to the Hub's own cache, whose folders tell where a file is from::
 
     .../datasets--lerobot--pusht/snapshots/<commit>/meta/info.json
 
-Guarantee: all files of a store are of one commit, which is looked up when it is opened.
+Guarantee: all files of a store are of one commit.
 """
 
 from __future__ import annotations

@@ -117,7 +117,7 @@ class Store(ABC):
     def _read_index(self) -> Any:
         """An `Index`, or what has its attributes; lengths may be None.
 
-        `key(number)`, `note(number)`, `version` and `metadata` are what the store says, if it has them.
+        `key(number)`, `note(number)`, `version` and `metadata` are what it says, if it has them.
         """
 
     @abstractmethod

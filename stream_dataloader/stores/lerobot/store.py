@@ -50,7 +50,7 @@ class LeRobotStore(Store):
         layout: `"CHW"` or `"HWC"`.
         fit: `"stretch"`, `"letterbox"` or `"crop"`, as of `VideoStream`.
         image_dtype: `"uint8"`, 0 to 255, or `"float32"`, 0 to 1.
-        tolerance_s: Seconds that a frame may be off its row's time; None is a quarter of a time step.
+        tolerance_s: How far a frame may be off its row's time; None: a quarter of a step.
     """
 
     format: ClassVar[str] = "lerobot"

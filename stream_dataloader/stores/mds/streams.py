@@ -162,5 +162,6 @@ class MdsIndex:
         stamp = stamp_of(in_folder(folder, file.basename) for file in files)
         version = hashed(f"{self._version} {stamp}")
         size = 64 + 64 * self.firsts[-1]
-        with damage_named(self._folder), self._cache.made(f"{folder}#{self.kind}.streams", version, size, make) as at:
+        name = f"{folder}#{self.kind}.streams"
+        with damage_named(folder), self._cache.made(name, version, size, make) as at:
             return StreamTable(at.path, most)

@@ -101,11 +101,11 @@ class ParquetStore(Store):
         super().__init__(path, **given_options(locals(), columns=given_columns(columns)))
         package("pyarrow", "ParquetStore", "arrow")
         if elements and stream is not None:
-            raise ValueError("elements=True and stream= are both given; leave out one")
+            raise ValueError("elements=True and stream= are both given")
         if targets and not elements:
             raise ValueError("targets=True is for elements=True")
         if wrong := {name: kind for name, kind in decode.items() if kind != "image"}:
-            raise ValueError(f"decode is {wrong}; 'image' is what a column can be decoded as")
+            raise ValueError(f"decode is {wrong}; columns are decoded as 'image'")
         whole_number("cache_bytes", cache_bytes, "give a number of bytes from 0 on", 0)
         picture = Picture(size=size, layout=layout, color=color, upright=upright)
         self._pictures = Pictures(picture, "reading images of a table") if decode else None

@@ -28,8 +28,8 @@ class ArrayStream:
     arrays, or `(source, start, stop)`: some rows of one. HDF5 files need the extra `h5py`.
 
     Args:
-        dataset: The dataset of HDF5 files, such as `"events/frames"`. Several names, or a mapping of keys to names, are
-            read side by side, and an item is a dict of their rows. None takes a file's only dataset.
+        dataset: The dataset of HDF5 files, such as `"events/frames"`. Of several names, or a mapping of
+            keys to names, items are dicts of their rows. None takes a file's only one.
         cache: Where files from URLs are kept; None is the cache that all streams share.
 
     Raises:

@@ -49,18 +49,18 @@ class VideoStream(PictureOptions):
         dtype: uint8, 0 to 255, or float32, 0 to 1.
         fit: `"stretch"`, `"letterbox"` or `"crop"`; see `PictureOptions`.
         frame_step: Yield every n-th frame.
-        fps: Resample to this rate by time stamps: item n is the frame shown n / fps seconds after the first frame.
+        fps: Resample by time stamps: item n is the frame shown n / fps seconds after the first.
         start: The first frame: an int is its number, a float is seconds after the video's first frame.
         stop: The end, not included, like `start`; None is the video's end.
         stream: Which of the file's video streams, from 0.
         with_times: Yield dicts of `frame`, `pts_seconds` (float64, the container's own time) and `is_key` (bool).
-        on_corrupt: What to do about damaged frames: `"raise"` an error, `"keep"` what the decoder made of them, or
+        on_corrupt: What to do about damaged frames: `"raise"` an error, `"keep"` them as decoded, or
             `"drop"` them. Only `"raise"` can seek; the others take what is left of a file.
         backend: PyAV reads all videos; `"opencv"` is accepted, with a warning.
-        device: What decodes: None or `"cpu"`; or `"cuda"` or `"cuda:1"`, an NVIDIA GPU's decoder. Frames come back to
-            host memory. With it, `on_corrupt` must be `"raise"`. It has not run on a GPU yet.
-        device_fallback: Decode by the CPU what the device cannot, and warn once, instead of a `DeviceError`.
-        cache: Where files from URLs are kept, see `FileCache`; None is that of all streams.
+        device: What decodes: None or `"cpu"`; or `"cuda"` or `"cuda:1"`, an NVIDIA GPU's decoder; frames
+            come back to host memory. `on_corrupt` must be `"raise"`. It has not run on a GPU yet.
+        device_fallback: Decode by the CPU what the device cannot, and warn once, without a `DeviceError`.
+        cache: Where files from URLs are kept.
 
     Raises:
         ValueError: An option has a value that it cannot have.
