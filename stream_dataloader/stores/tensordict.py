@@ -1,4 +1,4 @@
-"""What tensordict saved, as streams of nested dicts: the format of tensordict 0.14 and 0.15.
+"""What tensordict 0.14 and 0.15 save, as streams of nested dicts.
 
 A folder's meta.json says what each key is: a tensor is `key.memmap`,
 and what is nested a folder with a meta.json of its own.

@@ -1,6 +1,6 @@
 """Reads MDS datasets from a folder or from a server.
 
-Source: mosaicml-streaming 0.13, whose `MDSWriter` and `StreamingDataset` the tests compare with.
+Source: mosaicml-streaming 0.13, with which the tests compare.
 
 Guarantee: a value that does not fit the batch is an error, never converted or spread.
 """

@@ -1,4 +1,4 @@
-"""The store of a TFDS or RLDS dataset, decoded as TFDS's `as_data_source` does (4.9.10).
+"""A TFDS or RLDS dataset, decoded as TFDS's `as_data_source` does (4.9.10).
 
 Guarantee: sizes that its JSON files claim are compared with the files.
 No file outside of the directory is read, and no code of the dataset's builder is imported.
