@@ -110,37 +110,27 @@ def test_ratios_are_compared_with_what_was_saved(folder):
 
 #: What a program does behind its first figure, and what is then said of it.
 FAILING = {
-    "raises": ("1 / 0", "ZeroDivisionError"),
     "thread": ("import threading; thread = threading.Thread(target=int, args=('x',)); thread.start()", ""),
     "threads": ("import together; together.in_threads([int, lambda: 1 / 0])", ""),
-    "zero": ("yield figure('speed', 'nothing', [0.0], 'ms')", ""),
     "nan": ("yield figure('speed', 'nothing', [float('nan')], 'x')", ""),
     "exits": ("os._exit(1)", ""),
 }
 
 
-def check_fail(folder, *options, **said):
-    """Run such programs: each has failed, and nothing is saved; what is printed."""
-    status, lines, _ = run_all(folder, *options, "--only", *said)
-    assert status == 1
-    assert f"programs that failed: {len(said)}" in lines
-    for name, text in said.items():
-        assert any(line.startswith(f"{name}: FAILED: {text}") for line in lines)
-    assert not (folder / "results").exists()
-    return lines
-
-
-def test_programs_that_fail_are_told_and_not_saved(folder):
-    for name, (does, _) in FAILING.items():
+@pytest.mark.parametrize(
+    ("failing", "options"),
+    [(FAILING, ()), ({"slow": ("time.sleep(100_000)", "it was stopped at the limit of 0.5 s")}, ("--limit", "0.5"))],
+)
+def test_programs_that_fail_are_told_and_not_saved(folder, failing, options):
+    for name, (does, _) in failing.items():
         (folder / f"{name}.py").write_text(BEGUN.format(does))
-    (folder / "empty.py").write_text(BEGUN.format("").replace('yield figure("speed"', 'yield from () and ("speed"'))
-    lines = check_fail(folder, empty="", **{name: text for name, (_, text) in FAILING.items()})
+    status, lines, _ = run_all(folder, *options, "--only", *failing)
+    assert status == 1
+    assert f"programs that failed: {len(failing)}" in lines
+    for name, (_, text) in failing.items():
+        assert any(line.startswith(f"{name}: FAILED: {text}") for line in lines)
     assert "quick 1 x 1 to 1" in lines, "what was measured before"
-
-
-def test_a_program_is_stopped_at_the_limit(folder):
-    (folder / "slow.py").write_text(BEGUN.format("time.sleep(100_000)"))
-    check_fail(folder, "--limit", "0.5", slow="it was stopped at the limit of 0.5 s")
+    assert not (folder / "results").exists()
 
 
 def test_what_was_measured_before_ctrl_c_is_told_and_saved(folder):

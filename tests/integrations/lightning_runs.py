@@ -45,25 +45,17 @@ class Model(lightning.LightningModule):
     def __init__(self):
         super().__init__()
         self.layer = torch.nn.Linear(1, 1)
-        self.trained, self.events, self.hooks = [], [], {}
-
-    def on_train_epoch_start(self):
-        self.hooks.get("epoch_start", id)(self)
+        self.trained, self.events = [], []
 
     def training_step(self, batch, index):
-        self.hooks.get("step", id)(self)
         self.trained.append(key(batch))
         self.events.append((self.current_epoch, index))
         return self.layer(first(batch).data).square().mean()
-
-    def on_train_batch_end(self, outputs, batch, index):
-        self.hooks.get("batch_end", id)(self)
 
     def on_train_epoch_end(self):
         self.events.append("end")
 
     def validation_step(self, batch, index):
-        self.hooks.get("validation", id)(self)
         if index == 0:
             self.events.append("validated")
 
@@ -97,9 +89,8 @@ def trainer_of(folder, callbacks=(), **options):
     return lightning.Trainer(callbacks=list(callbacks), **(values | options))
 
 
-def fit(train, folder, callbacks=(), *, validation=None, checkpoint=None, hooks=None, model=None, **options):
+def fit(train, folder, callbacks=(), *, validation=None, checkpoint=None, model=None, **options):
     model = Model() if model is None else model
-    model.hooks = hooks or {}
     trainer = trainer_of(folder, callbacks, **options)
     with contextlib.suppress(Break):
         trainer.fit(model, train, validation, ckpt_path=checkpoint)

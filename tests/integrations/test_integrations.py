@@ -82,12 +82,9 @@ def test_the_guides_recipe_for_mmengine_goes_on_at_the_next_batch(tmp_path):
     assert len(re.findall(" ok$", output, re.MULTILINE)) == 4
 
 
-def run(program, folder, *arguments, **options):
-    return run_program(program, *arguments, folder=folder, CUDA_VISIBLE_DEVICES="", **options)
-
-
 PAGE = (ROOT / "docs" / "guides" / "trainers.md").read_text()
 PROGRAMS = re.findall(r"^```py\n((?:(?!```).*\n)*)```\n\n```text\n((?:(?!```).*\n)*)```$", PAGE, re.MULTILINE)
+WITHOUT_GPU = {"CUDA_VISIBLE_DEVICES": ""}
 SHORT = ["--epochs", "1", "--workers", "0"]
 #: A program, its arguments, on how many ranks it runs, and how many of them tell of losses.
 EXAMPLES = {
@@ -104,7 +101,7 @@ EXAMPLES = {
 @pytest.mark.parametrize(("code", "output"), PROGRAMS, ids=["accelerate", "trainer"])
 def test_a_block_of_the_page_on_trainers_prints_what_follows_it(code, output, tmp_path):
     (tmp_path / "program.py").write_text(code)
-    assert run(tmp_path / "program.py", tmp_path) == output
+    assert run_program(tmp_path / "program.py", folder=tmp_path, **WITHOUT_GPU) == output
 
 
 @pytest.mark.slow
@@ -112,13 +109,13 @@ def test_a_block_of_the_page_on_trainers_prints_what_follows_it(code, output, tm
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_an_example_goes_on_with_the_same_losses(name, tmp_path):
     program, arguments, ranks, told = EXAMPLES[name]
-    output = run(ROOT / "examples" / program, tmp_path, *arguments, ranks=ranks)
+    output = run_program(ROOT / "examples" / program, *arguments, ranks=ranks, folder=tmp_path, **WITHOUT_GPU)
     assert output.count("the same losses: True\n") == told
     for first, last in re.findall(r"loss ([\d.]+) to ([\d.]+)", output):
         assert float(last) < float(first)
 
 
 @pytest.mark.slow
-def test_the_shared_model_shows_batches(tmp_path):
-    output = run(ROOT / "examples" / "byte_model.py", tmp_path)
+def test_the_shared_model_shows_batches():
+    output = run_program(ROOT / "examples" / "byte_model.py", **WITHOUT_GPU)
     assert len(re.findall(r"^batch \d: loss 5\.\d+, lane 0 reads '", output, re.MULTILINE)) == 3

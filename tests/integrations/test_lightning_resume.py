@@ -93,31 +93,6 @@ def test_from_the_last_one_after_max_steps(tmp_path, make):
         assert tail.events.count("validated") + head.events.count("validated") == whole.events.count("validated")
 
 
-def at(number):
-    calls = []
-
-    def hook(model):
-        calls.append(1)
-        if len(calls) == number:
-            raise Break
-
-    return hook
-
-
-@kinds_of_loader
-@pytest.mark.parametrize("hook", ["epoch_start", "step", "batch_end", "validation"])
-def test_from_an_exception(tmp_path, make, hook):
-    whole = whole_run(make, tmp_path, validation=VALIDATION)
-    ends = itertools.accumulate([6, 6, 6] if make is cycling else COUNTS)
-    numbers = {"epoch_start": (1, 2, 3), "validation": (1, 2, 3, 6)}.get(hook, (1, 2, *ends, 7))
-    for number in numbers:
-        save = OnExceptionCheckpoint(tmp_path, f"{hook}{number}")
-        head = fit(make(), tmp_path, [StreamEpochs(), save], hooks={hook: at(number)}, validation=VALIDATION)
-        tail = resumed(make, tmp_path, save.ckpt_path, validation=VALIDATION)
-        assert head.trained + tail.trained == whole.trained, number
-        assert [e for e in tail.events if e == "end"] == ["end"] * (3 - head.events.count("end"))
-
-
 class Carrying(Model):
     """Sums up each stream, and fails after a batch's sum was kept."""
 

@@ -64,36 +64,6 @@ def test_torchrl_gives_each_stream_what_it_has_alone(kind, backend, windows):
 
 
 @WINDOWS
-def test_returns_of_torchrl_end_at_done(windows):
-    functional = pytest.importorskip("torchrl.objectives.value.functional")
-    lasts = 0
-    for batch in batches_of(opening(features), windows, mark_ends=True):
-        reward, done, value = batch.data[..., :1].transpose(0, 1), batch.done(), torch.zeros(LANES, STEPS, 1)
-        advantage, _ = functional.vec_generalized_advantage_estimate(0.9, 0.5, value, value, reward, done, done)
-        for b in range(LANES):
-            total = 0.0
-            for t in reversed(range(STEPS)):  # what comes after the end of a stream does not count
-                total = reward[b, t].item() + 0.45 * total * (not done[b, t])
-                assert advantage[b, t].item() == pytest.approx(total, abs=1e-5)
-        lasts += done.sum()
-    assert lasts == len(LENGTHS)
-
-
-def test_the_collator_of_transformers_flattens_windows_alike():
-    transformers = pytest.importorskip("transformers")
-    collate = transformers.DataCollatorWithFlattening(return_flash_attn_kwargs=True)
-    for batch in batches_of(opening(tokens), "packed"):
-        row = batch.flatten_lanes(batch.data)
-        theirs = collate([{"input_ids": row[0, a:b].tolist()} for a, b in pairwise(batch.cu_seqlens().tolist())])
-        assert theirs["input_ids"].equal(row)
-        assert theirs["position_ids"].equal(batch.position_ids())
-        for name in ("cu_seq_lens_q", "cu_seq_lens_k"):
-            assert theirs[name].flatten().equal(batch.cu_seqlens())
-            assert theirs[name].dtype == batch.cu_seqlens().dtype
-        assert theirs["max_length_q"] <= batch.time_steps
-
-
-@WINDOWS
 @pytest.mark.parametrize("attention", ["sdpa", "given cuts"])
 @torch.no_grad()
 def test_a_model_of_transformers_attends_within_segments(attention, windows):

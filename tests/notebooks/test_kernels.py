@@ -35,24 +35,18 @@ SCALED = "[[[0, 2, 4], [0, 2, 0]]]"
 #: By name: a cell, and what it prints.
 CASES = {
     "function": ("print(read(open_scaled, method))", SCALED),
-    "closure": (
-        """
-def opening(by):
-    return lambda length: (by * i for i in range(length))
-print(read(opening(3), method))
-""",
-        "[[[0, 3, 6], [0, 3, 0]]]",
-    ),
-    "class": (
+    "closure and class": (
         """
 class Opening:
     def __init__(self, by):
         self.by = by
+    def opening(self):
+        return lambda length: (self.by * i for i in range(length))
     def __call__(self, length, start=0):
-        return iter(range(self.by * start, self.by * length, self.by))
-print(read(Opening(4), method))
+        return self.opening()(length)
+print(read(Opening(4), method), read(Opening(3).opening(), method))
 """,
-        "[[[0, 4, 8], [0, 4, 0]]]",
+        "[[[0, 4, 8], [0, 4, 0]]] [[[0, 3, 6], [0, 3, 0]]]",
     ),
     "worker_init_fn": (
         """
