@@ -109,34 +109,13 @@ def test_segments_start_with_the_value_of_a_recurrent_state_and_give_back_what_i
     carry = RecurrentState(start, batch_dim=0, packed=True)
     for batch in batches_of(windows):
         segments, row = batch.segments(), batch.flatten_lanes(batch.data)
+        cuts = segments.cu_seqlens
+        assert (cuts.dtype, cuts[0], cuts[-1]) == (torch.int32, 0, batch.mask.numel())
+        assert 0 < cuts.diff().min() <= cuts.diff().max() <= batch.time_steps
         initial = segments.to_segments(carry.before(batch), start)
         outputs, final = varlen(row, segments.cu_seqlens, initial)
         carry.after(batch, segments.to_lanes(final))
         assert not differing(batch, batch.unflatten_lanes(outputs), 3.0)
-
-
-@ALL_WINDOWS
-def test_segments_are_of_one_lane_and_one_stream_and_told_apart(windows):
-    for batch in batches_of(windows):
-        segments = batch.segments()
-        cuts = segments.cu_seqlens
-        assert cuts.dtype == torch.int32
-        assert (cuts[0], cuts[-1]) == (0, batch.mask.numel())
-        assert 0 < cuts.diff().min() <= cuts.diff().max() <= batch.time_steps
-        source, position = (batch.flatten_lanes(field)[0] for field in (batch.source, batch.position))
-        lane = batch.flatten_lanes(torch.arange(LANES).expand(batch.time_steps, LANES))[0]
-        last_of_lane = {}
-        for n, (begin, end) in enumerate(pairwise(cuts.tolist())):
-            assert set(lane[begin:end].tolist()) == {segments.row[n].item()}
-            assert len(set(source[begin:end].tolist())) == 1
-            assert bool(segments.is_padding[n]) == bool(source[begin] < 0)
-            assert bool(segments.continues[n]) == bool(position[begin] > 0)
-            if segments.is_padding[n]:
-                last_of_lane.setdefault(lane[begin].item(), n)
-            else:
-                last_of_lane[lane[begin].item()] = n
-                assert (position[begin:end].diff() == 1).all()
-        assert segments.last.tolist() == [last_of_lane[b] for b in range(LANES)]
 
 
 @WINDOWS

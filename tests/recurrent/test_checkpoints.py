@@ -170,20 +170,6 @@ def test_a_state_of_another_batch_size_is_refused(lanes):
     assert len([step(gru, batch, carry) for batch in loader_of(lanes=lanes)]) > 3
 
 
-def test_parts_go_on_from_a_state():
-    gru, carry, loader = gru_of(), carry_of(), loader_of()
-    batches = iter(loader)
-    for batch in itertools.islice(batches, 3):
-        step(gru, batch, carry)
-    resumed, carried = loader_of(workers=2), carry_of()
-    resumed.load_state_dict(loader.state_dict())
-    carried.load_state_dict(carry.state_dict())
-    rest = [step(gru, batch, carry) for batch in batches]
-    for part in resumed.parts():
-        expected = rest[part.step - 3][:, part.lane]
-        torch.testing.assert_close(step(gru, part, carried), expected, rtol=0, atol=1e-6)
-
-
 def test_gradients_that_go_back_cannot_be_saved():
     carry, gru = carry_of(detach_every=2), gru_of()
     for batch in loader_of():

@@ -139,7 +139,7 @@ def test_samples_are_those_of_ffmpeg(media, name):
 def test_every_start_gives_the_same_bits(media, name, options):
     audio = AudioStream(window=1024, **options)
     expected = items(audio(media(name)))
-    starts = random.Random(name).choices(range(len(expected)), k=6)
+    starts = random.Random(name).choices(range(len(expected)), k=3)
     for start in [*starts, 0, len(expected) - 1, len(expected)]:
         assert same(items(audio(media(name), start=start)), expected[start:]), start
 
@@ -214,23 +214,23 @@ def test_many_channels_without_a_layout(tmp_path):
 # Windows
 
 
-@pytest.mark.parametrize("samples", [0, 1, 99, 100, 101, 150, 1000, 1001, 1059])
 @pytest.mark.parametrize("hop", [None, 1, 30, 99, 101, 250])
 @pytest.mark.parametrize("pad_last", [True, False])
-def test_windows_are_cut_as_by_slicing(tmp_path, samples, hop, pad_last):
-    ramp = np.arange(1, samples + 1, dtype="<i2")
-    path = write_wave(tmp_path / "ramp.wav", ramp)
-    expected, seen = [], 0
-    for start in range(0, samples, hop or 100):
-        part = ramp[start : start + 100]
-        if len(part) < 100 and (not pad_last or start + len(part) <= seen):
-            break  # nothing new
-        seen = start + len(part)
-        expected.append(np.pad(part, (0, 100 - len(part)))[None] / np.float32(32768))
+def test_windows_are_cut_as_by_slicing(tmp_path, hop, pad_last):
     audio = AudioStream(window=100, hop=hop, pad_last=pad_last)
-    for start in {0, 1, len(expected) // 2, len(expected)} & set(range(len(expected) + 1)):
-        assert same(items(audio(path, start=start)), expected[start:])
-    assert audio.length(path) in (len(expected), None if not samples else -1)
+    for samples in (0, 1, 99, 100, 101, 150, 1000, 1001, 1059):
+        ramp = np.arange(1, samples + 1, dtype="<i2")
+        path = write_wave(tmp_path / f"{samples}.wav", ramp)
+        expected, seen = [], 0
+        for start in range(0, samples, hop or 100):
+            part = ramp[start : start + 100]
+            if len(part) < 100 and (not pad_last or start + len(part) <= seen):
+                break  # nothing new
+            seen = start + len(part)
+            expected.append(np.pad(part, (0, 100 - len(part)))[None] / np.float32(32768))
+        for start in {0, 1, len(expected) // 2, len(expected)} & set(range(len(expected) + 1)):
+            assert same(items(audio(path, start=start)), expected[start:])
+        assert audio.length(path) in (len(expected), None if not samples else -1)
 
 
 def test_sections_are_slices(media):
