@@ -112,6 +112,7 @@ def test_segments_start_with_the_value_of_a_recurrent_state_and_give_back_what_i
         cuts = segments.cu_seqlens
         assert (cuts.dtype, cuts[0], cuts[-1]) == (torch.int32, 0, batch.mask.numel())
         assert 0 < cuts.diff().min() <= cuts.diff().max() <= batch.time_steps
+        assert segments.is_padding.equal(batch.flatten_lanes(batch.source)[0, cuts[:-1]] < 0)
         initial = segments.to_segments(carry.before(batch), start)
         outputs, final = varlen(row, segments.cu_seqlens, initial)
         carry.after(batch, segments.to_lanes(final))

@@ -48,9 +48,6 @@ def npy_of(header):
     return b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header
 
 
-# the contract
-
-
 class TestNpy(StreamContract):
     @pytest.fixture(params=["float32", "uint8", "fortran", "big-endian", "flat", "float64 of no rows", "complex"])
     def sources(self, request, tmp_path):
@@ -136,9 +133,6 @@ class TestHdf5SideBySide(StreamContract):
         return ArrayStream(dataset=request.param)
 
 
-# rows
-
-
 def test_rows_are_those_of_the_file(tmp_path):
     npy = saved(tmp_path / "a.npy", FRAMES)
     assert isinstance(ArrayStream()(FRAMES), ReadsInto)
@@ -206,9 +200,6 @@ def test_headers_of_every_version_and_writer(tmp_path):
         assert np.array_equal(rows(tmp_path / "a.npy"), TABLE)
     header = b'{"shape":(20,3),"descr":"<f4","fortran_order":False}\n'
     assert np.array_equal(rows(written(tmp_path / "b.npy", npy_of(header) + TABLE.tobytes())), TABLE)
-
-
-# bad input
 
 
 def written(path, content):

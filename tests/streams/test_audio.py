@@ -122,9 +122,6 @@ def write_wave(path, samples, rate=8000):
     return path
 
 
-# What is read
-
-
 @pytest.mark.parametrize("name", KINDS)
 def test_samples_are_those_of_ffmpeg(media, name):
     expected = reference(media(name))
@@ -211,9 +208,6 @@ def test_many_channels_without_a_layout(tmp_path):
         AudioStream(window=100, channels=1)(path)
 
 
-# Windows
-
-
 @pytest.mark.parametrize("hop", [None, 1, 30, 99, 101, 250])
 @pytest.mark.parametrize("pad_last", [True, False])
 def test_windows_are_cut_as_by_slicing(tmp_path, hop, pad_last):
@@ -258,9 +252,6 @@ def test_files_made_wholly_of_other_audio_streams(tmp_path):
         AudioStream(window=10, stream=2)(path)
 
 
-# Through the loader
-
-
 class TestPlain(StreamContract):
     @pytest.fixture(params=["s16.wav", "one.mp3", "opus.webm"])
     def sources(self, request, media):
@@ -279,9 +270,6 @@ class TestConverted(StreamContract):
     @pytest.fixture
     def open_stream(self):
         return AudioStream(window=1000, hop=400, rate=16000, channels=1)
-
-
-# Bad input
 
 
 def test_files_that_are_no_audio(tmp_path):

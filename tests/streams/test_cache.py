@@ -81,9 +81,6 @@ def join(*processes):
     return [process.exitcode for process in processes]
 
 
-# what is local
-
-
 def test_what_is_no_url_is_a_local_path(tmp_path, monkeypatch):
     urls = "https://host/a.mp4 S3://bucket/a zip://a.npy::http://host/b.zip simplecache::s3://bucket/a"
     assert all(map(is_url, urls.split()))
@@ -97,9 +94,6 @@ def test_what_is_no_url_is_a_local_path(tmp_path, monkeypatch):
         pass
     file.close()  # a second time
     assert not (tmp_path / "never made").exists()
-
-
-# fetching once
 
 
 def test_a_file_is_fetched_once_and_asked_for_as_often_as_wanted(server, cache, asking):
@@ -176,9 +170,6 @@ def test_ctrl_c_in_the_middle_of_a_download_leaves_nothing(server, cache):
     assert stored(cache) == []
 
 
-# connections
-
-
 def test_sixty_files_take_two_requests_each_over_one_connection(server, cache):
     for index in range(60):
         read(cache, server.put(f"{index}.bin", bytes([index])))
@@ -190,9 +181,6 @@ def test_a_forked_process_has_a_connection_of_its_own_and_leaves_its_parents(ser
     assert join(run(fetch, asking, server.put("child", b"child"), b"child")) == [0]
     assert read(asking, server.put("b", b"b")) == b"b"
     assert (server.count("GET"), server.connected) == (3, 2)
-
-
-# files made of others
 
 
 def test_a_file_of_another_version_is_made_anew_and_a_failed_one_is_not_kept(cache):
@@ -216,9 +204,6 @@ def test_part_of_a_file_is_fetched_past_the_cache(server, cache):
     assert (content, size) == (b"x" * 50, 1000)
     assert version == cache.remote(url).ask()[0]
     assert not os.path.exists(cache.directory)
-
-
-# the size limit
 
 
 def test_the_files_not_used_for_longest_make_room(server, cache):
@@ -266,9 +251,6 @@ def test_processes_that_drive_out_each_others_files_read_what_they_asked_for(ser
     read(small, urls[0])
     read(small, server.put("last.bin", b"z"))
     assert sum(path.stat().st_size for path in pathlib.Path(cache.directory).glob("*/*-*")) <= 4000
-
-
-# settings
 
 
 def test_settings_come_from_the_environment(server, tmp_path, monkeypatch):
@@ -320,9 +302,6 @@ def test_a_directory_that_cannot_be_written_is_named(server, tmp_path):
     cache = FileCache(directory=tmp_path / "file" / "cache")
     with pytest.raises(NotADirectoryError, match=r"STREAM_DATALOADER_CACHE .*file/cache"):
         cache.open(server.put("a.bin", b"a"))
-
-
-# servers that fail
 
 
 def test_what_is_not_there_is_said_at_once(server, cache):
@@ -382,9 +361,6 @@ def test_a_server_that_is_silent_is_an_error_in_time(server, cache):
         FileCache(directory=cache.directory, timeout_seconds=0.5).open(url)
 
 
-# packages
-
-
 def test_missing_packages_are_named(server, cache, monkeypatch):
     monkeypatch.setitem(sys.modules, "gcsfs", None)
     with pytest.raises(ImportError, match=r"gs://bucket/a needs a package that is not installed: .*gcsfs"):
@@ -432,9 +408,6 @@ def test_s3_has_one_client_and_two_requests_a_file(server, tmp_path, monkeypatch
     assert read(asking, "s3://clips/0") == b"changed"
     with pytest.raises(FileNotFoundError, match=r"s3://clips/none is not there"):
         cache.open("s3://clips/none")
-
-
-# locks
 
 
 def test_who_waits_for_a_lock_on_a_file_that_is_deleted_notices(tmp_path):

@@ -128,9 +128,6 @@ def items(open_stream, source):
     return helpers.read(open_stream(source))
 
 
-# sections
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_relative_path_may_have_colons(kind, folder, monkeypatch):
     monkeypatch.chdir(folder)
@@ -197,9 +194,6 @@ def test_decoders_have_no_threads_of_their_own(kind, options, folder):
         stream.close()
 
 
-# files that are none
-
-
 @pytest.mark.parametrize("kind", FILES)
 @pytest.mark.parametrize(
     ("name", "error"),
@@ -246,8 +240,6 @@ def test_a_socket_and_a_device(tmp_path):
     refused("audio", "/dev/zero", "/dev/zero is a device; ")
 
 
-# real media
-
 MEDIA = Path(os.environ.get("STREAM_DATALOADER_MEDIA", "/nonexistent"))
 _SOUND = {"window": 4000, "hop": 3000, "channels": 1}
 
@@ -264,9 +256,6 @@ class TestRealMedia(StreamContract):
             return sorted((MEDIA / "audio").iterdir())
         paths = sorted((MEDIA / "video").iterdir())
         return [path if path.stat().st_size < 100_000 else (path, 0, 20) for path in paths]
-
-
-# URLs
 
 
 @pytest.mark.parametrize("kind", FILES)

@@ -303,9 +303,6 @@ def test_a_giant_line_costs_no_memory(tmp_path, options, suffix):
     assert total == megabytes * 1_000_000 + section * (suffix == "txt")
 
 
-# -- bad input ---------------------------------------------------------------------------------------------------
-
-
 def whole(stream):
     """Items before an error, and the error, which comes again."""
     found, out = [], np.zeros(1000, np.int64)

@@ -146,9 +146,6 @@ def test_a_primary_context_that_torch_has_set_up(folder, gpu):
     assert [asked.options for asked in gpu.asked] == [{"primary_ctx": "1"}, {}]
 
 
-# what cannot be had
-
-
 @pytest.mark.parametrize("name", [None, "cpu", torch.device("cpu")])
 def test_the_cpu(folder, gpu, name):
     assert same(read(clip(folder), device=name, device_fallback=True), read(clip(folder)))
@@ -212,9 +209,6 @@ def test_a_later_frame_that_fails_is_the_video_s_fault(folder, gpu):
     vars(gpu).update(fails_at=12, error=INVALID)
     with pytest.raises(ValueError, match=r"mp4: a frame cannot be decoded"):
         read(clip(folder), device="cuda")
-
-
-# falling back
 
 
 def fallen_back(path, item=0, **options):
