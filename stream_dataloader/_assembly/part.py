@@ -157,14 +157,15 @@ def _brief(part: Part) -> Part | tuple[Any, ...]:
     """A part as its few numbers; itself if there is more to it."""
     reader, step, fresh, items, lanes_read, reports, contents, failures, faults, end = part
     in_slot, time_steps, runs, blocks, objects, layouts, ends = contents
-    if not in_slot or blocks or objects or layouts or failures or faults or end:
+    taken, progress, streams = reports
+    if not in_slot or blocks or objects or layouts or failures or faults or end or streams:
         return part
-    brief = reader, step, fresh, items, lanes_read, tuple(reports), time_steps, array("q", runs).tobytes()
+    brief = reader, step, fresh, items, lanes_read, taken, progress, time_steps, array("q", runs).tobytes()
     return (*brief, ends) if ends else brief
 
 
 def _whole(brief: Sequence[Any]) -> Part:
     """The part that `_brief` was given."""
-    reader, step, fresh, items, lanes_read, reports, time_steps, runs, *ends = brief
+    reader, step, fresh, items, lanes_read, taken, progress, time_steps, runs, *ends = brief
     contents = Contents(in_slot=True, time_steps=time_steps, runs=array("q", runs), ends=ends[0] if ends else ())
-    return Part(reader, step, fresh, items, lanes_read, LaneReports(*reports), contents)
+    return Part(reader, step, fresh, items, lanes_read, LaneReports(taken, progress, {}), contents)

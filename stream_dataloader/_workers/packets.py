@@ -128,8 +128,9 @@ class PacketQueue:
 
     def get(self, timeout: float | None = None) -> Any:
         """The next message. Where the queue was built, its `Watch` limits the wait."""
-        begin = time.monotonic()
+        begin = 0.0
         while (message := self._receive()) is _NOTHING:
+            begin = begin or time.monotonic()
             if self._context is not None and self._owner == os.getpid():
                 self._context.wait(self._reader.fileno(), begin)
             elif not _is_ready(self._reader, select.POLLIN, timeout):

@@ -202,9 +202,7 @@ class WorkerFeed:
             self._dismiss()
             raise lateness
         try:
-            if message.error is not None:
-                raise message.error
-            return unpack(message.content)
+            return unpack(message.read())
         except Exception as error:
             # large items are fetched from the worker, which may have died
             if isinstance(error, (OSError, EOFError)) and (died := self._died_soon()):

@@ -31,12 +31,19 @@ from stream_dataloader._workers.mailbox import Mailbox
 from stream_dataloader.dataset import StreamDataset
 from stream_dataloader.errors import ErrorReport, detached
 
+_NUMBER_BYTES = 16  # of a run, with what is reported of its lane
+
 
 class Arrived(NamedTuple):
-    """What a message that has arrived carries, or what unpickling it raised."""
+    """What a message that has arrived carries, or what unpickling it raised. Plain numbers are sent as what arrives."""
 
     content: Any
     error: Exception | None = None
+
+    def read(self) -> Any:
+        if self.error is not None:
+            raise self.error
+        return self.content
 
 
 def _arrive(pickled: bytes) -> Arrived:
@@ -90,14 +97,14 @@ class WorkerParts(IterableDataset[Any]):
             members.append(dataset)
         self.__dict__.update(state | {"_members": members})
 
-    def __iter__(self) -> Iterator[Message]:
+    def __iter__(self) -> Iterator[Message | Arrived]:
         worker = get_worker_info()
         assert worker is not None
         self._mailbox.pids[worker.id] = os.getpid()
         self.sessions += 1
         return self._read(self.sessions, worker.id)
 
-    def _read(self, session: int, worker_id: int) -> Iterator[Message]:
+    def _read(self, session: int, worker_id: int) -> Iterator[Message | Arrived]:
         join(self._threads)  # they may still write to slots that are used again
         if self._mailbox.closed(session):
             return
@@ -152,16 +159,22 @@ class WorkerParts(IterableDataset[Any]):
         self._threads = []
         return read_in_threads(readers, exchange, self._threads, is_over)
 
-    def _most_steps(self, steps: int, parts: list[Part], message: Message) -> int:
+    def _most_steps(self, steps: int, parts: list[Part], message: Message | Arrived) -> int:
         """How many steps a message like this one may carry: as the slots allow, and as its size does."""
         slots = self.slots if any(part.contents.in_slot for part in parts) else None
         in_slots = MOST_STEPS_A_MESSAGE if slots is None else slots.most_steps
-        return min(in_slots, MESSAGE_BYTES * steps // len(message))
+        if isinstance(message, Message):
+            return min(in_slots, MESSAGE_BYTES * steps // len(message))
+        numbers = sum(len(part.contents.runs) for part in parts)
+        return min(in_slots, MESSAGE_BYTES * steps // (_NUMBER_BYTES * numbers + 1))
 
 
-def _message(worker_id: int, parts: list[Part]) -> Message:
+def _message(worker_id: int, parts: list[Part]) -> Message | Arrived:
+    packed = pack(parts)
+    if Part not in map(type, packed):
+        return Arrived(packed)
     try:
-        return Message(pack(parts), _arrive)
+        return Message(packed, _arrive)
     except Exception as error:
         if len(parts) > 1:  # those before the one that cannot be pickled can
             return Message([packed for part in parts for packed in _message(worker_id, [part]).read()], _arrive)
