@@ -18,10 +18,15 @@ def batches(open_stream, sources, workers=0, lanes=3, time_steps=5, **options):
     return list(StreamDataLoader(dataset, workers))
 
 
-@pytest.mark.parametrize("transport", ["shared_memory", "queue"])
-@pytest.mark.parametrize("windows", ["aligned", "packed"])
-@pytest.mark.parametrize("dtype", [torch.int32, torch.bfloat16])
-@pytest.mark.parametrize("mark_ends", [True, False])
+@pytest.mark.parametrize(
+    ("transport", "windows", "dtype", "mark_ends"),
+    [
+        ("shared_memory", "aligned", torch.int32, True),
+        ("shared_memory", "packed", torch.bfloat16, False),
+        ("queue", "aligned", torch.bfloat16, False),
+        ("queue", "packed", torch.int32, True),
+    ],
+)
 def test_what_is_written_is_what_would_be_yielded(transport, windows, dtype, mark_ends):
     assert isinstance(Writing(1), ReadsInto)
     lengths, written = [7, 0, 12, 1, 5, 6, 2], functools.partial(Writing, dtype=dtype)

@@ -117,7 +117,7 @@ class Holding(RuleBasedStateMachine):
         gc.collect()
 
 
-Holding.TestCase.settings = settings(random_cases(40), stateful_step_count=30)
+Holding.TestCase.settings = settings(random_cases(40, 5), stateful_step_count=30)
 TestHolding = Holding.TestCase
 
 
@@ -194,7 +194,7 @@ class Varied:
 
 
 @pytest.mark.parametrize("collate", [True, False])
-@random_cases(60)
+@random_cases(60, 6)
 @given(
     seed=st.integers(0, 1000),
     lengths=st.lists(st.integers(0, 6), min_size=1, max_size=8),
@@ -329,7 +329,7 @@ def test_without_memfd_it_is_posix_shared_memory(monkeypatch):
 
 
 @pytest.mark.parametrize("grown", [True, False])
-def test_without_shared_memory_it_is_the_queue_with_one_warning(monkeypatch, grown):
+def test_without_shared_memory_it_is_the_queue_with_one_warning(monkeypatch, grown, caplog):
     expected = keys(loader_of(workers=0))
     if grown:  # there is some, and not enough: ftruncate fails in the worker that lays out the slots
         no_room = raising(OSError, "no room")
@@ -344,5 +344,6 @@ def test_without_shared_memory_it_is_the_queue_with_one_warning(monkeypatch, gro
             assert [fields[:-1] for fields in keys(loader)] == [fields[:-1] for fields in expected]
     messages = [str(warning.message) for warning in caught]
     assert ["no shared memory" in message for message in messages if "multi-thr" not in message] == [True]
+    assert ["sent through the message queue" in record.getMessage() for record in caplog.records] == [True]
     with pytest.raises(RuntimeError, match=r"no shared memory.*transport"):
         list(loader_of(transport="shared_memory", multiprocessing_context="fork"))

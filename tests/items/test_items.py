@@ -356,7 +356,7 @@ def test_fill_values_are_looked_at_where_a_dataset_is_built():
 @pytest.fixture(scope="module")
 def batch():
     items = [{"x": torch.ones(2), "label": i, "z": 1j} for i in range(3)]
-    return next(iter(StreamDataLoader(StreamDataset([0, 1], lambda _: iter(items), 2, time_steps=2))))
+    return next(iter(StreamDataLoader(StreamDataset([0, 1], lambda _: iter(items), 2, time_steps=2, mark_ends=True))))
 
 
 def dtypes(batch):
@@ -365,7 +365,8 @@ def dtypes(batch):
 
 
 def test_a_batch_can_be_copied(batch):
-    for same in (copy.copy(batch), copy.deepcopy(batch), dataclasses.replace(batch), batch.cpu()):
+    copies = [copy.copy(batch), copy.deepcopy(batch), dataclasses.replace(batch), pickle.loads(pickle.dumps(batch))]
+    for same in [*copies, batch.cpu(), batch.map(torch.clone)]:
         assert batch_key(same) == batch_key(batch)
         assert torch.equal(same.worker_id, batch.worker_id)
         assert same.state_dict() == batch.state_dict()

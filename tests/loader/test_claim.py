@@ -172,7 +172,7 @@ class Gated:
     [
         (0, "factory", None),
         (2, "factory", "fork"),
-        pytest.param(1, "pickle", "spawn", marks=pytest.mark.any_start_method),
+        pytest.param(1, "pickle", "forkserver", marks=pytest.mark.any_start_method),
     ],
 )
 def test_a_thread_that_reads_where_another_is_reading_hears_so(workers, where, method):

@@ -145,23 +145,6 @@ def test_a_broken_stream_raises_at_its_own_step_and_says_where(how, workers, ear
         assert __file__ in "".join(traceback.format_exception(error)), "the original traceback is kept"
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize(
-    ("how", "windows"),
-    [
-        ("raises", [[0, 0], [0, 0], [1, 1], [1, 1], [3, 3], [3, 3]]),  # the next starts in the same window
-        ("midway", [[0, 0], [0, 0], [1, 1], [1, 1], [2, 2], [2, -1], [3, 3], [3, 3]]),  # the rest of it is left
-    ],
-)
-def test_what_a_broken_stream_had_is_read_and_the_rest_is_skipped(how, windows, workers):
-    loader = make_loader(range(4), opener(how), 2, time_steps=2, on_error="skip", lookahead=0, num_workers=workers)
-    with pytest.warns(RuntimeWarning, match="source 2"):
-        batches = list(loader)
-    read = [window for batch in batches for window in batch.source.T.tolist() if window != [-1, -1]]
-    assert sorted(read, key=lambda window: window[0]) == windows
-    assert [(f.source_index, f.position) for f in loader.failures] == [(2, BROKEN[how][2])]
-
-
 def test_a_policy_decides_per_error():
     seen = []
 

@@ -10,7 +10,6 @@ from helpers import PATIENCE
 
 from stream_dataloader import StreamDataLoader, StreamDataset
 from stream_dataloader._reading import opener
-from stream_dataloader._workers import feed
 
 
 def read(number):
@@ -59,14 +58,3 @@ def test_the_first_slow_open_is_a_warning_but_none_in_the_background(caplog, mon
 
     list(StreamDataLoader(StreamDataset([6] * 8, open_slowly, 2, time_steps=2, open_early=True)))
     assert ("INFO", True) in [(level, "in the background" in text) for level, text in told(caplog)]
-
-
-def test_to_fall_back_to_the_queue_is_a_warning(caplog, monkeypatch):
-    def no_memory(*_):
-        raise OSError("no room")
-
-    monkeypatch.setattr(feed, "SlotPool", no_memory)
-    with pytest.warns(RuntimeWarning, match="there is no shared memory"):
-        list(StreamDataLoader(StreamDataset([2, 2], range, 2, time_steps=2), 1))
-    ((level, text),) = told(caplog)
-    assert (level, "sent through the message queue" in text) == ("WARNING", True)

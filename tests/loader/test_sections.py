@@ -163,18 +163,6 @@ def test_random_draws_of_an_item_do_not_depend_on_where_its_source_is_cut():
     assert draws() == draws(sections=None) == draws(sections=sections(Case().lengths, 6, jitter=False))
 
 
-def test_one_draw_holds_for_a_whole_section():
-    flips = {}
-    for batch in StreamDataLoader(Case([60] * 3).dataset()):
-        for lane, t in batch.mask.T.nonzero().tolist():
-            if batch.is_start[t, lane]:
-                flips[lane] = [*flips.get(lane, []), set()]
-            flips[lane][-1].add(int(batch.data[t, lane, 3]))
-    drawn = [flip for of_lane in flips.values() for flip in of_lane]
-    assert {len(flip) for flip in drawn} == {1}
-    assert set.union(*drawn) == {0, 1}
-
-
 @pytest.mark.parametrize("factory", FACTORIES)
 @pytest.mark.parametrize("jitter", [True, False])
 @pytest.mark.parametrize("length", [9, 13])

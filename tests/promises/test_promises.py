@@ -25,14 +25,14 @@ def check_promises(case, batches):
         words.end()
 
 
-@random_cases(5_500)
+@random_cases(5_500, 150)
 @given(cases(max_streams=14, max_length=7, max_lanes=5, modes=MODES, marks=True), st.integers(1, 12))
 def test_batches_in_process_are_those_of_the_serial_model(case, steps):
     steps = steps if case.padding_mode == "cycle" else None
     check_promises(case, check_epoch(StreamDataLoader(case.dataset()), case, steps=steps))
 
 
-@random_cases(1_500, 90)
+@random_cases(1_500, 40)
 @given(cases(modes=MODES, marks=True), ways(), st.integers(1, 4), st.booleans(), st.booleans(), st.booleans())
 @pytest.mark.filterwarnings("ignore:num_workers is", "ignore:prefetch_factor")
 def test_workers_give_the_batches_of_the_serial_model(case, way, prefetch_factor, jitter, keep, deterministic):
@@ -85,7 +85,7 @@ def test_no_item_is_lost_or_doubled_in_many_runs(kept):
     case = Case([1 + i % 3 for i in range(12)], lanes=4, time_steps=1, shuffle=True)
     loader = StreamDataLoader(case.dataset(), 4, persistent_workers=kept)
     everything = {(source, position) for source, length in enumerate(case.lengths) for position in range(length)}
-    for _ in range(times(500, 12)):
+    for _ in range(times(500, 4)):
         read = [cell[:2] for batch in loader for lane in cells(batch) for cell in lane if cell]
         assert len(read) == len(everything)
         assert set(read) == everything

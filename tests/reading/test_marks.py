@@ -1,20 +1,10 @@
 """Streams that say where sequences begin in them; random cases of promises, states and sections have them too."""
 
 import pytest
-from cases import Case, Counting, Marked, is_marked
+from cases import Counting, Marked, is_marked
 
-from stream_dataloader import ItemError, ReadError, StreamDataLoader, StreamDataset, sections
+from stream_dataloader import ItemError, ReadError, StreamDataLoader, StreamDataset
 from stream_dataloader.protocols import MarksStarts
-from stream_dataloader.testing import check_resume
-
-LENGTHS = [9, 0, 4, 1, 14, 6]
-
-
-@pytest.mark.parametrize("windows", ["aligned", "packed"])
-@pytest.mark.parametrize("options", [{}, {"sections": sections(LENGTHS, 4)}])
-def test_starts_are_the_same_after_a_resume_with_other_workers(windows, options):
-    case = Case(LENGTHS, 2, 3, windows, shuffle=True, marks=True)
-    check_resume(lambda workers: StreamDataLoader(case.dataset(**options), workers), epochs=1)
 
 
 class Broken(Marked):

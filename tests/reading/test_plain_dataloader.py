@@ -36,8 +36,10 @@ def check_parts(parts, batches):
         worker = int(part.worker_id[0])
         assert part.step == seen.get(worker, -1) + 1
         seen[worker] = part.step
-        for name in ("data", "mask", "source", "position", "is_start"):
-            assert torch.equal(getattr(part, name), getattr(batches[part.step], name)[:, part.lane])
+        whole = batches[part.step]
+        marks = ["is_last"] if whole.is_last is not None else []
+        for name in ("data", "mask", "source", "position", "is_start", *marks):
+            assert torch.equal(getattr(part, name), getattr(whole, name)[:, part.lane])
         count += int(part.mask.sum())
     assert count == sum(int(batch.mask.sum()) for batch in batches)
 

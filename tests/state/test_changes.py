@@ -47,7 +47,7 @@ def changing(draw, modes=MODES):
     return case, draw(st.integers(1, 8)), replace(case, lanes=lanes, time_steps=draw(st.integers(1, 5)))
 
 
-@random_cases(1000, quick=60)
+@random_cases(1000, quick=20)
 @given(changing(), st.booleans(), ways(), st.integers(0, 4))
 def test_lanes_and_windows_change_as_the_model_says(change, known, way, again):
     case, taken, other = change
@@ -78,7 +78,7 @@ def test_lanes_and_windows_change_as_the_model_says(change, known, way, again):
         assert read(third, MOST - again) == expected[again:]
 
 
-@random_cases(1000, quick=30)
+@random_cases(1000, quick=15)
 @given(changing(("zeros", "data", "drop", "cycle")), st.lists(st.integers(0, 7), max_size=8), st.booleans())
 def test_a_longer_list_joins_behind_what_is_left(change, more, known):
     case, taken, other = change
@@ -162,9 +162,9 @@ ITEMS, MORE = ([(n, i) for n, length in enumerate(case.lengths) for i in range(l
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("lanes", "number"), [(1, 0), (2, 2), (5, 2)])
+@pytest.mark.parametrize(("lanes", "number"), [(1, 0), (2, 0), (5, 2)])
 def test_every_kind_of_dataset_reads_each_item_once(kind, lanes, number):
-    before = StreamDataLoader(of(**KINDS[kind]), 2)
+    before = StreamDataLoader(of(**KINDS[kind]), number)
     head = list(itertools.islice(before, 3))
     state = before.state_dict()
     loader = StreamDataLoader(of(LONGER, **KINDS[kind], batch_size=lanes), number)

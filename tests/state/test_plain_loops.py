@@ -34,9 +34,8 @@ def train(model, dataloader, until):
     return seen
 
 
-@pytest.mark.parametrize("way", ["objects", "one file"])
 @pytest.mark.parametrize("stop", [4, 11])
-@pytest.mark.parametrize(("before", "after"), [(2, 0), (0, 2)])
+@pytest.mark.parametrize(("before", "after", "way"), [(2, 0, "objects"), (0, 2, "one file")])
 @pytest.mark.filterwarnings("ignore:torch.distributed is")
 def test_a_loop_goes_on_bit_for_bit(before, after, stop, way, tmp_path):
     whole = train(**things(0), until=16)

@@ -230,8 +230,7 @@ def test_max_failures_counts_sources_over_epochs_and_resumes(workers):
     assert {failure.source_index for failure in patient.failures} == {1, 2, 4}
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("place", [None, 1], ids=["opening", "reading"])
+@pytest.mark.parametrize(("place", "workers"), [(None, 0), (1, 2)], ids=["opening", "reading"])
 @pytest.mark.parametrize("retry_on", [OSError, (KeyError, ConnectionError)])
 @pytest.mark.parametrize("kind", [ConnectionError, ValueError])
 def test_chosen_exceptions_are_tried_again(kind, retry_on, place, workers, tmp_path, no_backoff):

@@ -87,9 +87,9 @@ READERS = [
 ]
 
 
-@pytest.mark.parametrize("steps", [pytest.param(None, id="whole"), pytest.param(1, id="left early")])
-@pytest.mark.parametrize("keep", [False, True])
-@pytest.mark.parametrize("early", [False, True])
+@pytest.mark.parametrize(
+    ("early", "keep", "steps"), [(False, False, None), (False, True, 1), (True, True, None), (True, False, 1)]
+)
 @pytest.mark.parametrize("options", READERS, ids=str)
 def test_a_stream_is_opened_read_and_closed_once_in_the_one_thread_of_its_lane(options, early, keep, steps, tmp_path):
     log, workers = Logged(tmp_path / "log"), options.get("num_workers", 0)
