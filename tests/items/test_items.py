@@ -4,6 +4,7 @@ import collections
 import copy
 import dataclasses
 import pickle
+import time
 import warnings
 
 import numpy as np
@@ -180,6 +181,16 @@ def test_a_stream_unlike_the_epochs_first_is_an_error_at_its_own_step(workers, w
     with pytest.raises(ItemError) as caught:
         read.extend(iter(loader))
     assert (caught.value.source_index, caught.value.lane, len(read)) == (3, 1, 1)
+
+
+def test_which_worker_was_first_does_not_decide_what_fits():
+    def read(n):
+        time.sleep(0.1 * (n == 0))
+        yield np.zeros(2 + n)
+
+    with pytest.raises(ItemError) as caught:
+        list(StreamDataLoader(StreamDataset([0, 1], read, 2, time_steps=1), 2))
+    assert (caught.value.source_index, caught.value.worker_id) == (1, 1)
 
 
 @pytest.mark.parametrize(("workers", "transport"), WAYS)
@@ -365,8 +376,9 @@ def dtypes(batch):
 
 
 def test_a_batch_can_be_copied(batch):
-    copies = [copy.copy(batch), copy.deepcopy(batch), dataclasses.replace(batch), pickle.loads(pickle.dumps(batch))]
-    for same in [*copies, batch.cpu(), batch.map(torch.clone)]:
+    for same in (batch.map(torch.clone), pickle.loads(pickle.dumps(batch))):
+        assert batch_key(same) == batch_key(batch)
+    for same in (copy.copy(batch), copy.deepcopy(batch), dataclasses.replace(batch), batch.cpu()):
         assert batch_key(same) == batch_key(batch)
         assert torch.equal(same.worker_id, batch.worker_id)
         assert same.state_dict() == batch.state_dict()

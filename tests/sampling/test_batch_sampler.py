@@ -273,20 +273,6 @@ def test_ranks_are_asked_of_torch_distributed(monkeypatch):
     assert plain(late) == expected
 
 
-def test_epochs_follow_each_other_and_can_be_set():
-    options = {"numbers": "lengths", "padding_mode": "zeros", "shuffle": True, "seed": 1}
-    sampler = LaneBatchSampler([9, 1, 8, 2, 7, 3, 1, 1], 2, 2, **options)
-    epochs = [list(sampler) for _ in range(6)]
-    assert len(set(map(len, epochs))) > 1
-    for epoch in (3, 0, 5):
-        sampler.set_epoch(epoch)
-        assert len(sampler) == len(epochs[epoch])
-        assert list(sampler) == epochs[epoch]
-        assert len(sampler) == len(epochs[epoch])  # also when all was fetched, and not all used
-    sampler.set_epoch(1)
-    assert [list(sampler), list(sampler)] == epochs[1:3]
-
-
 def test_another_number_for_a_running_epoch_is_told():
     sampler = LaneBatchSampler([1, 2], 1, numbers="lengths", batches_per_epoch=2)
     first = list(sampler)
