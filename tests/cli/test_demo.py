@@ -106,14 +106,6 @@ def test_folder_is_streamed_and_what_is_broken_reported(tmp_path, run, write_sou
     assert cv2.imread(str(output / "grid.png")).shape == shape
 
 
-def test_last_film_is_not_read_again(tmp_path, monkeypatch, run):
-    monkeypatch.chdir(tmp_path)
-    write_clip(tmp_path / "a.mp4", 3)
-    for _ in range(2):
-        status, told, _ = run("demo", ".", "--workers", "0")
-        assert (status, table(told)["videos"]) == (0, 1)
-
-
 @pytest.mark.parametrize(
     ("arguments", "status", "message"),
     [
@@ -162,8 +154,12 @@ def test_drawing_leaves_the_batch_as_it_is(tmp_path):
     assert len(decode(tmp_path / "film.mp4")) == 4
 
 
-def test_names_that_stdout_cannot_encode(tmp_path, run, monkeypatch):
+def test_the_last_film_is_not_read_again_and_names_need_not_be_ascii(tmp_path, run, monkeypatch):
     write_clip(tmp_path / "good.mp4", 3)
+    monkeypatch.chdir(tmp_path)
+    for _ in range(2):
+        status, told, _ = run("demo", ".", "--workers", "0")
+        assert (status, table(told)["videos"]) == (0, 1)
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), "ascii", write_through=True))
     output = tmp_path / "gr\u00fcn"
     assert run("demo", tmp_path, "--workers", 0, "--size", "80x60", "--output-dir", output)[0] == 0

@@ -135,16 +135,13 @@ def test_pixel_formats(tmp_path):
 
 
 @pytest.mark.parametrize("suffix", [".jpg", ".png", ".bmp", ".webp", ".tif"])
-@pytest.mark.parametrize("part", [0.2, 0.6, 0.99])
-def test_a_truncated_image_is_named(tmp_path, suffix, part):
+def test_a_truncated_image_is_named(tmp_path, suffix):
     noise = np.random.default_rng(0).integers(0, 256, (HEIGHT, WIDTH, 3), np.uint8)
-    write(tmp_path / f"0{suffix}", noise)
     path = write(tmp_path / f"1{suffix}", noise)
-    os.truncate(path, int(path.stat().st_size * part))
-    stream = iter(ImageFolderStream()(tmp_path))
-    next(stream)
-    with pytest.raises(ValueError, match=str(path)):
-        next(stream)
+    for part in (0.99, 0.6, 0.2):
+        os.truncate(path, int(path.stat().st_size * part))
+        with pytest.raises(ValueError, match=str(path)):
+            next(iter(ImageFolderStream()(tmp_path)))
 
 
 def test_jpegs_are_judged_by_their_own_end(tmp_path):
