@@ -74,6 +74,7 @@ WRITTEN = {
     [
         *itertools.product(LOADERS.values(), WRITTEN),
         *itertools.product([beside, lambda: beside(known=False)], ["each step, validated"]),
+        (lambda: loader(seed=None), "an epoch's end"),  # a seed that was drawn is in checkpoints of an epoch's end
     ],
 )
 def test_from_each_checkpoint_that_is_written(tmp_path, make, written):
@@ -238,17 +239,12 @@ class Taking(Model):
 
 
 @kinds_of_loader
-@pytest.mark.parametrize("when", [{"every_n_train_steps": 8}, {}], ids=str)
-def test_where_the_number_of_steps_was_asked_for_before(tmp_path, make, when):
-    assert check_each(make, tmp_path, when=when, model=Asking) >= 2
-
-
-@kinds_of_loader
-def test_where_loaders_are_made_anew_each_epoch(tmp_path, make):
+def test_where_steps_were_counted_before_and_where_loaders_are_made_anew_each_epoch(tmp_path, make):
     class Making(Model):
         def train_dataloader(self):
             return make()
 
+    assert check_each(make, tmp_path / "asked", when={"every_n_train_steps": 8}, model=Asking) >= 2
     assert check_each(lambda: None, tmp_path, when=EACH, model=Making, reload_dataloaders_every_n_epochs=1) >= ALL
 
 
@@ -274,10 +270,6 @@ def test_other_sources_are_an_error_within_an_epoch_and_a_warning_between_two(tm
     with pytest.warns(UserWarning, match="read from its beginning, without the loader's state: .*shuffle"):
         tail = resumed(other, tmp_path, between, max_epochs=2)
     assert [(epoch, step) for epoch, step, _ in tail.trained] == [(1, 0), (1, 1)]
-
-
-def test_a_seed_that_was_drawn_is_in_checkpoints_of_an_epochs_end(tmp_path):
-    assert check_each(lambda: loader(seed=None), tmp_path, when={}) == 3
 
 
 @kinds_of_loader

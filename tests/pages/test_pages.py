@@ -76,29 +76,20 @@ PROGRAMS = [
 
 @pytest.mark.parametrize(("code", "output"), PROGRAMS)
 def test_a_block_prints_what_follows_it(code, output, programs):
+    assert re.search(r"num_workers=[1-9]", code) is None or "__main__" in code, "workers may import it"
     done = programs(code)
     assert (done.returncode, done.stdout) == (0, output), done.stderr
 
 
-@pytest.mark.parametrize(("code", "output"), PROGRAMS)
-def test_a_block_with_workers_can_be_imported_by_them(code, output):
-    assert re.search(r"num_workers=[1-9]", code) is None or "__main__" in code
+def test_every_block_is_of_a_known_kind_and_runs_unless_there_is_a_reason():
+    kinds = {name_of(page): {kind for kind, _, _ in blocks_of(page)} for page in PAGES}
+    assert set().union(*kinds.values()) <= {"python", "py", "text", "sh", "bash"}
+    assert {name for name, found in kinds.items() if "py" in found} == set(CANNOT_RUN)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_every_block_is_of_a_known_kind(page):
-    kinds = {kind for kind, _, _ in blocks_of(page)}
-    assert kinds <= {"python", "py", "text", "sh", "bash"}
-    if "py" in kinds:
-        assert name_of(page) in CANNOT_RUN
-
-
-def test_reasons_are_for_pages_that_need_them():
-    assert {name for name in CANNOT_RUN if "py" in {kind for kind, _, _ in blocks_of(ROOT / name)}} == set(CANNOT_RUN)
-
-
-def test_the_readme_is_short():
+def test_the_readme_is_short_and_pages_are_few():
     assert len((ROOT / "README.md").read_bytes()) <= 7168
+    assert len(PAGES) - 1 <= 36
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
@@ -152,10 +143,6 @@ def test_public_names_are_those_that_are_written_down(tmp_path, programs):
     now, written = ((path / "api.txt").read_text().splitlines() for path in (tmp_path, DOCS / "reference"))
     changes = list(difflib.unified_diff(written, now, "written", "now", n=0, lineterm=""))
     assert changes == [], "is this meant? then run docs/api.py, and see releasing.md for deprecations"
-
-
-def test_there_are_few_pages():
-    assert len(PAGES) - 1 <= 36
 
 
 def test_drawings_are_what_the_loader_does(tmp_path, programs):
