@@ -1,7 +1,7 @@
 """Factories for frequent kinds of sources, to be passed to `StreamDataset` as `open_stream`.
 
-A factory is cheap to build and to send, and passes `testing.StreamContract`. The packages that a kind needs are
-imported when it is first used. Open `images` first: a whole one in one file.
+A factory is cheap to build and to send, and passes `testing.StreamContract`. Open `images` first: a
+whole one in one file.
 """
 
 from __future__ import annotations

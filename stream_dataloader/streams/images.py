@@ -1,6 +1,6 @@
 """Folders of numbered images, each folder read as one video (OpenCV).
 
-Guarantee: images come in the order of their numbers. One that is cut off or damaged is an error that names it.
+Guarantee: images come in the order of their numbers. A damaged one is an error that names it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class ImageFolderStream(PictureOptions):
         color: `"rgb"`, or `"gray"`: one channel.
         dtype: `"uint8"`, 0 to 255, or `"float32"`, 0 to 1.
         fit: `"stretch"`, `"letterbox"` or `"crop"`; see `PictureOptions`.
-        pattern: Which names in a folder are images, with `*`, `?` and `[...]`; None takes those of `SUFFIXES`.
+        pattern: Which names in a folder are images, with `*`, `?` and `[...]`; None: by suffix.
         frame_step: Take every n-th image, from the source's first on.
         gaps: `"allow"`, or `"raise"`: a missing number in the images' names is an error.
         on_corrupt: `"raise"`, or `"keep"`: the image before one that cannot be decoded takes its place.
@@ -83,7 +83,7 @@ class ImageFolderStream(PictureOptions):
         """Open one source, from item `start` on, counted from its own first.
 
         Raises:
-            ValueError: There are no images, or fewer than asked for; with `gaps="raise"`, one is missing.
+            ValueError: There are fewer images than asked for; with `gaps="raise"`, one is missing.
             OSError: The folder does not exist, is a file, or cannot be read.
         """
         import_opencv("ImageFolderStream")
@@ -117,7 +117,7 @@ class ImageFolderStream(PictureOptions):
         raise AssertionError(f"position {position}")
 
     def length(self, source: Any) -> int:
-        """The number of items, by listing the folder; raises what opening the source would."""
+        """The number of items, by listing the folder."""
         return len(self._paths(source))
 
     def _paths(self, source: Any) -> list[str]:

@@ -23,7 +23,7 @@ HandleT = TypeVar("HandleT")
 
 
 class Handles(Generic[KeyT, HandleT]):
-    """Opens files by `open_`; `most_idle` that nobody reads stay open. Sent elsewhere, none are."""
+    """Opens files by `open_`; `most_idle` that nobody reads stay open."""
 
     def __init__(self, open_: Callable[[KeyT], HandleT], most_idle: int = 16) -> None:
         self._open = open_

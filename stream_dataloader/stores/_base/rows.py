@@ -94,7 +94,7 @@ def check_lengths(name: str, lengths: Mapping[str, int]) -> int:
 
 
 class RowSteps:
-    """Rows `[first, first + steps)` of a table a leaf, see `Steps`; `known` is held while they are read."""
+    """Rows of a table a leaf, see `Steps`; `known` is held while they are read."""
 
     def __init__(
         self,
@@ -204,7 +204,7 @@ class Pictures:
         if out is None:
             out = own
         elif (own.dtype, own.shape) != (out.dtype, out.shape):
-            what = f"{name} is an image of {own.dtype} {own.shape}, and those before are {out.dtype} {out.shape}"
+            what = f"{name} is {own.dtype} {own.shape}, and images before are {out.dtype} {out.shape}"
             raise StoreError(f"{what}; give size=(height, width) to rescale all")
         converter.write(image, out)
         return out

@@ -63,14 +63,14 @@ def pack(
         format: `"memmap"`, `"mds"` or `"lmdb"`.
         transform: Applied to each time step, in the worker.
         num_workers: Processes that read and write; 0: this one does.
-        on_error: What to do about a stream that cannot be read, does not fit, or kills its workers:
-            `"raise"`; `"skip"`: the store goes without it; or a function of the `StreamError`
-            that returns one of the two. After an interrupt skipped streams are tried again.
+        on_error: What to do about a stream that cannot be read or kept, or kills its workers:
+            `"raise"`; `"skip"`; or a function of the `StreamError` that returns one of these.
+            After an interrupt skipped streams are tried again.
         progress: True shows a bar, None does on a terminal. Or a function of how many streams
             are done, and how many there are.
         verify: Compare the whole store with its checksums.
         metadata: Of the whole store, as JSON can hold it, if the format keeps any.
-        keys: The streams' names, or a function of a source; None: as in their store, or the source as text.
+        keys: The streams' names, or a function of a source; None: of their store, or the source.
         stream_metadata: What is known of each stream, for JSON, or a function of a source.
         seed: Of the generators of `get_stream_info()`, whose epoch is 0; None: the dataset's, or 0.
         multiprocessing_context: How workers are started, as for `StreamDataLoader`.

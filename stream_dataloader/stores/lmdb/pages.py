@@ -72,7 +72,7 @@ def read_tree(content: NDArray[np.uint8], path: str, name: str | None = None) ->
                 raise StoreError(f"{path} has no database {name!r}; it has {shorten(names)}")
             flags, depth, *_, count, root = _DATABASE.unpack(content[slice(*found[names.index(key), 2:])].data)
             if flags:
-                raise StoreError(f"{path}: the database {name!r} has several values a key, or keys that are numbers")
+                raise StoreError(f"{path}: the database {name!r} has several values a key, or numbers as keys")
         found, crc = _walk(pages, depth, root, count, crc, _BIG)
         first, stop = found[:, 0], found[:, 1]  # of keys; those such as `__len__` tell of the others
         around = content[np.stack([first, first + 1, stop - 2, stop - 1])]

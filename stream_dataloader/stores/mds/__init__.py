@@ -1,4 +1,4 @@
-"""MDS, the format of mosaicml-streaming: shards of samples, read and written without that package.
+"""MDS, the format of mosaicml-streaming, without that package.
 
 Open `index` first, which says what is in a dataset.
 """

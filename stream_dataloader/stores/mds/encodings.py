@@ -66,11 +66,11 @@ _MODE_OF_ARRAY = {
 
 
 class Encoding(ABC):
-    """One way to write a value as bytes. What does not fit raises a ValueError, or a TypeError.
+    """One way to write a value as bytes.
 
     Attributes:
         size: How many bytes each value has; None if that differs.
-        is_sequence: A value has rows or elements, which can be the time steps of a stream.
+        is_sequence: A value has rows or elements, which can be time steps.
     """
 
     size: int | None = None
@@ -84,14 +84,14 @@ class Encoding(ABC):
         """The value that some bytes are, as a copy."""
 
     def split(self, data: memoryview) -> tuple[Encoding, NDArray[np.int64]]:
-        """The encoding of a sequence's elements, and where these begin and end, `(2, elements)`."""
+        """The elements' encoding, and where they begin and end, `(2, elements)`."""
         return self, np.array([[0], [len(data)]])
 
 
 class ArrayEncoding(Encoding):
-    """Arrays, and numbers, whose shape is `()`; a dtype or a shape of None is before the values.
+    """Arrays, and numbers of shape `()`; a dtype or a shape of None is before the values.
 
-    Numbers are delivered as `kind`, and all as the dtype `delivered`, unless that is None.
+    Numbers are delivered as `kind`, all as the dtype `delivered`, unless that is None.
     """
 
     def __init__(self, dtype: Any, shape: tuple[int, ...] | None, kind: Callable[[Any], Any] | None = None) -> None:
@@ -144,10 +144,10 @@ class ArrayEncoding(Encoding):
         name = array.dtype.name
         names = list(_BYTE_OF_DTYPE) if self.dtype is None else [self.dtype.name]
         if name not in names:
-            raise ValueError(f"an array of {array.dtype} where {', '.join(names)} is to be written")
+            raise ValueError(f"an array of {array.dtype} where {', '.join(names)} should be")
         if not array.ndim or not array.size or self.shape not in (None, array.shape):
             wanted = self.shape or "one with at least one number"
-            raise ValueError(f"an array of shape {array.shape} where {wanted} is to be written")
+            raise ValueError(f"an array of shape {array.shape} where {wanted} should be")
         head = b"" if self.dtype is not None else bytes([_BYTE_OF_DTYPE[name]])
         if self.shape is None:
             kind = next(k for k in range(4) if max(array.shape) < 1 << (8 << k))
@@ -158,7 +158,7 @@ class ArrayEncoding(Encoding):
         assert self.dtype is not None
         is_float = self.dtype.kind == "f"
         if array.ndim or array.dtype.kind not in ("biuf" if is_float else "biu"):
-            raise TypeError(f"{shorten(value)} where a number of {self.dtype.name} is to be written")
+            raise TypeError(f"{shorten(value)} where a number of {self.dtype.name} should be")
         found = array.astype(self.dtype)
         if not is_float and int(found) != int(array):
             raise ValueError(f"{shorten(value)}, which {self.dtype.name} cannot hold")
@@ -175,7 +175,7 @@ class _PlainEncoding(Encoding):
 
     def encode(self, value: Any) -> bytes:
         if self._accepted and (not isinstance(value, self._accepted) or isinstance(value, (bool, np.bool_))):
-            raise TypeError(f"a {type(value).__name__} where a {self._accepted[0].__name__} is to be written")
+            raise TypeError(f"a {type(value).__name__} where a {self._accepted[0].__name__} should be")
         return self._encode(value)
 
     def decode(self, data: memoryview) -> Any:
@@ -227,7 +227,7 @@ class PictureEncoding(Encoding):
         kind = (array.dtype.newbyteorder("<").str, array.shape[2] if array.ndim == 3 else 0)
         of_pillow = self._kind == "pil" and hasattr(value, "mode")
         if not of_pillow and (array.ndim not in (2, 3) or kind not in _MODE_OF_ARRAY or not array.size):
-            raise ValueError(f"a {array.dtype} {array.shape} where a picture (H, W), (H, W, 3 or 4) is to be written")
+            raise ValueError(f"a {array.dtype} {array.shape} where a picture (H, W[, 3 or 4]) should be")
         if self._kind == "pil":
             mode, rows = (value.mode, value) if of_pillow else (_MODE_OF_ARRAY[kind], array.astype(kind[0]))
             head = np.array([array.shape[1], array.shape[0], len(mode)], "<u4").tobytes()
@@ -278,7 +278,7 @@ class _ListEncoding(Encoding):
 
     def encode(self, value: Sequence[Any]) -> bytes:
         if not isinstance(value, (list, tuple)):
-            raise TypeError(f"a {type(value).__name__} where a list is to be written")
+            raise TypeError(f"a {type(value).__name__} where a list should be")
         parts = [bytes(one) if isinstance(one, (bytes, bytearray)) else self._element.encode(one) for one in value]
         sizes = np.array([len(part) for part in parts], "<u4").tobytes()
         return b"".join([bytes(self._head), len(parts).to_bytes(4, "little"), sizes, *parts])

@@ -1,4 +1,4 @@
-"""index.json, the shards and columns of an MDS dataset; and tables, which say what its streams are.
+"""index.json of an MDS dataset, and tables, which say what its streams are.
 
 Source: `streaming/base/format/base/reader.py` and `mds/reader.py` of mosaicml-streaming 0.13. ::
 
@@ -17,7 +17,7 @@ A table lies beside the shards of a packed store, or in the cache. Numbers are i
 
     "SDMDST1", line feed
     streams, keys, notes, check       how many, bytes of keys and of notes, CRC-32 of the rest
-    start                             of each stream: its first sample, counted over all shards
+    start                             of each stream: its first sample
     steps                             how many time steps
     key_stop, note_stop               where its key ends, and its metadata
     keys, notes                       UTF-8 and JSON, end to end
@@ -110,7 +110,7 @@ def read_index(path: str, name: str) -> DatasetIndex:
     content = read_json(path, dict, name)
     with damage_named(name):
         if content["version"] != 2 or not isinstance(content["shards"], list):
-            raise StoreError(f"{name} is of version {shorten(content['version'])}, and version 2 is read")
+            raise StoreError(f"{name} is of version {shorten(content['version'])}, not 2")
         note, digest = content.get(_NOTE, {}), _digest(content)
         renamed = any(isinstance(value, dict) and "check" in value for key, value in content.items() if key != _NOTE)
         if renamed or note.get("check", None if note else digest) != digest:
@@ -140,7 +140,7 @@ def _check_counts(*counts: Any) -> None:
 
 def _shard(found: Any, where: str) -> ShardEntry:
     if (found["version"], found["format"]) != (2, "mds"):
-        raise ValueError(f"it is of format {shorten(found['format'])}, version {shorten(found['version'])}")
+        raise ValueError(f"it is {shorten(found['format'])}, version {shorten(found['version'])}")
     samples, compression, raw, zipped = found["samples"], found["compression"], _file(found["raw_data"], where), None
     _check_counts(samples, raw.bytes - 8 - 4 * samples)
     if compression is not None:

@@ -1,4 +1,4 @@
-"""The shards of an MDS dataset: fetched and unpacked once by all processes, mapped, and read.
+"""The shards of an MDS dataset: fetched and unpacked once, mapped, and read.
 
 Source: `streaming/base/format/mds/reader.py` and `writer.py` of mosaicml-streaming 0.13. ::
 
@@ -38,7 +38,7 @@ from stream_dataloader.streams.cache.file_cache import FileCache, LocalFile, is_
 
 __all__ = ["Column", "MdsShards", "Rows", "Shard"]
 
-#: So many shards stay open that no stream reads; none of the cache, which makes room.
+#: So many shards stay open that no stream reads; none of the cache.
 _KEPT = 8
 
 #: So many samples of a shard are looked at together.
@@ -115,7 +115,7 @@ class Rows:
         found = zip(self.columns, split, strict=True)
         lengths = {column.name: bounds.shape[1] for column, (_, bounds) in found if column.encoding.is_sequence}
         if len(set(lengths.values())) != 1:
-            raise StoreError(f"arrays and lists of a sample have one length to be a stream, and not {lengths}")
+            raise StoreError(f"a sample's arrays and lists differ in length: {lengths}")
         steps, columns = next(iter(lengths.values())), []
         places = np.empty((2, steps, len(split)), np.int64)
         for place, (column, (element, bounds)) in enumerate(zip(self.columns, split, strict=True)):

@@ -105,11 +105,11 @@ class MdsIndex:
         return structure, [self._column(name) for name in names]
 
     def _rows_of_samples(self) -> NDArray[np.int64] | None:
-        """How many time steps each sample has; None if all would have to be fetched."""
+        """How many time steps each sample has; None if remote."""
         column = next((column for column in self.columns if column.encoding.is_sequence), None)
         if column is None:
             names = [column.name for column in self.columns]
-            raise StoreError(f"{self._name}: no column of {names} is an array or a list, for time steps")
+            raise StoreError(f"{self._name}: no column of {names} is an array or a list")
         if shape := getattr(column.encoding, "shape", None):
             return np.full(len(self.starts), shape[0], np.int64)
         if is_url(self._folder):
@@ -138,7 +138,7 @@ class MdsIndex:
         column, total = self._column(self._key), self.firsts[-1]
         kind = self.found.encodings[column.place]
         if kind not in _KEYS and not (kind.lstrip("u").startswith("int") and column.encoding.size):
-            raise StoreError(f"{self._name}: {column.name!r} is {kind!r}, and text or integers name streams")
+            raise StoreError(f"{self._name}: {column.name!r} is {kind!r}, and names no streams")
 
         def write_runs(path: str) -> None:
             starts: dict[str, int] = {}

@@ -30,7 +30,7 @@ _MOST_SHARD_BYTES = (1 << 32) - 1  # places in it are uint32
 
 
 class ShardWriter:
-    """Writes samples as shards, called `name` and a number; `entries` are for the index."""
+    """Writes samples as shards; `entries` are for the index."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class ShardWriter:
             if encoding.size is None:
                 sizes.append(len(part))
             elif len(part) != encoding.size:
-                raise ValueError(f"column {name!r}, encoding {kind!r}: {len(part)} bytes instead of {encoding.size}")
+                raise ValueError(f"column {name!r}, encoding {kind!r}: {len(part)} bytes of {encoding.size}")
             parts.append(part)
         return np.array(sizes, "<u4").tobytes() + b"".join(parts)
 
@@ -116,7 +116,7 @@ class ShardWriter:
         head = 8 + 4 * len(samples) + len(self._config_bytes)
         offsets = head + np.cumsum([0, *map(len, samples)])
         if offsets[-1] > _MOST_SHARD_BYTES:
-            raise ValueError(f"a sample has {self._size:,} bytes, and a shard has {_MOST_SHARD_BYTES:,} at most")
+            raise ValueError(f"a sample has {self._size:,} bytes of {_MOST_SHARD_BYTES:,} at most")
         number = len(samples).to_bytes(4, "little")
         data = b"".join([number, offsets.astype("<u4").tobytes(), self._config_bytes, *samples])
         name = f"{self._name}.{len(self.entries):05}.mds"

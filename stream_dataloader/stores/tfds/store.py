@@ -35,8 +35,8 @@ _INFO, _FEATURES = "dataset_info.json", "features.json"
 class TfdsStore(Store):
     """A dataset in ArrayRecord files (`file_format="array_record"`), such as RLDS episodes.
 
-    A stream is the steps in a nested feature, each a dict as `builder.as_data_source` gives it.
-    Text features are `str`, other strings `bytes`. `lengths` is None.
+    A stream is the steps in a nested feature, as `as_data_source` gives them: text features
+    are `str`, other strings `bytes`. `lengths` is None.
 
     Args:
         path: The builder's directory: `.../name/version`, or `.../name/config/version`.
@@ -171,7 +171,7 @@ class _EpisodeReader:
         names = sorted(features.keys()) if hasattr(features, "keys") else []
         nested = [name for name in names if hasattr(features[name], "feature")]
         if steps not in nested:
-            raise StoreError(f"{path} has no feature {steps!r} of several steps; give stream= one of {nested}")
+            raise StoreError(f"{path} has no feature {steps!r} of steps; give stream= one of {nested}")
         there = dict(_leaves(features[steps].feature))
         is_value = list(there) == [""] and not columns  # a step is one value
         self._selection = Selection("", [""]) if is_value else selected(columns, list(there), f"{path}, {steps}")

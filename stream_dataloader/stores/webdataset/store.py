@@ -41,7 +41,7 @@ class WebDatasetStore(Store):
     A sample's key is the name up to the first dot behind the last slash, its columns are what
     follows. Items are dicts, decoded as `stream_dataloader.stores.webdataset.samples` says.
 
-    A stream may go on in the next tar. Tars are fetched from servers at the first opening.
+    A stream may go on in the next tar. Opening fetches tars from servers.
 
     Args:
         path: A folder of tars, a tar, or a pattern of paths or URLs, `"train-{000..015}.tar"`.

@@ -47,7 +47,7 @@ _SILENCE_SAMPLES = 65536
 
 
 class AudioDecoder:
-    """Decodes one audio stream to float32 pieces, of the rate and the layout of channels of its first frame."""
+    """Decodes one audio stream to float32 pieces, as its first frame is."""
 
     def __init__(self, path: Any, stream: int, on_corrupt: OnCorrupt) -> None:
         self._path = path

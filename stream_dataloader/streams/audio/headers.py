@@ -79,7 +79,7 @@ def declared_samples(path: str, container: Any, stream: Any) -> int | None:
 def check_audio_not_cut(
     path: str, container: Any, stream: Any, clock: FrameClock | None = None, decoded_seconds: float = 0.0
 ) -> None:
-    """Check that audio is as long as its file says; `clock` is None if the end was not reached."""
+    """Check that audio is as long as its file says."""
     check_not_cut(path)
     name = container.format.name
     if name == "ogg" and (last := _ogg_end(path)) is not None and last > (size := os.path.getsize(path)):
@@ -103,7 +103,7 @@ def check_audio_not_cut(
 
 
 def _end_seconds(container: Any, stream: Any) -> float | None:
-    """When the audio ends by the file's metadata; files count from 0 or from the first sample."""
+    """When the audio ends by the file's metadata."""
     name = container.format.name
     if name == "ogg" and stream.duration:
         return float(stream.duration * stream.time_base)

@@ -1,7 +1,7 @@
 """Changes the rate and the number of channels of samples, with the same bits wherever reading begins.
 
-Guarantee: output j depends only on the inputs around j * p / q, the ratio of the rates: not on where the input begins,
-if that is a multiple of p (`restart`) and early enough to fill the filter::
+Guarantee: output j depends only on the inputs around j * p / q, the ratio of the rates, if the
+input begins at a multiple of p (`restart`), early enough to fill the filter::
 
     inputs, p = 3      |  .  .  |  .  .  |  .  .  |        to start at any | gives
     outputs, q = 2     0    1   0    1   0    1   0        the same outputs
@@ -62,7 +62,7 @@ def as_float(frame: Any) -> Samples:
 
 
 def layout_name(count: int, name: str = "") -> str:
-    """FFmpeg's name for a layout; the usual one for so many channels if the file has none."""
+    """FFmpeg's name for a layout, or for so many channels."""
     if name in ("", f"{count} channels"):
         return _LAYOUTS[count] if count < len(_LAYOUTS) else f"{count} channels"
     return name
@@ -74,7 +74,7 @@ def output_length(count: int, ratio: Fraction) -> int:
 
 
 def restart(start: int, ratio: Fraction) -> tuple[int, int]:
-    """The first input needed for the outputs from `start` on, and how many outputs to skip then."""
+    """The first input for the outputs from `start` on, and how many to skip then."""
     if ratio == 1:
         return start, 0
     outputs, inputs = ratio.numerator, ratio.denominator
@@ -88,7 +88,7 @@ def _filling(ratio: Fraction) -> int:
 
 
 class Converter:
-    """Resamples and mixes consecutive pieces, as FFmpeg does; a single channel is copied. Arguments are from and to."""
+    """Resamples and mixes consecutive pieces, as FFmpeg does; a single channel is copied."""
 
     def __init__(self, rates: tuple[int, int], layouts: tuple[str, str], channels: tuple[int, int]) -> None:
         self._rate, self._layout, self._channels = rates[0], layouts[0], channels[0]

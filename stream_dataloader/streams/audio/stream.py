@@ -111,7 +111,7 @@ class AudioStream:
             return _Windows(self, section._replace(path=local.path), start, local)
 
     def length(self, source: Any) -> int | None:
-        """The number of items, by a header that counts samples or the source's ends, else None."""
+        """The number of items, if a header or the source tells it."""
         section = section_of(source)
         if self.on_corrupt != "raise":
             return None
@@ -217,7 +217,7 @@ class _Windows:
 
 
 class SampleReader:
-    """Reads one audio stream; what was read and not dropped yet are `samples`, `(channels, n)`.
+    """Reads one audio stream; `samples`, `(channels, n)`, were read and not dropped yet.
 
     The first sample wanted is `offset` behind `start`, a number at the output rate, or seconds as a float.
     """

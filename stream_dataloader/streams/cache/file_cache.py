@@ -5,7 +5,7 @@ Guarantees:
 - One process fetches a file, and the others wait. If it is killed, another takes over.
 - A file gets its name after its last byte, and is not deleted while a `LocalFile` is open.
 - A file that changed on its server is fetched again. The old one stays while it is read.
-- Kept tables that are damaged are as if they were not there. Not to be able to keep any is no error.
+- Kept tables that are damaged are as if they were not there.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ class FileCache:
         if self.size_limit_bytes is not None or not (given := os.environ.get(_LIMIT)):
             return self.size_limit_bytes
         if not given.isdigit() or not int(given):
-            raise ValueError(f"the environment variable {_LIMIT} is {given!r}; give a number of bytes from 1 on")
+            raise ValueError(f"{_LIMIT} is {given!r}; give a number of bytes from 1 on")
         return int(given)
 
     def _make_room(self, url: str, size: int, entry: CacheEntry) -> None:

@@ -67,7 +67,7 @@ class RemoteFile:
             self._file_system, self._path = url_to_fs(url, **options)
         except ImportError as error:
             remedy = "pip install 'stream-dataloader[fsspec]'; s3:// needs s3fs, gs:// gcsfs, abfs:// adlfs"
-            raise ImportError(f"reading {url} needs a package that is not installed: {error} ({remedy})") from error
+            raise ImportError(f"{url} needs a package that is not installed: {error} ({remedy})") from error
         except Exception as error:
             if (known := final_error(url, error)) is None:
                 raise UnreachableError(f"{url} could not be opened: {text_of(error)}") from error

@@ -6,7 +6,7 @@
         ^            |         full: "latest" drops its oldest frame and counts it, "all" has the camera wait
         +-- wait <---+ an end or an error: 0.5 s, 1 s, 2 s, ... until a frame comes; too often in a row: the error
 
-Guarantee: a reader is behind by no more than the queue, and waits no longer than `timeout_seconds`.
+Guarantee: a reader is behind by the queue at most, and waits `timeout_seconds` at most.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Frame:
 
 
 class LiveReader:
-    """Reads a camera, by frames of `connect(options)`, from now on; the first connection must succeed."""
+    """Reads a camera, by frames of `connect(options)`; the first connection must succeed."""
 
     def __init__(self, name: str, connect: Callable[[Any], Generator[Frame | None, None, None]], options: Any) -> None:
         self._name = name
@@ -213,7 +213,7 @@ def av_frames(address: str, options: Any) -> Generator[Frame | None, None, None]
 
 
 def opencv_frames(address: int | str, options: Any) -> Generator[Frame | None, None, None]:
-    """As `av_frames`, by OpenCV, with a device's own waits (OPENCV_VIDEOIO_V4L_SELECT_TIMEOUT)."""
+    """As `av_frames`, by OpenCV, with a device's own waits."""
     import cv2
 
     limit, wanted = options.timeout_seconds, []

@@ -46,8 +46,8 @@ class CameraStream(PictureOptions):
     - `frame`: `(3, H, W)` uint8, or as the options say
     - `time_seconds`: float64, when the frame came in, by `time.time`
     - `pts_seconds`: float64, the stream's own time stamp; NaN if it has none (MJPEG, OpenCV)
-    - `dropped`: int64, frames that were dropped since the item before, as the reader was too slow
-    - `lost`: int64, frames that did not come in (by gaps in the time stamps) or could not be decoded
+    - `dropped`: int64, frames dropped since the item before, as the reader was too slow
+    - `lost`: int64, frames that did not come in, by gaps in the time stamps, or were damaged
     - `connection`: int64, how often the camera was connected again
 
     Attributes:
@@ -62,11 +62,11 @@ class CameraStream(PictureOptions):
         keep: If frames come in too fast, `"latest"` drops the oldest, and `"all"` has the sender
             wait, if it can (TCP).
         buffer_frames: How many decoded frames may wait to be read.
-        on_corrupt: Whether a damaged frame is delivered (`"keep"`) or counts as `lost` (`"drop"`); PyAV only.
+        on_corrupt: `"keep"` delivers damaged frames, `"drop"` counts them as `lost`; PyAV only.
         timeout_seconds: The longest wait for a connection, and for a frame, before a camera is lost.
         reconnect_tries: How often in a row a lost camera is reconnected; None has no limit.
         reconnect_seconds: The first and the longest wait before that; each is twice the one before.
-        options: FFmpeg's options, such as `{"rtsp_transport": "udp"}` (tcp is the default); PyAV only.
+        options: FFmpeg's, such as `{"rtsp_transport": "udp"}` (tcp by default); PyAV only.
 
     Raises:
         ImportError: The backend is OpenCV, and it is not installed.
@@ -105,7 +105,7 @@ class CameraStream(PictureOptions):
         """Connect to one camera, and wait for its first frame.
 
         Raises:
-            OSError: There is no such device; the camera cannot be reached, or no frame came in time.
+            OSError: The camera cannot be reached, or no frame came in time.
             ValueError: The source is a file.
             TypeError: The source is no index and no address.
         """
@@ -136,7 +136,7 @@ class _Live(PictureItems):
 
 
 def _address(source: Any) -> tuple[int | str, str, bool]:
-    """A camera's index, device or URL; its name without a password; and whether it is a URL."""
+    """A camera's index, device or URL; its name without a password; whether it is a URL."""
     if isinstance(source, (int, np.integer)) and not isinstance(source, bool):
         if source < 0:
             raise ValueError(f"a camera's index is 0 or more, and this is {source}")

@@ -1,6 +1,6 @@
 """The bytes of a text. What is compressed, or not UTF-8, is read forward only.
 
-Guarantee: fewer bytes than asked for are returned only at the end, or before an error, which `check` raises.
+Guarantee: fewer bytes than asked for come at the end, or before an error, which `check` raises.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ def open_text(path: Any, cache: FileCache | None = None) -> TextBytes:
 
 
 def _decoder(name: str) -> Callable[[], Any]:
-    """Makes what decodes one frame of a file, with `decompress`, `eof` and `unused_data`."""
+    """Makes what decodes one frame of a file."""
     if _suffix(name) == ".gz":
         return functools.partial(zlib.decompressobj, 16 + zlib.MAX_WBITS)
     if sys.version_info >= (3, 14):

@@ -31,7 +31,7 @@ def check_tokenizer(tokenizer: Any) -> None:
 
 
 def is_thread_safe(tokenizer: Any) -> bool:
-    """Whether several threads may use it: a tokenizer of the package `tokenizers`, or its file."""
+    """Whether several threads may use it."""
     return isinstance(tokenizer, (str, os.PathLike)) or hasattr(tokenizer, "no_truncation")
 
 
@@ -77,7 +77,7 @@ def tokens_of(tokenize: Callable[[str], Any], dtype: np.dtype[Any], text: str) -
 
 
 def character_table(vocabulary: Any, unknown: int | None, dtype: np.dtype[Any]) -> tuple[Codes | None, str]:
-    """The number of each code point, or None for that itself; and what is wrong with those that have -1.
+    """The number of each code point, or None for that itself; and what is wrong with those of -1.
 
     The last number is that of all larger code points.
     """

@@ -1,7 +1,7 @@
 r"""A text's units as items: its bytes, its characters, or the tokens of its pieces.
 
-Blocks end where a character begins; "\r\n" is one if newlines are universal. Pieces, of which tokens are made, must be
-the same wherever reading begins::
+Blocks end where a character begins; "\r\n" is one if newlines are universal. Pieces, of which
+tokens are made, must be the same wherever reading begins::
 
     blocks of the file     |            |            |            |            |
     "ab..\ncd..\n" lines   ^   ^    ^     ^                   ^        ^            a piece begins with each line
@@ -50,7 +50,7 @@ class TextReader:
         self._error: Exception | None = None
 
     def begin_at(self, start: int) -> None:
-        """Leave out the first items, before any is read; an error if there are not as many."""
+        """Leave out the first items, before any is read."""
         self._units = self._read_units(start)
         if start:
             self._rows = next(self._units, NOTHING)

@@ -59,8 +59,7 @@ class TextStream:
             tokens, truncation and padding; or a function of a text that returns a list of ints.
         encoding: How text is encoded. Only UTF-8 has sections. A byte order mark is left out.
         errors: What to do about bytes that are no text: "raise", or "replace" them with U+FFFD.
-        newlines: "universal" reads "\r\n" and "\r" as "\n"; "keep" reads them as they are. None: "keep" for bytes,
-            otherwise "universal".
+        newlines: "universal" reads "\r\n" and "\r" as "\n"; "keep" does not. None: "keep" for bytes alone.
         vocabulary: The numbers of characters: a mapping, or a string of them in order.
         unknown: The number of characters that are not in the vocabulary; None is an error.
         targets: Items are `{"input": unit, "target": next unit}`, one fewer than there are units.
@@ -155,7 +154,7 @@ class TextStream:
         return reader
 
     def length(self, source: Any) -> int | None:
-        """The number of items of a source, None if unknown until read; raises as opening does."""
+        """The number of items of a source, None if unknown until read."""
         if self.of == "files" and is_compressed(section_of(source).path):
             return None
         file, first, stop = self._open(source)
@@ -163,7 +162,7 @@ class TextStream:
             return None if self.units == "tokens" else TextReader(self, file, first, stop).length()
 
     def _open(self, source: Any) -> tuple[TextBytes, int, int | None]:
-        """The text's bytes, and the section `[start, stop)` of them that the source names."""
+        """The text's bytes, and the section of them that the source names."""
         if self.of == "strings":
             if not isinstance(source, str):
                 raise TypeError(f"the source is a {type(source).__name__}; of='strings' takes strings")

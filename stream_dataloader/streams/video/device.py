@@ -1,7 +1,7 @@
 """Videos that a GPU's own decoder (NVIDIA's NVDEC) decodes, by way of PyAV.
 
-Guarantee: each frame was decoded by the device, where FFmpeg would silently use the CPU. Frames come down to host
-memory, semi-planar, and go the same way as the CPU's from there on.
+Guarantee: each frame was decoded by the device, where FFmpeg would silently use the CPU. Frames
+come down to host memory, semi-planar, and go the same way as the CPU's.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class DeviceDecoder:
             raise self._refused(f"its first frame cannot be decoded{problem}: {reasons}") from error
 
     def frame(self, frame: Any, context: Any) -> Any:
-        """A frame as the CPU's decoder would give it; an error if the device did not decode it."""
+        """A frame as the CPU's decoder would give it, if the device decoded it."""
         if context.pix_fmt != "cuda":
             raise self._refused("FFmpeg decoded it by the CPU")
         size = frame.width, frame.height

@@ -1,6 +1,6 @@
-"""When each frame of a video is shown: found by reading its packets, and kept until the file changes.
+"""When each frame of a video is shown: read from its packets, and kept.
 
-Guarantee: the n-th entry is the time stamp of the n-th frame that a decoder yields from an intact file.
+Guarantee: the n-th entry is the time stamp of the n-th frame that is decoded of an intact file.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def _scan(path: str, stream: int) -> FrameIndex:
 def segment_videos(
     paths: Iterable[Any], *, max_frames: int, stream: int = 0, progress: bool = True, cache: FileCache | None = None
 ) -> list[tuple[str, int, int]]:
-    """Cut long videos into sections of at most `max_frames` frames, of nearly equal length, to be used as sources.
+    """Cut long videos into sections of at most `max_frames` frames, of nearly equal length.
 
     Args:
         paths: The files.

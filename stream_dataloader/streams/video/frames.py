@@ -1,9 +1,9 @@
 """The decoded frames of one video, from any frame on.
 
-Guarantee: `frames(start=n)` yields exactly the frames that `frames()` yields after its first n, in any container.
+Guarantee: `frames(start=n)` yields what `frames()` yields after its first n, in any container.
 
-The reader seeks to before frame n, and checks what it then reads: MPEG-TS lands late, and MPEG program streams do not
-know the times of what they land on::
+The reader seeks to before frame n, and checks what it then reads: MPEG-TS lands late, and MPEG
+program streams do not know the times of what they land on::
 
     key frames    K . . . . . K . . . . . K . . . . .
     wanted                            n
@@ -42,7 +42,7 @@ _TO_A_KEY_FRAME = 3
 
 
 class FrameReader:
-    """Reads one video's frames, `av.VideoFrame`, in the order of display; each is valid until the next is read."""
+    """Reads one video's frames, `av.VideoFrame`, in the order of display; each until the next."""
 
     def __init__(self, path: str, stream: int = 0, on_corrupt: OnCorrupt = "raise", device: str | None = None) -> None:
         self._path = path
@@ -262,7 +262,7 @@ class Tally:
 class PacketGaps:
     """Finds out where packets of a transport stream were lost.
 
-    FFmpeg marks packets near a break in their numbers, also where files were joined: a key frame follows there.
+    FFmpeg marks packets near a break in their numbers, and where files were joined, before a key frame.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Which frames of a video are its items: a section of it, every n-th frame, or those at a steady rate.
+"""Which frames of a video are its items: a section, every n-th, or those at a steady rate.
 
 ::
 

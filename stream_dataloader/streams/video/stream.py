@@ -39,8 +39,8 @@ __all__ = ["OpenVideo", "VideoStream"]
 class VideoStream(PictureOptions):
     """Opens videos: each frame is an item.
 
-    A source is a path, or `(path, start, stop)`, a section of a video. Any container and codec that FFmpeg reads
-    works. Frames are turned upright, and converted to RGB by the video's own matrix and range.
+    A source is a path, or `(path, start, stop)`, a section of a video. All that FFmpeg reads works.
+    Frames are turned upright, and converted to RGB by the video's own matrix and range.
 
     Args:
         size: `(height, width)`; None keeps that of the first frame.
@@ -50,10 +50,10 @@ class VideoStream(PictureOptions):
         fit: `"stretch"`, `"letterbox"` or `"crop"`; see `PictureOptions`.
         frame_step: Yield every n-th frame.
         fps: Resample by time stamps: item n is the frame shown n / fps seconds after the first.
-        start: The first frame: an int is its number, a float is seconds after the video's first frame.
+        start: The first frame: an int is its number, a float is seconds after the video's first.
         stop: The end, not included, like `start`; None is the video's end.
         stream: Which of the file's video streams, from 0.
-        with_times: Yield dicts of `frame`, `pts_seconds` (float64, the container's own time) and `is_key` (bool).
+        with_times: Yield dicts of `frame`, `pts_seconds` (float64, the container's) and `is_key` (bool).
         on_corrupt: What to do about damaged frames: `"raise"` an error, `"keep"` them as decoded, or
             `"drop"` them. Only `"raise"` can seek; the others take what is left of a file.
         backend: PyAV reads all videos; `"opencv"` is accepted, with a warning.
