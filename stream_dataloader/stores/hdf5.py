@@ -54,7 +54,7 @@ class Hdf5Store(Store):
         columns: Names of datasets, such as `["actions", "obs/image"]`, or of groups of them.
             A single name gives items that are arrays, not dicts. None reads all.
         filter_key: Only the streams that `mask/<filter_key>` lists.
-        cameras: Names of encoded images, such as `["observations/images"]`, to be decoded.
+        cameras: Names of encoded images to decode, such as `["observations/images"]`.
             Gray ones have one channel; those of 16 bits are uint16.
         size: `(height, width)` of those; None keeps theirs.
         layout: `"CHW"` or `"HWC"`.

@@ -93,7 +93,7 @@ class NpyStore(Store):
             odd = set(self._wanted or names) - set(files) or (set(files) - set(names) if self._wanted is None else ())
             if odd:
                 found = f"{shorten(files, 120)}: not all streams have {shorten(sorted(odd), 120)}"
-                raise StoreError(f"{os.path.join(folder, key)} (stream {number}) has {found}; columns= chooses")
+                raise StoreError(f"{os.path.join(folder, key)} (stream {number}) has {found}; use columns=")
         return self._wanted or names
 
     def _open_steps(self, number: int) -> RowSteps:

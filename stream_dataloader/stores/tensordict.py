@@ -43,7 +43,7 @@ _STORAGE = "storage_metadata.json"
 class TensorDictStore(Store):
     """A TensorDict that was saved by `memmap` or `save`; its first dimension is time.
 
-    Items are nested dicts. A `NonTensorStack` of texts is a text a step, a `NonTensorData` metadata.
+    Items are nested dicts. A `NonTensorStack` is a text a step, a `NonTensorData` metadata.
     Names are `"reward"`, or a tuple for what is nested, `("next", "reward")`.
 
     Without `stream`, `lengths` or `done`, the whole is one stream.
@@ -53,7 +53,7 @@ class TensorDictStore(Store):
         path: The folder.
         columns: Names of what to read, or of nested TensorDicts. None reads all.
         stream: A column that changes where a stream begins; `("collector", "traj_ids")`.
-        lengths: A column with a number a stream, which is then no leaf; or a `.npy` file in the folder.
+        lengths: A column with a number a stream, then no leaf; or a `.npy` file in the folder.
         done: A column with a flag a step, which ends a stream; `("next", "done")`.
     """
 

@@ -16,7 +16,7 @@ from stream_dataloader.streams._media.container import frame_rate
 from stream_dataloader.streams._media.section import check_numbers, closed_on_error
 from stream_dataloader.streams.audio.resample import Samples
 from stream_dataloader.streams.audio.stream import AudioStream, SampleReader
-from stream_dataloader.streams.cache.file_cache import LocalFile
+from stream_dataloader.streams.cache import LocalFile
 from stream_dataloader.streams.video.selection import Selection
 from stream_dataloader.streams.video.stream import OpenVideo, VideoStream
 
@@ -30,13 +30,12 @@ class AudioVisualStream:
     A source is as for `VideoStream`. Before an audio track begins, and after its end, there is silence.
 
     Args:
-        video: How the frames are read; `with_times` adds `pts_seconds` and `is_key`. A frame's samples begin at its
-            time stamp, or with `fps` at n / fps.
+        video: How frames are read; `with_times` adds `pts_seconds` and `is_key`. A frame's samples
+            begin at its time stamp, or with `fps` at n / fps.
         rate: Samples a second; None keeps the file's own rate.
         channels: 1 mixes to mono; None keeps the file's own channels.
-        samples: Samples a frame; None takes as many as fit between two frames, rounded. Unless rate / fps
-            is a whole number, some are left out or given twice. Files of different frame rates
-            need `samples`, or `fps` in `video`.
+        samples: Samples a frame; None takes as many as fit between two frames, rounded; some may be
+            left out or given twice. Files of different rates need `samples`, or `fps` in `video`.
         stream: Which of the file's audio streams, from 0.
 
     Raises:

@@ -44,8 +44,8 @@ class ImageFolderStream(PictureOptions):
         pattern: Which names in a folder are images, with `*`, `?` and `[...]`; None: by suffix.
         frame_step: Take every n-th image, from the source's first on.
         gaps: `"allow"`, or `"raise"`: a missing number in the images' names is an error.
-        on_corrupt: `"raise"`, or `"keep"`: the image before one that cannot be decoded takes its place.
-        upright: Turn images as their EXIF says; False leaves them as they are stored.
+        on_corrupt: `"raise"`, or `"keep"`: the image before takes the place of a damaged one.
+        upright: Turn images as their EXIF says.
 
     Raises:
         ImportError: OpenCV is not installed.

@@ -34,8 +34,8 @@ def check_compression(name: Any) -> tuple[str, int]:
     kind, _, level = name.partition(":") if isinstance(name, str) else ("", "", "")
     _, levels, usual = _KINDS.get(kind, ("", range(0), 0))
     if kind not in _KINDS or (level and (not level.isdecimal() or int(level) not in levels)):
-        known = [f"{kind}[:{levels[0]}...{levels[-1]}]" if levels else kind for kind, (_, levels, _) in _KINDS.items()]
-        raise ValueError(f"there is no compression {shorten(name)}; use one of {', '.join(known)}, or None")
+        known = [f"{kind}[:{one[0]}...{one[-1]}]" if one else kind for kind, (_, one, _) in _KINDS.items()]
+        raise ValueError(f"there is no compression {shorten(name)}; use {', '.join(known)} or None")
     return kind, int(level) if level else usual
 
 
@@ -68,7 +68,7 @@ def hash_of(name: str, data: Any) -> str:
     if name in _XXHASHES:
         return str(getattr(package("xxhash", f"the hash {name!r}"), name)(data).hexdigest())
     if name not in hashlib.algorithms_available or name.startswith("shake_"):
-        raise ValueError(f"there is no hash {shorten(name)}; use those of hashlib, or {', '.join(_XXHASHES)}")
+        raise ValueError(f"there is no hash {shorten(name)}; use hashlib's, or {', '.join(_XXHASHES)}")
     return hashlib.new(name, data, usedforsecurity=False).hexdigest()
 
 

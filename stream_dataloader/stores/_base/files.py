@@ -22,7 +22,7 @@ from typing import Any
 
 from stream_dataloader.errors import StoreError
 from stream_dataloader.streams._media.section import KnownFile, natural_order
-from stream_dataloader.streams.cache.file_cache import FileCache, is_url, open_local
+from stream_dataloader.streams.cache import FileCache, is_url, open_local
 from stream_dataloader.streams.cache.remote import UnreachableError, final_error, text_of
 
 __all__ = [

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar
 from stream_dataloader.errors import StoreError, shorten
 from stream_dataloader.stores._base.files import in_folder
 from stream_dataloader.streams._media.section import check_flags
-from stream_dataloader.streams.cache.file_cache import FileCache, is_url, open_local
+from stream_dataloader.streams.cache import FileCache, is_url, open_local
 
 __all__ = [
     "FORMATS",

@@ -14,7 +14,7 @@ from collections.abc import Callable, Hashable
 from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
-from stream_dataloader.streams.cache.file_cache import LocalFile
+from stream_dataloader.streams.cache import LocalFile
 
 __all__ = ["Handles", "Lease", "ShardReader", "Shards"]
 

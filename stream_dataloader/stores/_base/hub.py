@@ -40,7 +40,7 @@ def hub_folder(path: str) -> str:
         raise FileNotFoundError(f"there is nothing at {path} here, and {error}") from error
     if not os.path.exists(os.path.join(folder, "meta", "info.json")):
         what = f"{path}: the dataset {repo} of the Hub has no meta/info.json, as LeRobot's have"
-        raise StoreError(f"{what}; give files of another by a pattern, 'hf://datasets/{repo}/**/*.parquet'")
+        raise StoreError(f"{what}; give files by a pattern, 'hf://datasets/{repo}/**/*.parquet'")
     return folder
 
 

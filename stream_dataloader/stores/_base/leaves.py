@@ -2,7 +2,7 @@
 
 Structures are nested dicts, tuples, named tuples and dataclasses.
 
-Guarantee: what is read back equals what was written; no module is imported because a file says so.
+Guarantee: what is read equals what was written; no file has a module imported.
 """
 
 from __future__ import annotations

@@ -46,8 +46,8 @@ class PartPacker(Protocol):
     def write(self, number: int, key: str, items: Iterable[Any]) -> tuple[int, Any]:
         """Write a stream; returns how many steps there were, and where, as JSON can hold it.
 
-        If `items` raise, nothing of them must be in the store. Behind the first, `items.read_into(out)`
-        writes steps to arrays, if `items.reads_into`.
+        If `items` raise, nothing of them must be in the store. Behind the first,
+        `items.read_into(out)` writes to arrays, if `items.reads_into`.
         """
         ...
 

@@ -24,7 +24,7 @@ from stream_dataloader.stores._base.files import disk_bytes, plain_path
 from stream_dataloader.stores._base.leaves import leaf_names
 from stream_dataloader.stores._base.stream import Steps, StoreStream, StreamNumbers
 from stream_dataloader.streams._media.section import closed_on_error, section_of
-from stream_dataloader.streams.cache.file_cache import is_url
+from stream_dataloader.streams.cache import is_url
 
 __all__ = ["Index", "OpenedStore", "Store", "StoreInfo", "replaced"]
 
@@ -39,7 +39,7 @@ class StoreInfo:
         version: Of the format; empty if it says none.
         streams: How many there are.
         steps: Of all streams together; None if only reading tells.
-        leaves: Dtype and shape of an item's leaves, by name: `{"['image']": "uint8 (3, 240, 360)"}`.
+        leaves: Dtype and shape of leaves, by name: `{"['image']": "uint8 (3, 240, 360)"}`.
         disk_bytes: What the files take; None if they are remote.
         metadata: What the store says of itself.
     """
@@ -322,14 +322,14 @@ class Store(ABC):
     def _steps_within(self, number: int, length: int, start: int, stop: int | None) -> tuple[int, int]:
         stop = length if stop is None else stop
         if not 0 <= start <= stop <= length:
-            raise ValueError(f"steps {start} to {stop} were asked for, and {self.name_of(number)} has {length}")
+            raise ValueError(f"{self.name_of(number)} has {length} steps, not {start} to {stop}")
         return start, stop
 
     def _check_number(self, number: Any) -> int:
         try:
             found = operator.index(number)
         except TypeError:
-            raise TypeError(f"{self.path} has no stream {shorten(number)}; give a number, or number(key)") from None
+            raise TypeError(f"{self.path} has no stream {shorten(number)}; give its number") from None
         if not 0 <= found < len(self):
             raise ValueError(f"{self.path} has no stream {found} of {len(self)}")
         return found

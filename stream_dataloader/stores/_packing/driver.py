@@ -26,7 +26,7 @@ from stream_dataloader.stores._base.store import Store
 from stream_dataloader.stores._packing.part import StreamPacker
 from stream_dataloader.stores._packing.partial import Partial, packed_in
 from stream_dataloader.stores._packing.run import ErrorChoice, PackReport, Run
-from stream_dataloader.streams.cache.file_cache import is_url
+from stream_dataloader.streams.cache import is_url
 
 __all__ = ["pack"]
 

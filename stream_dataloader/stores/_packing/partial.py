@@ -33,8 +33,8 @@ from typing import Any, BinaryIO
 from stream_dataloader.errors import StoreError
 from stream_dataloader.stores._base.files import in_folder, plain_path, stamp_of, sync_folder
 from stream_dataloader.stores._base.formats import format_at
+from stream_dataloader.streams.cache import FileCache, cache_directory, is_url
 from stream_dataloader.streams.cache.entry import LocalFile, lock
-from stream_dataloader.streams.cache.file_cache import FileCache, cache_directory, is_url
 
 __all__ = ["Packed", "Partial", "begin_part", "enter", "packed_in"]
 

@@ -28,7 +28,7 @@ from stream_dataloader.streams._media.items import PictureItems
 from stream_dataloader.streams._media.opencv import decoded_image
 from stream_dataloader.streams._media.picture import ArrayConverter, Picture
 from stream_dataloader.streams._media.section import Section
-from stream_dataloader.streams.cache.file_cache import open_local
+from stream_dataloader.streams.cache import open_local
 from stream_dataloader.streams.video.frame_index import frame_index
 from stream_dataloader.streams.video.frames import FrameReader
 from stream_dataloader.streams.video.stream import OpenVideo, VideoStream

@@ -38,7 +38,7 @@ _KINDS = ("number", "string", "video", "image", "depth image")
 class LeRobotStore(Store):
     """A LeRobot dataset, version v3.0, v2.1 or v2.0; an episode is a stream of dicts.
 
-    An item has a picture for each camera, the table's columns (`action`, ...), and its task's text.
+    An item has each camera's picture, the table's columns (`action`, ...), and its task's text.
     A feature of shape `(1,)` is a number. Episodes are in the order of `episode_index`, the key.
 
     Args:

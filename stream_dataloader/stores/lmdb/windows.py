@@ -47,7 +47,8 @@ def _checksum(steps: int, body: Any) -> int:
     crc = zlib.crc32(body[whole:], zlib.crc32(steps.to_bytes(4, "little")))
     if not whole:
         return crc
-    sums = np.frombuffer(body, _WORD, whole // 8).reshape(-1, _BLOCK_BYTES // 8).sum(axis=1, dtype=np.uint64)
+    blocks = np.frombuffer(body, _WORD, whole // 8).reshape(-1, _BLOCK_BYTES // 8)
+    sums = blocks.sum(axis=1, dtype=np.uint64)
     return zlib.crc32(sums.astype(_WORD).data, crc)
 
 

@@ -1,6 +1,6 @@
 """index.json of an MDS dataset, and tables, which say what its streams are.
 
-Source: `streaming/base/format/base/reader.py` and `mds/reader.py` of mosaicml-streaming 0.13. ::
+Source: `streaming/base/format/mds/reader.py` of mosaicml-streaming 0.13. ::
 
     {"version": 2, "shards": [
         {"version": 2, "format": "mds", "samples": 22,
@@ -112,7 +112,8 @@ def read_index(path: str, name: str) -> DatasetIndex:
         if content["version"] != 2 or not isinstance(content["shards"], list):
             raise StoreError(f"{name} is of version {shorten(content['version'])}, not 2")
         note, digest = content.get(_NOTE, {}), _digest(content)
-        renamed = any(isinstance(value, dict) and "check" in value for key, value in content.items() if key != _NOTE)
+        others = (value for key, value in content.items() if key != _NOTE)
+        renamed = any(isinstance(value, dict) and "check" in value for value in others)
         if renamed or note.get("check", None if note else digest) != digest:
             raise StoreError(f"{name} is damaged: its checksum is another; write the dataset anew")
         shards: list[ShardEntry] = []

@@ -34,7 +34,7 @@ from stream_dataloader.stores._base.store import replaced
 from stream_dataloader.stores.mds.encodings import ArrayEncoding, Encoding
 from stream_dataloader.stores.mds.index import INDEX, DatasetIndex, ShardEntry, ShardFile
 from stream_dataloader.streams._media.section import KnownFile, closed_on_error
-from stream_dataloader.streams.cache.file_cache import FileCache, LocalFile, is_url
+from stream_dataloader.streams.cache import FileCache, LocalFile, is_url
 
 __all__ = ["Column", "MdsShards", "Rows", "Shard"]
 

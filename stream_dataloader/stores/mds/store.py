@@ -26,7 +26,7 @@ from stream_dataloader.stores.mds.index import INDEX, DatasetIndex, read_index
 from stream_dataloader.stores.mds.shards import Rows
 from stream_dataloader.stores.mds.streams import MdsIndex
 from stream_dataloader.streams._media.section import whole_number
-from stream_dataloader.streams.cache.file_cache import FileCache, is_url
+from stream_dataloader.streams.cache import FileCache, is_url
 
 __all__ = ["MdsStore"]
 
@@ -34,7 +34,7 @@ __all__ = ["MdsStore"]
 class MdsStore(Store):
     """An MDS dataset, in a folder or at a URL.
 
-    Items are dicts by column, or what was packed. Pictures are `(H, W)`, `(H, W, 3)` RGB or `(H, W, 4)`.
+    Items are dicts by column, or what was packed. Pictures are `(H, W)` or `(H, W, 3 or 4)`, RGB.
 
     Args:
         path: The folder of index.json, or its URL.

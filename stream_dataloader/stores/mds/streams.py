@@ -20,7 +20,7 @@ from stream_dataloader.stores._base.leaves import chosen, from_json
 from stream_dataloader.stores.mds.encodings import ArrayEncoding, encoding_of
 from stream_dataloader.stores.mds.index import INDEX, DatasetIndex, StreamTable, write_table
 from stream_dataloader.stores.mds.shards import Column, MdsShards
-from stream_dataloader.streams.cache.file_cache import FileCache, is_url
+from stream_dataloader.streams.cache import FileCache, is_url
 
 __all__ = ["MdsIndex"]
 

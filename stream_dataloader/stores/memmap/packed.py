@@ -34,7 +34,7 @@ from stream_dataloader.stores._base.files import damage_named, hashed, in_folder
 from stream_dataloader.stores._base.leaves import chosen, classes_of, structure_of
 from stream_dataloader.stores._base.packing import StreamRecord, said_in
 from stream_dataloader.stores._base.store import Store
-from stream_dataloader.streams.cache.file_cache import FileCache, is_url
+from stream_dataloader.streams.cache import FileCache, is_url
 
 __all__ = ["HEADER", "ROWS", "PackedIndex", "PackedStore", "Texts", "check_sizes", "encoded", "finish_store"]
 

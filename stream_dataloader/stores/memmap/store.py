@@ -35,7 +35,7 @@ from stream_dataloader.stores._base.rows import RowSteps
 from stream_dataloader.stores._base.store import replaced
 from stream_dataloader.stores.memmap.packed import ROWS, PackedIndex, PackedStore, check_sizes
 from stream_dataloader.streams._media.section import KnownFile, whole_number
-from stream_dataloader.streams.cache.file_cache import FileCache, LocalFile, is_url
+from stream_dataloader.streams.cache import FileCache, LocalFile, is_url
 
 __all__ = ["KIND", "LeafFile", "MemmapStore", "leaf_file"]
 

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from stream_dataloader._items.structure import flatten, unflatten
 from stream_dataloader.errors import StoreError
 from stream_dataloader.stores._base.stream import put_row, put_targets
-from stream_dataloader.streams.cache.file_cache import open_local
+from stream_dataloader.streams.cache import open_local
 
 __all__ = [
     "Column",

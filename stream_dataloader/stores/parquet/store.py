@@ -34,7 +34,7 @@ from stream_dataloader.stores.parquet.tables import (
 )
 from stream_dataloader.streams._media.picture import Picture
 from stream_dataloader.streams._media.section import whole_number
-from stream_dataloader.streams.cache.file_cache import FileCache
+from stream_dataloader.streams.cache import FileCache
 
 __all__ = ["ParquetStore", "RowSteps", "Rows"]
 

@@ -21,7 +21,7 @@ from stream_dataloader.errors import StoreError, shorten
 from stream_dataloader.stores._base.files import damage_named, digest_of, inside, matching, package, read_json
 from stream_dataloader.stores.parquet.columns import joined
 from stream_dataloader.streams._media.section import KnownFile, check_file, natural_order
-from stream_dataloader.streams.cache.file_cache import FileCache, is_url, open_local
+from stream_dataloader.streams.cache import FileCache, is_url, open_local
 
 __all__ = ["DatasetTable", "TableFile", "dataset_of", "decoded_features", "find_tables", "open_parquet"]
 

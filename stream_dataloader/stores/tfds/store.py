@@ -68,7 +68,7 @@ class TfdsStore(Store):
         formats = [info.get("fileFormat") or "tfrecord", *(info.get("alternativeFileFormats") or [])]
         if "array_record" not in formats:
             what = f"{path} holds {' and '.join(map(str, formats))} files"
-            raise StoreError(f"{what}; prepare it with file_format='array_record'")
+            raise StoreError(f"{what}; prepare it with file_format='array_record', or by stores.pack")
         read_json(os.path.join(path, _FEATURES), dict)
         tfds = package("tensorflow_datasets", path, "tfds")
         with damage_named(f"{path}, by tensorflow_datasets {tfds.__version__},"):

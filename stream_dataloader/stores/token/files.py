@@ -35,7 +35,7 @@ from stream_dataloader.stores._base.files import damage_named, digest_of, matchi
 from stream_dataloader.stores._base.leaves import LeafSpec, dtype_named
 from stream_dataloader.stores.memmap.store import LeafFile
 from stream_dataloader.streams._media.section import KnownFile, check_file, natural_order
-from stream_dataloader.streams.cache.file_cache import FileCache, is_url, open_local
+from stream_dataloader.streams.cache import FileCache, is_url, open_local
 
 __all__ = ["MappedTokens", "Marker", "TokenFile", "find_files"]
 

@@ -24,7 +24,7 @@ from stream_dataloader.stores._base.store import Store
 from stream_dataloader.stores._base.stream import StoreStream, put_targets
 from stream_dataloader.stores.token.files import MappedTokens, Marker, TokenFile, find_files
 from stream_dataloader.streams._media.section import whole_number
-from stream_dataloader.streams.cache.file_cache import FileCache
+from stream_dataloader.streams.cache import FileCache
 
 __all__ = ["TokenStore"]
 

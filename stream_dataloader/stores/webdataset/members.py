@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from stream_dataloader.errors import StoreError
 from stream_dataloader.stores._base.files import damage_named
-from stream_dataloader.streams.cache.file_cache import keep_tables, kept_tables
+from stream_dataloader.streams.cache import keep_tables, kept_tables
 
 __all__ = ["TarIndex", "forget", "keep", "load", "scan"]
 

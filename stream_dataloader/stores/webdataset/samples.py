@@ -36,7 +36,7 @@ from stream_dataloader.stores.webdataset.members import TarIndex, forget
 from stream_dataloader.streams._media.picture import Picture
 from stream_dataloader.streams._media.section import KnownFile, closed_on_error
 from stream_dataloader.streams.array.tables import read_header
-from stream_dataloader.streams.cache.file_cache import FileCache, is_url, open_local
+from stream_dataloader.streams.cache import FileCache, is_url, open_local
 
 __all__ = ["Decoder", "KEY", "Samples", "state_of"]
 

@@ -25,7 +25,7 @@ from stream_dataloader.stores.webdataset.members import TarIndex, keep, load, sc
 from stream_dataloader.stores.webdataset.samples import KEY, Decoder, Samples, state_of
 from stream_dataloader.streams._media.picture import Picture
 from stream_dataloader.streams._media.section import check_kind, natural_order
-from stream_dataloader.streams.cache.file_cache import FileCache, is_url, open_local
+from stream_dataloader.streams.cache import FileCache, is_url, open_local
 
 __all__ = ["Streams", "WebDatasetStore", "rule_of"]
 
@@ -47,7 +47,7 @@ class WebDatasetStore(Store):
         path: A folder of tars, a tar, or a pattern of paths or URLs, `"train-{000..015}.tar"`.
         shards: Names, paths, URLs or patterns of the tars, in order, relative to `path`.
         stream: Which stream a sample is of. None: the key's directory, else the tar. `"shard"`: the tar.
-            A regular expression with a group, `r"(ep\d+)_"`: what that matches at the key's begin.
+            A regular expression with a group, `r"(ep\d+)_"`: what that matches first.
             Another string, `"_"`: what stands before the last of it.
         columns: Which to read; `"__key__"` is the sample's key. None reads those that a sample has.
         decode: False leaves columns bytes. A dict has functions of bytes, `{"ply": read_cloud}`.

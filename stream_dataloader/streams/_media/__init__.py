@@ -1,1 +1,1 @@
-"""What streams of media files share. Open `section` first; it imports nothing of the package but `errors`."""
+"""What streams of media files share. Open `section` first."""

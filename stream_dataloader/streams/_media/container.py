@@ -1,4 +1,4 @@
-"""Opens media files with PyAV. One that is none, or lacks the stream asked for, is refused by name.
+"""Opens media files with PyAV. One without the stream asked for is refused by name.
 
 What differs between the versions of PyAV that are supported, 17 and later, stands here.
 """
@@ -60,7 +60,7 @@ def ffmpeg_path(path: str) -> str:
 
 
 def choose_stream(container: av.container.InputContainer, kind: Literal["video", "audio"], index: int) -> Any:
-    """The stream number `index` of a kind, to decode with one thread; others are not read."""
+    """The stream number `index` of a kind, to decode with one thread."""
     streams = [s for s in container.streams if s.type == kind and not s.disposition.value & _ATTACHED_PICTURE]
     if not 0 <= index < len(streams):
         kinds = ", ".join(sorted({s.type for s in container.streams}))
@@ -103,7 +103,7 @@ def check_not_cut(path: str) -> None:
 
 
 def drop_reserved_tags(frame: av.VideoFrame) -> None:
-    """Take off reserved tags of NVIDIA's decoder, which PyAV cannot convert before 18 (its issue 2208)."""
+    """Take off reserved tags of NVIDIA's decoder, which PyAV cannot convert before 18."""
     for tag in ("color_primaries", "color_trc") if _MAJOR < 18 else ():
         if getattr(frame, tag) == _RESERVED:
             setattr(frame, tag, _UNSPECIFIED)

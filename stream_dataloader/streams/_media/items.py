@@ -1,6 +1,6 @@
 """Pictures as items: each is converted straight into its place, in the batch or in an item.
 
-Guarantee: what was read before an error is handed out, and from then on the error is raised.
+Guarantee: what was read before an error is handed out, then the error is raised.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["PictureItems"]
 
 
 class PictureItems:
-    """Pictures, one after the other; a `protocols.ReadsInto`. One `read_into` waits for `at_once` at most."""
+    """Pictures, see `protocols.ReadsInto`; one `read_into` waits for `at_once` at most."""
 
     def __init__(
         self, frames: Iterator[tuple[Any, Any]], converter: AvConverter | ArrayConverter, at_once: int = sys.maxsize
@@ -25,7 +25,7 @@ class PictureItems:
         self._error: Exception | None = None
 
     def beside(self, frame: Any, moment: Any) -> dict[str, Any]:  # noqa: ARG002 - of subclasses
-        """An item's other values, by their names; without any, an item is the picture alone."""
+        """An item's other values; without any, it is the picture alone."""
         return {}
 
     def __iter__(self) -> Iterator[Any]:

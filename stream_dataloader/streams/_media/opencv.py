@@ -25,13 +25,13 @@ _JPEG_MARKER = re.compile(rb"\xff+[^\x00\xff\xd0-\xd7]")  # within a scan, FF 00
 
 
 def check_opencv(user: str) -> None:
-    """Raise if OpenCV is not installed, without importing it; `user` names what needs it."""
+    """Raise if OpenCV is not installed, without importing it."""
     if importlib.util.find_spec("cv2") is None:
         raise ImportError(f"{user} needs OpenCV, which is not installed: {_REMEDY}")
 
 
 def import_opencv(user: str) -> ModuleType:
-    """OpenCV's module `cv2`; an ImportError if it is not installed, or lacks a library."""
+    """OpenCV's module `cv2`."""
     check_opencv(user)
     try:
         return importlib.import_module("cv2")
@@ -42,7 +42,7 @@ def import_opencv(user: str) -> ModuleType:
 def decoded_image(
     data: bytes, name: str, *, gray: bool = False, deep: bool = False, upright: bool = True, flags: int | None = None
 ) -> Any:
-    """An image's pixels: `(H, W, 3)` BGR or `(H, W)`, uint8, without transparency; `deep` keeps uint16."""
+    """An image's pixels: `(H, W, 3)` BGR or `(H, W)`, uint8; `deep` keeps uint16."""
     import cv2
 
     if not data:
@@ -66,7 +66,7 @@ def decoded_image(
 
 
 def _is_whole_jpeg(data: bytes) -> bool:
-    """Whether the markers of a JPEG (ITU-T T.81, annex B) lead to its end; other data may follow."""
+    """Whether the markers of a JPEG (ITU-T T.81, annex B) lead to its end."""
     if data.endswith(_JPEG_TAIL):
         return True
     position = 2

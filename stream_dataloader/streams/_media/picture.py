@@ -39,7 +39,7 @@ class PictureOptions:
         size: `(height, width)` in pixels; None keeps the size of a stream's first picture.
         layout: `"CHW"`, channels first, or `"HWC"`.
         color: `"rgb"`, or `"gray"`: one channel, the luma, over the full range.
-        dtype: `"uint8"`, 0 to 255, or `"float32"`, 0 to 1. The names of NumPy and torch mean the same.
+        dtype: `"uint8"`, 0 to 255, or `"float32"`, 0 to 1; or one of NumPy or torch.
         fit: How a picture of another shape comes to `size`: `"stretch"`; `"letterbox"`, all of it in the middle
             of black borders; or `"crop"`, the middle of it.
 
@@ -97,7 +97,7 @@ def _dtype_name(dtype: Any) -> str:
 
 
 class _Orientation(NamedTuple):
-    """How a picture is shown upright: mirrored first, then turned, by quarters and counter-clockwise."""
+    """How a picture is shown upright: mirrored, then turned by quarters, counter-clockwise."""
 
     turns: int = 0
     mirrored: bool = False

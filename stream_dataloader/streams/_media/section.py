@@ -1,8 +1,8 @@
 """What all streams check: their options, and sources that are files or sections of them.
 
-Guarantee: a file that cannot be read is refused by name, before a decoder sees it. What was read within `with known:`
-is what the file held when it became known, or an error. If it is shorter it is not touched: reading mapped memory
-behind its end would kill the process (SIGBUS).
+Guarantee: a file that cannot be read is refused by name. What was read within `with known:` is what
+the file held when it became known, or an error. If it is shorter it is not touched: reading mapped
+memory behind its end would kill the process (SIGBUS).
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def whole_number(name: str, value: Any, remedy: str, least: int, most: float = m
 
 
 def check_numbers(options: Any, **allowed: tuple[str, int] | tuple[str, int, int]) -> None:
-    """Make ints of options; `allowed` has the remedy, the least value, and maybe the most."""
+    """Make ints of options; `allowed` has the remedy, the least value, maybe the most."""
     for name, limits in allowed.items():
         value = getattr(options, name)
         if value is not None or getattr(type(options), name, 0) is not None:
@@ -116,7 +116,7 @@ def check_flags(kind: Callable[..., Any], given: Mapping[str, Any]) -> None:
 
 
 def check_options(options: Any) -> None:
-    """Check the options of a dataclass that are one of some literals, or True or False."""
+    """Check the options of a dataclass that are literals or flags."""
     for name, allowed in _choices(options.__class__).items():
         if (value := getattr(options, name)) not in allowed:
             error = TypeError if allowed == [False, True] else ValueError
@@ -136,7 +136,7 @@ def _choices(kind: type) -> dict[str, list[Any]]:
 
 @contextmanager
 def closed_on_error(resource: Any) -> Iterator[None]:
-    """Close a resource if the step that takes it over fails; otherwise leave it open."""
+    """Close a resource if the step that takes it over fails."""
     try:
         yield
     except BaseException:
@@ -178,7 +178,7 @@ def natural_order(name: str) -> tuple[Any, str]:
 
 
 class KnownFile(NamedTuple):
-    """A file, as it was when it became known; with a `descriptor`, the open one. Errors call it `name`."""
+    """A file, as it was when it became known; with a `descriptor`, the open one."""
 
     path: str
     inode: int

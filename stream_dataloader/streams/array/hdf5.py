@@ -1,6 +1,6 @@
 """Rows of HDF5 datasets, read by h5py.
 
-Guarantee: one call reads large rows into the batch. Chunks that several reads share are unpacked once.
+Guarantee: one call reads large rows into the batch. Shared chunks are unpacked once.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _IN_PLACE_BYTES = 32 << 10
 
 
 def is_hdf5(path: str) -> bool:
-    """Whether this is an HDF5 file; its signature may follow other data, so h5py looks for it."""
+    """Whether this is an HDF5 file; its signature may follow other data."""
     with suppress(ImportError):
         import h5py
 

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 from stream_dataloader.streams._media.section import check_file, section_of, whole_number
 from stream_dataloader.streams.array.tables import MemoryTable, NpyTable, Table
-from stream_dataloader.streams.cache.file_cache import FileCache, open_local
+from stream_dataloader.streams.cache import FileCache, open_local
 
 __all__ = ["ArrayStream"]
 
@@ -24,8 +24,8 @@ _NPY, _HDF5, _ZIP = b"\x93NUMPY", b"\x89HDF\r\n\x1a\n", b"PK\x03\x04"
 class ArrayStream:
     """Opens arrays: each row of the first axis is an item.
 
-    A source is the path or URL of a `.npy` or HDF5 file, a NumPy array (or `numpy.memmap`), a tensor, a mapping of
-    arrays, or `(source, start, stop)`: some rows of one. HDF5 files need the extra `h5py`.
+    A source is the path or URL of a `.npy` or HDF5 file, a NumPy array, a tensor, a mapping of arrays,
+    or `(source, start, stop)`: some rows of one. HDF5 files need the extra `h5py`.
 
     Args:
         dataset: The dataset of HDF5 files, such as `"events/frames"`. Of several names, or a mapping of

@@ -1,6 +1,6 @@
 """Rows of one array: in memory, or in a `.npy` file.
 
-Guarantee: a file's rows are copies. One that is cut off or written to while it is read is an error.
+Guarantee: a file's rows are copies. One that is cut off or written to is an error.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ def check_rows(shape: Sequence[int], dtype: Any, name: str) -> None:
 
 
 def chunks_of(array: Any, axis: int = 0) -> int:
-    """How many chunks an array has, from an axis on; whether they were written or not."""
+    """How many chunks an array has, from an axis on, written or not."""
     return math.prod(-(-size // chunk) for size, chunk in zip(array.shape[axis:], array.chunks[axis:], strict=True))
 
 
 class MemoryTable:
-    """Rows of an array, a tensor, or what NumPy makes an array of; `name` is for errors."""
+    """Rows of an array, a tensor, or what NumPy makes an array of."""
 
     def __init__(self, array: Any, name: str) -> None:
         self._array: Any = array if isinstance(array, torch.Tensor) else np.asarray(array)
@@ -115,7 +115,7 @@ def read_header(file: BinaryIO, name: str) -> NpyHeader:
 
 
 def checked_header(file: BinaryIO, name: str) -> NpyHeader:
-    """The header of a `.npy` file; an error if its rows are not numbers, or not all there."""
+    """The header of a `.npy` file whose rows are numbers, and there."""
     header = read_header(file, name)
     check_rows(header.shape, header.dtype, name)
     found, whole = os.fstat(file.fileno()).st_size, header.file_bytes

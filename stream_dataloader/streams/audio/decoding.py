@@ -1,6 +1,6 @@
 """Decodes one audio stream of a file, from its beginning or from a sample that it seeks to.
 
-Guarantee: the samples after a seek are, bit for bit, those that reading from the beginning gives there::
+Guarantee: the samples after a seek are, bit for bit, those of reading from the beginning::
 
     PCM, FLAC, ALAC   remember nothing                 a seek, where time stamps count samples
     MP3               511 bytes and two frames         the packets before are read, the last 128 decoded

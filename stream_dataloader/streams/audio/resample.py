@@ -1,4 +1,4 @@
-"""Changes the rate and the number of channels of samples, with the same bits wherever reading begins.
+"""Changes the rate and channels of samples, with the same bits wherever reading begins.
 
 Guarantee: output j depends only on the inputs around j * p / q, the ratio of the rates, if the
 input begins at a multiple of p (`restart`), early enough to fill the filter::

@@ -1,6 +1,6 @@
 """Audio as windows of samples, of one rate and number of channels.
 
-Guarantee: item n holds the same bits however it is reached. Audio that is damaged or cut is reported.
+Guarantee: item n holds the same bits however it is reached. Damage is reported.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from stream_dataloader.streams._media.section import (
 from stream_dataloader.streams.audio.decoding import AudioDecoder
 from stream_dataloader.streams.audio.headers import declared_samples
 from stream_dataloader.streams.audio.resample import Converter, Samples, layout_name, output_length, restart
-from stream_dataloader.streams.cache.file_cache import FileCache, LocalFile, open_local
+from stream_dataloader.streams.cache import FileCache, LocalFile, open_local
 
 __all__ = ["AudioStream", "SampleReader"]
 
@@ -160,7 +160,7 @@ class _Windows:
             yield item[0]
 
     def read_into(self, out: Any) -> int:
-        """Write the next windows to `out`, `(n, channels, window)`; see `protocols.ReadsInto`."""
+        """Write the next windows to `out`, `(n, channels, window)`."""
         rows = out.numpy() if isinstance(out, torch.Tensor) else out
         written = 0
         while written < len(rows) and not self._ended:
@@ -219,7 +219,7 @@ class _Windows:
 class SampleReader:
     """Reads one audio stream; `samples`, `(channels, n)`, were read and not dropped yet.
 
-    The first sample wanted is `offset` behind `start`, a number at the output rate, or seconds as a float.
+    The first sample wanted is `offset` behind `start`, a number, or seconds as a float.
     """
 
     def __init__(self, path: Any, options: Any, start: int | float = 0, offset: int = 0) -> None:
@@ -254,7 +254,7 @@ class SampleReader:
         self.length = output_length(position, self._ratio)
 
     def fill(self, wanted: int) -> int:
-        """Read until `samples` has so many; fewer are there at the end, or before `error`."""
+        """Read until `samples` has so many, to the end, or to `error`."""
         found, missing = [self.samples], wanted - self.samples.shape[1]
         while missing > 0 and self.length is None and self.error is None:
             try:

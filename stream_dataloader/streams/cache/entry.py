@@ -6,8 +6,8 @@ A directory, one for each URL::
 
     files/5f1c.../lock                  held while fetching
                   part                  what has arrived so far
-                  09af...-clip.mp4      the file, with its version; locked (shared) by readers; atime is its
-                                        last use, mtime when the server last said that it is the newest
+                  09af...-clip.mp4      the file, with its version; locked (shared) by readers;
+                                        atime: last read, mtime: last known as the newest
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class LocalFile:
 
 def _release(fd: int, process: int) -> None:
     if os.getpid() == process:  # a forked copy must not release its parent's lock
-        # Closing is not enough: the lock stays while a forked process has a copy of the descriptor.
+        # Closing is not enough: a forked process may have a copy of the descriptor.
         fcntl.flock(fd, fcntl.LOCK_UN)
     os.close(fd)
 

@@ -36,7 +36,7 @@ _SERVER_IS_BUSY = (408, 425, 429)
 #: Errors of this machine's disk, not of the network.
 _OURS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EFBIG, errno.EMFILE, errno.ENFILE)
 
-#: fsspec lets go of clients in a forked process, where that ends the parent's connections.
+#: fsspec lets go of clients in a forked process, which ends the parent's connections.
 _held: dict[int, Any] = {}
 
 

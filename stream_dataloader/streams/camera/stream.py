@@ -63,8 +63,8 @@ class CameraStream(PictureOptions):
             wait, if it can (TCP).
         buffer_frames: How many decoded frames may wait to be read.
         on_corrupt: `"keep"` delivers damaged frames, `"drop"` counts them as `lost`; PyAV only.
-        timeout_seconds: The longest wait for a connection, and for a frame, before a camera is lost.
-        reconnect_tries: How often in a row a lost camera is reconnected; None has no limit.
+        timeout_seconds: The longest wait for a connection, or a frame.
+        reconnect_tries: How often in a row a lost camera is reconnected; None: no limit.
         reconnect_seconds: The first and the longest wait before that; each is twice the one before.
         options: FFmpeg's, such as `{"rtsp_transport": "udp"}` (tcp by default); PyAV only.
 

@@ -16,7 +16,7 @@ from pathlib import PurePath
 from typing import Any
 
 from stream_dataloader.streams._media.section import check_file, closed_on_error
-from stream_dataloader.streams.cache.file_cache import FileCache, LocalFile, open_local
+from stream_dataloader.streams.cache import FileCache, LocalFile, open_local
 
 __all__ = ["TextBytes", "encoding_name", "in_utf8", "invalid", "is_compressed", "open_text"]
 
@@ -177,7 +177,7 @@ def encoding_name(encoding: str) -> str:
         name = codecs.lookup(encoding).name
         codecs.getincrementaldecoder(encoding)
     except (LookupError, UnicodeError, TypeError) as error:
-        raise ValueError(f"encoding is {encoding!r}, which Python does not know as an encoding of text") from error
+        raise ValueError(f"encoding is {encoding!r}, which is none of text to Python") from error
     return "utf-8" if name == "utf-8-sig" else name
 
 

@@ -23,7 +23,7 @@ from stream_dataloader.streams._media.section import (
     closed_on_error,
     section_of,
 )
-from stream_dataloader.streams.cache.file_cache import FileCache, is_url
+from stream_dataloader.streams.cache import FileCache, is_url
 from stream_dataloader.streams.text.bytes import TextBytes, encoding_name, in_utf8, is_compressed, open_text
 from stream_dataloader.streams.text.numbers import (
     Codes,
@@ -61,7 +61,7 @@ class TextStream:
         errors: What to do about bytes that are no text: "raise", or "replace" them with U+FFFD.
         newlines: "universal" reads "\r\n" and "\r" as "\n"; "keep" does not. None: "keep" for bytes alone.
         vocabulary: The numbers of characters: a mapping, or a string of them in order.
-        unknown: The number of characters that are not in the vocabulary; None is an error.
+        unknown: The number of characters not in the vocabulary; None is an error.
         targets: Items are `{"input": unit, "target": next unit}`, one fewer than there are units.
         dtype: The dtype of units. None: uint8 for bytes, otherwise int64.
         block_bytes: How much is read at a time.
@@ -142,7 +142,7 @@ class TextStream:
         """Open one source, from item `start` on, counted from its own first.
 
         Raises:
-            ValueError: The text is empty, damaged where it begins, or has fewer items than `start`.
+            ValueError: The text is empty, damaged, or has fewer items than `start`.
             OSError: The file cannot be read.
         """
         if start < 0:

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stream_dataloader.streams._media.container import choose_stream, open_container, ticks_of_untimed
-from stream_dataloader.streams.cache.file_cache import FileCache, keep_tables, kept_tables, open_local
+from stream_dataloader.streams.cache import FileCache, keep_tables, kept_tables, open_local
 
 __all__ = ["FrameIndex", "FrameTimes", "frame_index", "segment_videos"]
 
@@ -157,7 +157,7 @@ def segment_videos(
 
 
 def _is_gradual_refresh(packet: Any) -> bool:
-    """Whether a key frame of H.264 begins a refresh (`intra-refresh`) of several frames."""
+    """Whether a key frame of H.264 begins a refresh of several frames."""
     for unit in _units(bytes(packet)):
         kind = unit[0] & 31
         if kind in (_SLICE, _IDR):
@@ -181,7 +181,7 @@ def _units(data: bytes) -> Iterator[bytes]:
 
 
 def _frames_to_recover(unit: bytes) -> bool:
-    """Whether a unit holds a recovery point that is some frames away (7.3.2.3.1 and D.1.8)."""
+    """Whether a unit holds a recovery point frames away (7.3.2.3.1 and D.1.8)."""
     # The third byte of 00 00 03 only prevents a false start code (7.4.1).
     payload = unit.replace(b"\0\0\3", b"\0\0")[1:]
     while len(payload) > 2:

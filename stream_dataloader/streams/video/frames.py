@@ -31,13 +31,13 @@ from stream_dataloader.streams.video.frame_index import FrameIndex, frame_index
 
 __all__ = ["FrameReader"]
 
-#: After so many packets in a row that cannot be read, the rest of the file is given up.
+#: After so many packets that cannot be read, the rest of the file is given up.
 _MOST_FAILURES = 100
 
-#: How far before the wanted frame each further try to seek aims, since some containers land late.
+#: How far before the wanted frame each try to seek aims, since some containers land late.
 _BACK_SECONDS = (0.0, 1.0, 4.0, 16.0, 64.0)
 
-#: Where two files were joined, a key frame comes at most this many packets after the mark.
+#: Where files were joined, a key frame comes at most so many packets after the mark.
 _TO_A_KEY_FRAME = 3
 
 
@@ -262,14 +262,14 @@ class Tally:
 class PacketGaps:
     """Finds out where packets of a transport stream were lost.
 
-    FFmpeg marks packets near a break in their numbers, and where files were joined, before a key frame.
+    FFmpeg marks packets near a break in their numbers, and where files were joined.
     """
 
     def __init__(self) -> None:
         self._left = 0
 
     def has_one_before(self, packet: Any) -> bool:
-        """Whether something was lost before this packet, or before the end if it is None."""
+        """Whether something was lost before this packet, or the end."""
         if packet is None:
             return self._left > 0
         if packet.is_keyframe:

@@ -1,6 +1,6 @@
 """Videos as streams of frames, with PyAV.
 
-Guarantee: item n is the same picture however it is reached. A video that is damaged or cut is reported.
+Guarantee: item n is the same picture however it is reached. Damage is reported.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from stream_dataloader.streams._media.section import (
     section_of,
     whole_number,
 )
-from stream_dataloader.streams.cache.file_cache import FileCache, LocalFile, open_local
+from stream_dataloader.streams.cache import FileCache, LocalFile, open_local
 from stream_dataloader.streams.video.device import device_of, tell_fallback
 from stream_dataloader.streams.video.frames import FrameReader
 from stream_dataloader.streams.video.selection import Selection
@@ -57,9 +57,9 @@ class VideoStream(PictureOptions):
         on_corrupt: What to do about damaged frames: `"raise"` an error, `"keep"` them as decoded, or
             `"drop"` them. Only `"raise"` can seek; the others take what is left of a file.
         backend: PyAV reads all videos; `"opencv"` is accepted, with a warning.
-        device: What decodes: None or `"cpu"`; or `"cuda"` or `"cuda:1"`, an NVIDIA GPU's decoder; frames
-            come back to host memory. `on_corrupt` must be `"raise"`. It has not run on a GPU yet.
-        device_fallback: Decode by the CPU what the device cannot, and warn once, without a `DeviceError`.
+        device: What decodes: `"cpu"` or None; or `"cuda"` or `"cuda:1"`, an NVIDIA GPU's decoder, into
+            host memory, with `on_corrupt="raise"`. It has not run on a GPU yet.
+        device_fallback: Decode by the CPU what the device cannot, and warn once.
         cache: Where files from URLs are kept.
 
     Raises:
