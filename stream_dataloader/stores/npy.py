@@ -90,7 +90,9 @@ class NpyStore(Store):
     def _leaf_names(self, folder: str, inside: dict[str, list[str]]) -> list[str]:
         names = next(iter(inside.values()))
         for number, (key, files) in enumerate(inside.items()):
-            odd = set(self._wanted or names) - set(files) or (set(files) - set(names) if self._wanted is None else ())
+            odd = set(self._wanted or names) - set(files)
+            if self._wanted is None:
+                odd |= set(files) - set(names)
             if odd:
                 found = f"{shorten(files, 120)}: not all streams have {shorten(sorted(odd), 120)}"
                 raise StoreError(f"{os.path.join(folder, key)} (stream {number}) has {found}; use columns=")

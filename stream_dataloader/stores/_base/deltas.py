@@ -44,7 +44,8 @@ class DeltaStore(Store):
 
     def __init__(self, store: Store, deltas: Mapping[str, Iterable[int]]) -> None:
         windows = {name: _window(name, deltas[name]) for name in deltas}
-        super().__init__(store.path, **store._options, deltas={name: list(map(int, windows[name])) for name in windows})
+        steps = {name: window.tolist() for name, window in windows.items()}
+        super().__init__(store.path, **store._options, deltas=steps)
         self.format = store.format  # type: ignore[misc]  # each class has one
         self._store = self._far = store
         self._near: Store | None = None
@@ -63,7 +64,7 @@ class DeltaStore(Store):
         self._structure = layout.structure
         for name, spec in zip(leaf_names(layout.structure), layout.specs, strict=True):
             if spec.dtype is None:
-                raise StoreError(f"{store.path}: {name} is {spec}, and deltas= takes numbers; leave it out")
+                raise StoreError(f"{store.path}: {name} is {spec}, and deltas= takes numbers")
             self._leaf_specs.append(LeafSpec(spec.dtype, spec.shape))
 
     def _read_index(self) -> Any:

@@ -167,7 +167,8 @@ def _node(found: Any, name: str, classes: dict[str, type]) -> Node:
     if found is None:
         return LEAF
     ((kind, inside),) = found.items()
-    children = tuple(_node(child, name, classes) for child in (inside if kind == "tuple" else inside["children"]))
+    below = inside if kind == "tuple" else inside["children"]
+    children = tuple(_node(child, name, classes) for child in below)
     keys = tuple(range(len(children)) if kind == "tuple" else inside["keys"])
     if kind not in ("tuple", "dict", "class") or len(keys) != len(children):
         raise KeyError(kind)

@@ -76,7 +76,7 @@ def check_row(name: str, row_shape: Sequence[int], dtype: np.dtype[Any]) -> None
     """Refuse rows of more bytes than a time step may have."""
     size = math.prod(row_shape) * dtype.itemsize
     if size > LARGEST_ROW_BYTES:
-        what = f"{name} is {dtype} {tuple(row_shape)} a step, {size:,} bytes of {LARGEST_ROW_BYTES:,} at most"
+        what = f"{name} is {dtype} {tuple(row_shape)} a step, {size:,} bytes of {LARGEST_ROW_BYTES:,}"
         raise StoreError(f"{what}: its first axis may not be time; leave it out, by columns=")
 
 

@@ -67,7 +67,7 @@ def pack(
             `"raise"`; `"skip"`; or a function of the `StreamError` that returns one of these.
             After an interrupt skipped streams are tried again.
         progress: True shows a bar, None does on a terminal. Or a function of how many streams
-            are done, and how many there are.
+            are done, and of how many.
         verify: Compare the whole store with its checksums.
         metadata: Of the whole store, as JSON can hold it, if the format keeps any.
         keys: The streams' names, or a function of a source; None: of their store, or the source.
@@ -123,7 +123,7 @@ def pack(
         "_seed": seed_of_streams if seed is None else seed,
     } | ({} if seed is None else {"seed": seed})
     if is_url(os.fspath(path)) and format not in INDEXES:
-        raise ValueError(f"format {format!r} is not read by URL; pack into a folder of this machine")
+        raise ValueError(f"format {format!r} is not read by URL; pack into a folder")
     with Partial(path, storage_options) as partial, _telling_how_to_go_on(partial, len(names)):
         packer = packer_class(partial.store, **options)
         begun = partial.begin(header)
@@ -226,7 +226,7 @@ def _notes_of(sources: Sequence[Any], given: Any, store: Store | None) -> list[d
             json.dumps(one)
         except (TypeError, ValueError) as error:
             source = shorten(sources[number])
-            raise TypeError(f"the metadata of source {number} ({source}) cannot be kept as JSON: {error}") from None
+            raise TypeError(f"the metadata of source {number} ({source}) is no JSON: {error}") from None
     return found
 
 

@@ -113,7 +113,8 @@ def _nodes(halves: NDArray[np.uint16], pages: _Positions, kind: int) -> tuple[_P
     at = halves[row, 8 + entry].astype(np.int64)
     if (at < halves[row, 7]).any() or (at % 2).any():
         raise ValueError("an entry lies outside of its page")
-    return pages[row] * 2 * halves.shape[1] + at, [halves[row, at // 2 + i].astype(np.int64) for i in range(4)]
+    numbers = [halves[row, at // 2 + i].astype(np.int64) for i in range(4)]
+    return pages[row] * 2 * halves.shape[1] + at, numbers
 
 
 def _entries(pages: NDArray[np.uint8], at: _Positions, numbers: list[_Positions], kinds: int) -> _Positions:

@@ -279,7 +279,8 @@ class _ListEncoding(Encoding):
     def encode(self, value: Sequence[Any]) -> bytes:
         if not isinstance(value, (list, tuple)):
             raise TypeError(f"a {type(value).__name__} where a list should be")
-        parts = [bytes(one) if isinstance(one, (bytes, bytearray)) else self._element.encode(one) for one in value]
+        encode = self._element.encode
+        parts = [bytes(one) if isinstance(one, (bytes, bytearray)) else encode(one) for one in value]
         sizes = np.array([len(part) for part in parts], "<u4").tobytes()
         return b"".join([bytes(self._head), len(parts).to_bytes(4, "little"), sizes, *parts])
 

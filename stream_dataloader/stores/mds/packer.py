@@ -105,7 +105,8 @@ class MdsPacker:
             note["items"] = {name: said[name] for name in ("structure", "columns")}
             note["bools"] = said["bools"]
         write_index(self._folder, entries, note)
-        return [*((entry["zip_data"] or entry["raw_data"])["basename"] for entry in entries), _TABLE, INDEX]
+        files = [(entry["zip_data"] or entry["raw_data"])["basename"] for entry in entries]
+        return [*files, _TABLE, INDEX]
 
 
 class _Part:

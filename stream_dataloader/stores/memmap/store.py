@@ -78,7 +78,7 @@ class MemmapStore(PackedStore):
 
     def _read_index(self) -> _Index:
         if not is_url(self.path) and not os.path.isdir(self.path):
-            raise FileNotFoundError(f"there is no store at {self.path}; give one that stores.pack wrote")
+            raise FileNotFoundError(f"there is no store at {self.path}")
         options = self._options
         return _Index(self.path, self._classes, options["columns"], check=self._check_all, cache=options["cache"])
 
@@ -197,7 +197,8 @@ class RemoteLeaf(Shards[_Piece]):
         super().__init__()
         self._url, self.spec, self._steps, self._content, self._cache = url, spec, steps, content, cache
         self.piece_steps = max(1, _PIECE_BYTES // max(1, spec.step_bytes))
-        with damage_named(url), cache.made(f"{url}#version", f"{content}{stamp}", 64, self._keep_version) as local:
+        kept = f"{url}#version", f"{content}{stamp}"
+        with damage_named(url), cache.made(*kept, 64, self._keep_version) as local:
             self._version = pathlib.Path(local.path).read_text()
 
     def _keep_version(self, path: str) -> None:
@@ -209,7 +210,8 @@ class RemoteLeaf(Shards[_Piece]):
 
     def file(self, number: int) -> LocalFile:
         first = number * self.piece_steps
-        start, size = (steps * self.spec.step_bytes for steps in (first, min(self.piece_steps, self._steps - first)))
+        count = min(self.piece_steps, self._steps - first)
+        start, size = first * self.spec.step_bytes, count * self.spec.step_bytes
 
         def fetch(path: str) -> None:
             content, version, _ = self._cache.remote(self._url).part(start, size)

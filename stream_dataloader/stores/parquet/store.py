@@ -141,7 +141,7 @@ class ParquetStore(Store):
         for column, kind in self._features.items():
             if kind != "Image" and column.split(".")[0] in wanted:
                 what = f"{name}: {column!r} is of the feature {kind}, which is not decoded"
-                raise StoreError(f"{what}; leave it out by columns=, or use cast_column with {kind}(decode=False)")
+                raise StoreError(f"{what}; leave it out by columns=, or cast_column it to {kind}(decode=False)")
         return needed
 
     def _decode(self, array: Any, source: Source) -> Column:

@@ -267,7 +267,9 @@ def _leaves(feature: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _picked(item: Any, nested: Any) -> Any:
-    return {key: _picked(below, nested[key]) for key, below in item.items()} if isinstance(item, dict) else nested
+    if not isinstance(item, dict):
+        return nested
+    return {key: _picked(below, nested[key]) for key, below in item.items()}
 
 
 def _plain(value: Any) -> Any:

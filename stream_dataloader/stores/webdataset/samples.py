@@ -157,7 +157,9 @@ class _TarFile:
             local = opened.enter_context(open_local(path, cache))
             self._file = opened.enter_context(open(local.path, "rb", buffering=0))  # noqa: SIM115
             self._known = KnownFile.of(local.path, self._file.fileno(), name=path)
-            state = os.path.basename(local.path) if is_url(path) else state_of(os.fstat(self._file.fileno()))
+            state = os.path.basename(local.path)
+            if not is_url(path):
+                state = state_of(os.fstat(self._file.fileno()))
             if state != tar.state:
                 if is_url(path):
                     forget(path)

@@ -60,7 +60,7 @@ class PictureOptions:
             size = tuple(self.size) if isinstance(self.size, (tuple, list)) else ()
             whole = len(size) == 2 and all(isinstance(side, (int, np.integer)) for side in size)
             if not whole or not all(0 < side <= _LARGEST_SIDE for side in size):
-                raise ValueError(f"size is {self.size!r}; give (height, width), 1 to {_LARGEST_SIDE} pixels, or None")
+                raise ValueError(f"size is {self.size!r}; give (height, width), 1 to {_LARGEST_SIDE}, or None")
             object.__setattr__(self, "size", (int(size[0]), int(size[1])))
 
     @property

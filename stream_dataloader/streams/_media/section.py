@@ -203,7 +203,7 @@ class KnownFile(NamedTuple):
             left = f"{found.st_size:,} bytes are left of {self.size:,}"
             raise StoreError(f"{self.name} was cut off while it was read: {left}")
         if (found.st_ino, found.st_size, found.st_mtime_ns) != (self.inode, self.size, self.modified_ns):
-            raise StoreError(f"{self.name} is another file now: it was replaced or written to; open it again")
+            raise StoreError(f"{self.name} is another file now: replaced or written to; open it again")
 
     def __enter__(self) -> None:
         self.check()

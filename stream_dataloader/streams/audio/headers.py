@@ -83,7 +83,7 @@ def check_audio_not_cut(
     check_not_cut(path)
     name = container.format.name
     if name == "ogg" and (last := _ogg_end(path)) is not None and last > (size := os.path.getsize(path)):
-        raise ValueError(f"{path} is cut off: it has {size} bytes, and its last page ends at byte {last}")
+        raise ValueError(f"{path} is cut off: it has {size} bytes, and its last page ends at {last}")
     found = None if clock is None else clock.seconds_read()
     if clock is None or found is None:
         return

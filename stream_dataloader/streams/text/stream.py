@@ -194,7 +194,7 @@ class TextStream:
             if file.size is None:
                 raise ValueError(f"{file.name} is {self.encoding}; give whole files, or convert them to utf-8")
             if max(first, stop or 0) > file.size:
-                raise ValueError(f"{file.name} has {file.size} bytes, and bytes {first} to {stop} were asked for")
+                raise ValueError(f"{file.name} has {file.size} bytes, not {first} to {stop}")
             return
         mark = TextReader(self, file).mark_bytes
         if not file.read_at(mark, 1):

@@ -97,7 +97,7 @@ class Selection(NamedTuple):
 
     def _check_start(self, start: int, items: int | None) -> None:
         if items is not None and start > max(0, items):
-            raise ValueError(f"{self.section.path} has {max(0, items)} items, and was to be read from item {start} on")
+            raise ValueError(f"{self.section.path} has {max(0, items)} items, and start is {start}")
 
     def _check_end(self, reader: FrameReader, first: int, stop: int | None, count: int) -> None:
         """Check that a video, of which `count` frames were read, holds the section."""
