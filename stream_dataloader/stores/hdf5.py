@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import numpy as np
 
 from stream_dataloader.errors import StoreError, shorten
-from stream_dataloader.stores._base.files import damage_named, hashed
+from stream_dataloader.stores._base.files import damage_named, hashed, plain
 from stream_dataloader.stores._base.formats import HDF5_SUFFIXES, given_columns, given_options, renamed
 from stream_dataloader.stores._base.handles import Handles
 from stream_dataloader.stores._base.rows import (
@@ -156,7 +156,7 @@ class Hdf5Store(Store):
     def _attributes(self, number: int, group: str) -> dict[str, Any]:
         known = self.index.streams[number].known
         with known, closing(self._files.lease(known)) as lease, damage_named(self.name_of(number)):
-            return {str(name): _plain(value) for name, value in lease.handle[group].attrs.items()}
+            return {str(name): plain(value) for name, value in lease.handle[group].attrs.items()}
 
     def check_stream(self, number: int) -> None:
         """Read one stream, and compare checksums (fletcher32)."""
@@ -284,9 +284,3 @@ def _written(dataset: Any) -> tuple[int, int]:
     if dataset.chunks is None:
         return dataset.id.get_storage_size(), dataset.nbytes
     return dataset.id.get_num_chunks(), chunks_of(dataset)
-
-
-def _plain(value: Any) -> Any:
-    """An attribute's value, without NumPy."""
-    value = value.decode("utf-8", "replace") if isinstance(value, bytes) else value
-    return value.tolist() if isinstance(value, (np.ndarray, np.generic)) else value

@@ -16,9 +16,11 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
+
+import numpy as np
 
 from stream_dataloader.errors import StoreError
 from stream_dataloader.streams._media.section import KnownFile, natural_order
@@ -35,6 +37,7 @@ __all__ = [
     "inside",
     "matching",
     "package",
+    "plain",
     "plain_path",
     "read_json",
     "stamp_of",
@@ -120,6 +123,17 @@ def digest_of(known: KnownFile) -> str:
         file.seek(max(0, known.size - _DIGESTED_BYTES))
         ends += file.read(_DIGESTED_BYTES)
     return hashed(ends)
+
+
+def plain(value: Any) -> Any:
+    """A value as JSON can hold it."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(inner) for key, inner in value.items()}
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "backslashreplace")
+    if isinstance(value, (np.ndarray, np.generic)):
+        return plain(value.tolist())
+    return [plain(inner) for inner in value] if isinstance(value, (list, tuple)) else value
 
 
 def write_once(path: str, content: Any) -> None:

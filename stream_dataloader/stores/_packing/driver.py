@@ -113,6 +113,7 @@ def pack(
     if metadata is None and store is not None:
         metadata = store.info().metadata
     if metadata is not None:
+        json.dumps(metadata)  # is it any?
         options["metadata"] = dict(metadata)
     header = {
         "format": format,

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import os
 import shutil
 import zlib
@@ -73,7 +72,6 @@ class LmdbPacker:
         Windows((), codec, quality)
         self._folder, self._databases, self._metadata = folder, databases, dict(metadata or {})
         self._window, self._codec, self._quality = window, codec, quality
-        json.dumps(self._metadata)
 
     def part(self, worker: int) -> _Part:
         first = worker * self._databases

@@ -11,7 +11,6 @@ Guarantee: between two `sync`s all streams are packed, or none.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -62,7 +61,6 @@ class MdsPacker:
     ) -> None:
         self._folder = folder
         self._metadata = dict(metadata or {})
-        json.dumps(self._metadata)
         self._options: Any = {"compression": compression, "hashes": hashes, "size_limit": size_limit}
         self._encodings = dict(encodings or {})
         self.key_column = key_column

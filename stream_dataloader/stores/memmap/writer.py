@@ -6,7 +6,6 @@ Guarantee: what was written stays in its place. A process that is killed leaves 
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import tempfile
 import zlib
@@ -40,7 +39,6 @@ class MemmapPacker:
     def __init__(self, folder: str, *, metadata: Mapping[str, Any] | None = None) -> None:
         self._folder = folder
         self._metadata = dict(metadata or {})
-        json.dumps(self._metadata)
 
     def part(self, worker: int) -> _Part:
         del worker  # all write to the same files

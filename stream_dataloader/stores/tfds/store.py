@@ -18,7 +18,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from stream_dataloader.errors import StoreError
-from stream_dataloader.stores._base.files import damage_named, hashed, inside, package, read_json
+from stream_dataloader.stores._base.files import damage_named, hashed, inside, package, plain, read_json
 from stream_dataloader.stores._base.formats import given_columns, renamed
 from stream_dataloader.stores._base.handles import Handles
 from stream_dataloader.stores._base.rows import RowSteps, Selection, check_lengths, selected
@@ -195,7 +195,7 @@ class _EpisodeReader:
 
     def metadata(self, record: bytes, name: str) -> Mapping[str, Any]:
         with damage_named(f"{name}, its metadata,"):
-            found: Mapping[str, Any] = _plain(self._rest.decode_example_np(self._rest_parser.parse_example(record)))
+            found: Mapping[str, Any] = plain(self._rest.decode_example_np(self._rest_parser.parse_example(record)))
             return found
 
 
@@ -270,13 +270,3 @@ def _picked(item: Any, nested: Any) -> Any:
     if not isinstance(item, dict):
         return nested
     return {key: _picked(below, nested[key]) for key, below in item.items()}
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(key): _plain(inner) for key, inner in value.items()}
-    if isinstance(value, bytes):
-        return value.decode("utf-8", "backslashreplace")
-    if isinstance(value, (np.ndarray, np.generic)):
-        return _plain(value.tolist())
-    return [_plain(inner) for inner in value] if isinstance(value, (list, tuple)) else value
