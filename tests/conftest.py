@@ -19,6 +19,7 @@ import time
 from contextlib import suppress
 
 import pytest
+from file_server import serving
 from hypothesis import HealthCheck, settings
 from skips import judge_skip
 
@@ -201,6 +202,17 @@ def folder_of_nobody(tmp_path):
             yield pathlib.Path(folder)
     finally:
         os.seteuid(0)
+
+
+@pytest.fixture
+def tries_follow_at_once(monkeypatch):
+    monkeypatch.setattr("stream_dataloader.streams.cache.remote._WAIT_SECONDS", (0.01, 0.02, 0.03))
+
+
+@pytest.fixture
+def server(tries_follow_at_once):
+    with serving() as server:
+        yield server
 
 
 @pytest.fixture(scope="module")

@@ -261,7 +261,7 @@ def _table(group: Any, name: str, leaf: str, pictures: Pictures | None) -> Any:
         raise StoreError(f"{name}: {leaf!r} lies in another file; copy it into this one")
     label, dtype = f"{name}, {leaf}", found.dtype
     if pictures is None and dtype.kind in "OSV":
-        raise StoreError(f"{name}, dataset {found.name} is {dtype}; cameras= names encoded images")
+        raise StoreError(f"{name}, dataset {found.name} is of dtype {dtype}; cameras= names encoded images")
     check_row(label, found.shape[1:], dtype)
     _check_size(label, found)
     if pictures is not None:

@@ -14,7 +14,6 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
-from file_server import serving
 from helpers import FULL
 from packed import finish_here, images, pack_here
 from store_tests import StoreTests
@@ -35,13 +34,6 @@ fork = multiprocessing.get_context("fork")
 @pytest.fixture(autouse=True)
 def _cache(tmp_path, monkeypatch):
     monkeypatch.setenv("STREAM_DATALOADER_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("stream_dataloader.streams.cache.remote._WAIT_SECONDS", (0.01, 0.02, 0.03))
-
-
-@pytest.fixture
-def server():
-    with serving() as server:
-        yield server
 
 
 def packed(folder, streams, workers=1, **options):
@@ -439,14 +431,8 @@ def test_a_shard_that_is_cut_off_while_it_is_read_is_an_error(tmp_path):
 # servers
 
 
-def served(server, folder):
-    for name in os.listdir(folder):
-        server.put(f"data/{name}", pathlib.Path(folder, name).read_bytes())
-    return f"{server.url}/data"
-
-
 def test_a_shard_on_a_server_that_is_another_is_refused_and_not_kept(tmp_path, server):
-    url = served(server, written(tmp_path / "a"))
+    url = server.put_folder(written(tmp_path / "a"))
     store, good = MdsStore(url), server.files["data/shard.00000.mds"]
     for wrong, message in ((good[:-1] + b"?", "its sha1 is"), (good + b"more", f"has {len(good) + 4} bytes, and")):
         server.put("data/shard.00000.mds", wrong)
@@ -513,7 +499,7 @@ def test_shards_are_as_large_as_they_may_be(tmp_path):
 
 def test_packed_streams_are_found_again_with_their_keys_and_metadata(tmp_path, server):
     path = packed(tmp_path / "a", STREAMS, workers=3, metadata={"made": "here"}, size_limit=3000, compression="br")
-    for place in (path, served(server, path)):
+    for place in (path, server.put_folder(path)):
         sources, store = stores.open(place, format="mds")
         assert [store.key(number) for number in sources] == [f"stream/{number}" for number in range(4)]
         assert [len(list(store(number))) for number in sources] == store.lengths.tolist() == [23, 0, 7, 31]

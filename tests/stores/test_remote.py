@@ -2,13 +2,11 @@
 
 import itertools
 import os
-import pathlib
 import threading
 
 import fsspec
 import numpy as np
 import pytest
-from file_server import serving
 from helpers import PATIENCE
 from packed import images, pack_here
 from store_tests import StoreTests
@@ -24,23 +22,13 @@ STREAMS = images((23, 0, 7, 31))
 SMALL = {"memmap": {}, "mds": {"size_limit": 1200}}
 
 
+pytestmark = pytest.mark.usefixtures("tries_follow_at_once")
+
+
 @pytest.fixture(autouse=True)
 def _fast_and_small(tmp_path, monkeypatch):
     monkeypatch.setenv("STREAM_DATALOADER_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("stream_dataloader.streams.cache.remote._WAIT_SECONDS", (0.01, 0.02, 0.03))
     monkeypatch.setattr("stream_dataloader.stores.memmap.store._PIECE_BYTES", 600)  # ten images
-
-
-@pytest.fixture
-def server():
-    with serving() as server:
-        yield server
-
-
-def served(server, folder, name="data"):
-    for file in os.listdir(folder):
-        server.put(f"{name}/{file}", pathlib.Path(folder, file).read_bytes())
-    return f"{server.url}/{name}"
 
 
 @pytest.fixture(params=INDEXES)
@@ -49,7 +37,7 @@ def url(request, tmp_path, server):
     os.makedirs(folder := tmp_path / request.param)
     packer = FORMATS[request.param].load(FORMATS[request.param].packer)
     pack_here(packer(str(folder), **SMALL[request.param]), STREAMS)
-    return served(server, folder)
+    return server.put_folder(folder)
 
 
 def numbers(store):
@@ -270,6 +258,6 @@ def test_a_bucket_that_answers_503_is_sent_to_again(server, tmp_path, monkeypatc
 def test_numbers_without_bytes_are_not_asked_for(tmp_path, server):
     os.makedirs(folder := tmp_path / "a")
     pack_here(FORMATS["memmap"].load("MemmapPacker")(str(folder)), [[{"x": np.zeros((0, 3)), "y": np.int8(1)}] * 5])
-    _, store = stores.open(served(server, folder))
+    _, store = stores.open(server.put_folder(folder))
     assert [item["x"].shape for item in store(0)] == [(0, 3)] * 5
     assert store.verify() == []

@@ -1,5 +1,7 @@
 """A server of files on loopback, which may go wrong as planned; to s3fs it is a bucket."""
 
+import os
+import pathlib
 import socket
 import threading
 from collections import Counter
@@ -24,6 +26,11 @@ class Server(ThreadingHTTPServer):
     def put(self, name, content):
         self.files[name] = content
         return f"{self.url}/{name}"
+
+    def put_folder(self, folder):
+        for name in os.listdir(folder):
+            self.put(f"data/{name}", pathlib.Path(folder, name).read_bytes())
+        return f"{self.url}/data"
 
     def count(self, method, name=""):
         return sum(asked == method and name in path for asked, path in self.requests)

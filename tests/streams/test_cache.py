@@ -25,19 +25,11 @@ fork = multiprocessing.get_context("fork")
 
 
 @pytest.fixture
-def server():
-    with serving() as server:
-        yield server
-
-
-@pytest.fixture
 def cache(tmp_path):
     return FileCache(directory=tmp_path / "cache", timeout_seconds=PATIENCE)
 
 
-@pytest.fixture(autouse=True)
-def _tries_follow_at_once(monkeypatch):
-    monkeypatch.setattr("stream_dataloader.streams.cache.remote._WAIT_SECONDS", (0.01, 0.02, 0.03))
+pytestmark = pytest.mark.usefixtures("tries_follow_at_once")
 
 
 def read(cache, url):
