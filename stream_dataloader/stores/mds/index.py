@@ -22,7 +22,7 @@ A table lies beside the shards of a packed store, or in the cache. Numbers are i
     key_stop, note_stop               where its key ends, and its metadata
     keys, notes                       UTF-8 and JSON, end to end
 
-Guarantee: an index or a table that was read is consistent, and names no file elsewhere.
+Guarantee: what was read is consistent, and names no file elsewhere.
 """
 
 from __future__ import annotations

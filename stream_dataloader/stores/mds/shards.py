@@ -8,7 +8,7 @@ Source: `streaming/base/format/mds/reader.py` and `writer.py` of mosaicml-stream
     sample      uint32 * n                sizes of its n columns whose sizes differ
                 values                    of all columns
 
-Guarantee: a shard that is not what the index says, or is written to meanwhile, is an error.
+Guarantee: a shard that is not what the index says, or is written to, is an error.
 A damaged sample is one for the streams that it is in.
 """
 

@@ -1,8 +1,8 @@
 """Writes MDS datasets, which mosaicml-streaming reads as its own.
 
-Source: `streaming/base/format/base/writer.py` and `mds/writer.py` of mosaicml-streaming 0.13.
+Source: `streaming/base/format/mds/writer.py` of mosaicml-streaming 0.13.
 
-Guarantee: index.json is written when all else is on the disk; without it there is no dataset.
+Guarantee: index.json is written when all else is on the disk.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Decodes one audio stream of a file, from its beginning or from a sample that it seeks to.
+"""Decodes an audio stream, from its beginning or from a sample that it seeks to.
 
 Guarantee: the samples after a seek are, bit for bit, those of reading from the beginning::
 
@@ -78,7 +78,7 @@ class AudioDecoder:
 
     def seek(self, start: int) -> int:
         """Go to sample `start`, or to one before it; returns its number."""
-        # With damaged data left out, the n-th sample is found only by decoding from the beginning.
+        # With damaged data left out, the n-th sample is found by decoding from the beginning.
         if start <= _SEEK_SECONDS * self.rate or self._on_corrupt != "raise" or self._clock.origin is None:
             return 0
         try:

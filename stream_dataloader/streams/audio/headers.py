@@ -53,7 +53,7 @@ class FrameClock:
         if gap <= max(inexact, seconds / 2):
             return 0.0
         self.gap_at = (before or 0.0) - self.origin_seconds
-        # Packets are lost as a whole. A whole number of frames is more exact than coarse time stamps.
+        # Packets are lost as a whole: frames are more exact than coarse time stamps.
         whole: float = round(gap / seconds) * seconds
         return whole if abs(whole - gap) <= inexact else gap
 

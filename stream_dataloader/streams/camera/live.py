@@ -1,4 +1,4 @@
-"""Reads a camera in a thread of its own, by PyAV or OpenCV, and connects again when it is lost.
+"""Reads a camera in a thread of its own, and connects again when it is lost.
 
 ::
 
@@ -137,7 +137,7 @@ class LiveReader:
                 if period:
                     moment = frame.time_seconds if math.isnan(frame.pts_seconds) else frame.pts_seconds
                     early = due - moment
-                    # Time stamps are rounded; a frame that is earlier than this says that a clock was set back.
+                    # Time stamps are rounded; a frame before this says that a clock was set back.
                     if 0.01 * period < early < 2 * period:
                         continue
                     due = due + period if abs(early) < period else moment + period

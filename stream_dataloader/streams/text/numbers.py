@@ -27,7 +27,7 @@ def check_tokenizer(tokenizer: Any) -> None:
         if not os.path.isfile(tokenizer):
             raise FileNotFoundError(f"tokenizer is {os.fspath(tokenizer)!r}, and there is no such file")
     elif not (callable(tokenizer) or hasattr(tokenizer, "encode")):
-        raise TypeError(f"tokenizer is {tokenizer!r}; give a tokenizers.Tokenizer, its file, or a function")
+        raise TypeError(f"tokenizer is {tokenizer!r}; give a Tokenizer, its file, or a function")
 
 
 def is_thread_safe(tokenizer: Any) -> bool:

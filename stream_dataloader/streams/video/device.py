@@ -82,7 +82,7 @@ class DeviceDecoder:
         raise self._not_opened(f'it does not come up ({problem}): {why}; multiprocessing_context="spawn" helps')
 
     def _not_opened(self, why: str) -> DeviceError:
-        """The error to return, unless the file itself is at fault, which is raised here."""
+        """The error, unless the file is at fault, which is raised here."""
         with open_container(self._path) as container:
             self._codec = choose_stream(container, "video", self._index).codec_context.name
         return self._refused(why)

@@ -112,7 +112,7 @@ class Selection(NamedTuple):
         return self.frame_step / (self.fps * Fraction(reader.stream.time_base))
 
     def _at_rate(self, reader: FrameReader, first: int, stop: int | None, start: int) -> Iterator[tuple[Any, Any]]:
-        """From item `start` on, the frame that is shown at each moment, and that moment."""
+        """From item `start` on, the frame shown at each moment, and that moment."""
         if stop is not None and first >= stop:
             return
         end = None if stop is None else reader.time_of(stop)
