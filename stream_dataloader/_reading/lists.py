@@ -25,7 +25,7 @@ import numpy as np
 from stream_dataloader import _options as options
 from stream_dataloader._items.content import hash_content
 from stream_dataloader._memory.pickling import ByValue
-from stream_dataloader._reading.opening import declares_early
+from stream_dataloader._reading.opening import declares_early, takes_start
 from stream_dataloader._reading.sources import MadeSources, Sources, is_safe_anywhere, sources_of
 from stream_dataloader._schedule.mix import Mix
 from stream_dataloader._schedule.rules import IntArray
@@ -68,6 +68,7 @@ class SourceList:
             TypeError: A value is of the wrong type, or a source cannot be pickled.
         """
         options.check_callable("open_stream", open_stream, "open_stream(source), which yields items")
+        takes_start(open_stream)  # forked workers find the answer
         packed = sources_of(options.check_sources(sources))
         if lengths is None and isinstance(open_stream, KnowsLengths):
             lengths = open_stream.lengths_of(sources)

@@ -59,6 +59,7 @@ def watch_parent(folder: str | None) -> None:
     parent, started_by = os.getppid(), multiprocessing.parent_process()
 
     def watch() -> None:  # a forkserver, the parent of its children, outlives the process that asked for them
+        time.sleep(_WATCH_SECONDS)  # first: looking would copy pages while the worker starts
         while os.getppid() == parent and (started_by is None or started_by.is_alive()):
             time.sleep(_WATCH_SECONDS)
         if folder is not None:
@@ -127,26 +128,22 @@ class ProcessCrew(Crew):
     def leave(self) -> None:
         """End the workers, and wait for that: not longer than for one that hangs."""
         self.left = True
-        if threading.current_thread() is not threading.main_thread():
-            self._leave()
-        elif self.iterator is not None:
+        if self.iterator is not None:
             thread = threading.Thread(target=self._leave, name="stream-farewell", daemon=True)
             thread.start()
+            try:
+                thread.join(_FAREWELL_SECONDS)
+            finally:
+                if thread.is_alive():  # one hangs, or the wait was interrupted
+                    self.kill()
             thread.join()
 
     def _leave(self) -> None:
         with self._turn:
-            if self.packets is None or self.iterator is None:
-                return
-            patience = threading.Timer(_FAREWELL_SECONDS, self.kill)  # torch waits for one worker after the other
-            patience.daemon = True
-            patience.start()
-            try:
+            if self.packets is not None and self.iterator is not None:
                 shut_down(self.iterator)
-            finally:
-                patience.cancel()
-            self.packets.forget()
-            self.iterator = None
+                self.packets.forget()
+                self.iterator = None
 
 
 def _advice_for_start(method: str) -> str:

@@ -102,7 +102,11 @@ class WorkerParts(IterableDataset[Any]):
         assert worker is not None
         self._mailbox.pids[worker.id] = os.getpid()
         self.sessions += 1
-        return self._read(self.sessions, worker.id)
+        messages = self._read(self.sessions, worker.id)
+        if self._is_kept:  # others may still read the session before
+            return messages
+        first = list(itertools.islice(messages, 1))  # now, while other workers are started
+        return itertools.chain(first, messages)
 
     def _read(self, session: int, worker_id: int) -> Iterator[Message | Arrived]:
         join(self._threads)  # they may still write to slots that are used again

@@ -14,7 +14,7 @@ import time
 
 import pytest
 from cases import Case, keys
-from helpers import PATIENCE, make_loader
+from helpers import PATIENCE, START_METHODS, make_loader, soon
 
 from stream_dataloader import StreamDataLoader, StreamDataset, WorkerDeathError
 
@@ -34,6 +34,28 @@ def test_tracebacks_in_workers_are_as_long_as_elsewhere(limit, monkeypatch):
     dataset = StreamDataset([0], lambda _: [sys.tracebacklimit or 0], 1, time_steps=1)
     loader = StreamDataLoader(dataset, 1, multiprocessing_context="fork")
     assert [batch.data.item() for batch in loader] == [limit or 0]
+
+
+@pytest.mark.parametrize("method", START_METHODS)
+def test_the_first_worker_reads_while_the_second_is_started(method, monkeypatch, tmp_path):
+    process_type = multiprocessing.get_context(method).Process
+    begin, started, met = process_type.start, [], []
+
+    def start(process):
+        if started:
+            met.append(soon((tmp_path / "0").exists))
+        started.append(process)
+        begin(process)
+
+    monkeypatch.setattr(process_type, "start", start)
+    dataset = StreamDataset([tmp_path / "0", tmp_path / "1"], touched, 2, time_steps=1)
+    assert len(list(StreamDataLoader(dataset, 2, multiprocessing_context=method))) == 1
+    assert met == [True]
+
+
+def touched(path):
+    path.touch()
+    yield int(path.name)
 
 
 # A worker that was kept
