@@ -3,8 +3,7 @@
 All workers of a session put the same steps into their n-th messages: one, or several where steps are cheap, as the
 first worker to begin a message decides.
 
-Guarantees: each value is written by one side only, but for what is decided together, under a lock. A message takes a
-few milliseconds to fill, or carries one step.
+Guarantee: each value is written by one side only, but for what is decided together, under a lock.
 """
 
 from __future__ import annotations

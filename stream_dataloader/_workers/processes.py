@@ -59,7 +59,7 @@ def watch_parent(folder: str | None) -> None:
     parent, started_by = os.getppid(), multiprocessing.parent_process()
 
     def watch() -> None:  # a forkserver, the parent of its children, outlives the process that asked for them
-        time.sleep(_WATCH_SECONDS)  # first: looking would copy pages while the worker starts
+        time.sleep(_WATCH_SECONDS)  # looking copies pages
         while os.getppid() == parent and (started_by is None or started_by.is_alive()):
             time.sleep(_WATCH_SECONDS)
         if folder is not None:

@@ -93,10 +93,7 @@ def bare_store(store: Any) -> Any:
 
 
 def preload_forkserver() -> None:
-    """Have the server that workers are forked from import the library once, which takes seconds.
-
-    A server that runs already, and the user's own list, are left as they are.
-    """
+    """Have a new server that workers are forked from import the library once, which takes seconds."""
     server: Any = forkserver._forkserver
     if getattr(server, "_preload_modules", None) == ["__main__"]:  # multiprocessing's own
         multiprocessing.set_forkserver_preload(["__main__", "stream_dataloader"])
