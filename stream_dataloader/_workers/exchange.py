@@ -28,7 +28,7 @@ from stream_dataloader._schedule.rules import IntArray
 ROOM = 2
 
 _LOOK_SECONDS = 2e-3  # between looks at what batches have taken
-_FAREWELL_SECONDS = 4.0  # after a failure, to all threads together: it is raised though one of them hangs
+_FAREWELL_SECONDS = 4.0  # to all threads together, after a failure
 
 
 class Failure(NamedTuple):

@@ -3,7 +3,7 @@
 A `Pool` has the workers of a loader, and the slots that they fill. Each iteration over what they read is a `Feed`,
 which yields each reader's parts in order of step. A `Crew` knows on whom one waits.
 
-Guarantee: a worker that ends, or does not deliver, is an error that says which worker, how, and what it was reading.
+Guarantee: a worker that ends, or does not deliver, is an error that says which, how, and what it read.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from stream_dataloader.errors import WorkerTimeoutError
 
 LONGEST_START_SECONDS = 300.0  # of a worker: user code may import much
 _LOOK_SECONDS = 1.0  # between looks at workers of which no end was noticed
-_REPORT_SECONDS = 10.0  # of a wait after which it is said whom it is for; then twice as long, and so on
+_REPORT_SECONDS = 10.0  # of a wait before it is logged; then twice as long
 
 
 class Feed(Protocol):
     """The parts of one iteration."""
 
     def receive(self, step: int, seconds: float = math.inf) -> Sequence[Part]:
-        """The next parts of any worker that has not ended; waits for them while `step` is being put together.
+        """The next parts of any worker; waits for them while `step` is put together.
 
         There are none if none came within so many seconds.
 
@@ -49,7 +49,7 @@ class Feed(Protocol):
 
     @property
     def slot(self) -> Callable[[int], Slot | None]:
-        """Says which slot a step's parts were put into, if there is one; asked for once a step."""
+        """Says which slot has a step's parts, if any; asked once a step."""
 
     @property
     def elsewhere(self) -> list[Feed]:
@@ -145,7 +145,7 @@ class Pool(ABC):
         return (0, 0) if leases is None or not leases.pool.laid_out else (leases.in_use, leases.pool.slots)
 
     def release_slots(self) -> None:
-        """Free the slots of batches that are gone, once what was begun on the current CUDA stream is done."""
+        """Free the slots of batches that are gone, once the current CUDA stream is done with them."""
         if self.leases is not None:
             self.leases.release()
 
