@@ -41,10 +41,11 @@ class Block:
 
     def put_window(self, row: int, count: int, leaves: Leaves) -> None:
         """Write a whole window; leaves without a time axis are repeated."""
-        for column, leaf, spec in zip(self.columns, leaves, self.layout.specs, strict=True):
+        for i, leaf in enumerate(leaves):
+            column = self.columns[i]
             if type(column) is list:
                 for t in range(count):
-                    column[t][row] = leaf[t] if spec.timed else leaf
+                    column[t][row] = leaf[t] if self.layout.specs[i].timed else leaf
             else:
                 column[:count, row] = leaf
         self.counts[row] = count

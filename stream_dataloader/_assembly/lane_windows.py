@@ -73,7 +73,6 @@ class LaneWindows:
 
 
 def _window(block: Block, row: int, layout: Layout) -> Any:
-    """One row of a block as a user sees it: tensors `(T, ...)` and lists `[t]`."""
     return layout.build(
         [step[row] for step in column] if spec.dtype is None else as_tensor(column[: block.time_steps, row], spec.dtype)
         for spec, column in zip(block.layout.specs, block.columns, strict=True)

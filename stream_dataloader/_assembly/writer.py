@@ -18,7 +18,7 @@ from stream_dataloader._assembly.part import Contents, PartDraft
 from stream_dataloader._assembly.slots import Slots
 from stream_dataloader._items.fill import FillValue
 from stream_dataloader._items.layout import Layout, Leaves, as_tensor
-from stream_dataloader._items.step_writer import StepWriter, Taken, step_writer
+from stream_dataloader._items.step_writer import StepWriter, Taken, WindowWriter, step_writer, window_writer
 from stream_dataloader._items.structure import Misfit, StreamMisfit, flatten, has_dict, is_rebuilt
 
 
@@ -43,6 +43,8 @@ class PartWriter:
         self._met: set[Layout] = set()
         self._layouts: dict[Layout, Layout] = {}
         self._step_writers: dict[int, StepWriter] = {}  # by the id of an interned layout
+        self._window_writers: dict[int, WindowWriter] = {}
+        self._write_window: WindowWriter  # for the layout of the step's latest block
         self._whole_layout: Layout | None = None  # of the last window passed on as it is
         self.draft = PartDraft(-1, len(lanes))  # the step's part
 
@@ -74,14 +76,10 @@ class PartWriter:
         """Write time step `t` of a row.
 
         Raises:
-            Misfit: A value does not fit its dtype.
+            OverflowError: A number does not fit its dtype.
             StreamMisfit: The row's window has steps of another layout.
         """
-        block = self._block_for_steps(row, layout)
-        try:
-            block.put_step(row, t, leaves)
-        except OverflowError as error:
-            raise Misfit(f"a number does not fit its dtype: {error}") from None
+        self._block_for_steps(row, layout).put_step(row, t, leaves)
 
     def put_run(self, row: int, t: int, stop: int, layout: Layout, stream: Iterator[Any]) -> Taken:
         """Take time steps `[t, stop)` of a row from a stream, as long as they are like the layout."""
@@ -119,19 +117,28 @@ class PartWriter:
         block = draft.block_of_row[row] = draft.blocks.get(id(layout)) or self._block(row, layout, self._time_steps)
         return block
 
-    def put_window(self, row: int, layout: Layout, leaves: Leaves, count: int, padded: int) -> None:
-        """Write a row's whole window of `count` steps, to be padded to at least `padded`.
+    def put_window(self, row: int, layout: Layout, item: object, first: int) -> int:
+        """Write a row's whole window, to be padded to the steps of its stream's `first`; how many it has.
 
         Raises:
-            Misfit: A value does not fit its dtype.
+            Misfit: It is not of this layout.
+            OverflowError: A number does not fit its dtype.
         """
         block = self.draft.latest
-        if block is None or block.layout is not layout or block.time_steps < padded:
-            block = self.draft.latest = self._block(row, layout, padded)
-        try:
+        count = 0
+        if block is not None and block.layout is layout and block.time_steps >= first:
+            count = block.counts[row] = self._write_window(item, block.columns, row, block.time_steps)
+        if count:
+            return count
+        leaves = layout.read(item)
+        if count := layout.window_length(leaves):
+            padded = max(first, count)
+            if block is None or block.layout is not layout or block.time_steps < padded:
+                block = self.draft.latest = self._block(row, layout, padded)
+                self._write_window = self._window_writers.get(id(layout)) or window_writer(layout)
+                self._window_writers[id(layout)] = self._write_window
             block.put_window(row, count, leaves)
-        except OverflowError as error:
-            raise Misfit(f"a number does not fit its dtype: {error}") from None
+        return count
 
     def put_object(self, row: int, item: object) -> None:
         """Keep a row's whole window, as it is.

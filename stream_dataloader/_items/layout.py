@@ -154,8 +154,17 @@ class Layout:
 
     def read(self, item: Any) -> Leaves:
         """The leaves of `item` as arrays, in this layout's order."""
-        if (array := self._read_alone(item)) is not None:
-            return (array,)
+        dtype, shape = self._array_alone
+        if dtype is not None:  # the most frequent items, in less time
+            array = item
+            if type(item) is torch.Tensor:
+                try:
+                    array = item.numpy()
+                except (RuntimeError, TypeError):  # bfloat16, or on a GPU, sparse, nested, part of a graph
+                    array = None
+            is_array = type(array) is np.ndarray and array.dtype == dtype and array.ndim == self.windowed + len(shape)
+            if is_array and array.shape[self.windowed :] == shape:
+                return (array,)
         try:
             leaves: list[Any] = []
             collect(item, self.structure, "", leaves)
@@ -172,31 +181,12 @@ class Layout:
         except Exception as error:
             raise _unreadable(item, error) from error
 
-    def _read_alone(self, item: Any) -> np.ndarray[Any, Any] | None:
-        dtype, shape = self._array_alone
-        if dtype is None:
-            return None
-        if type(item) is torch.Tensor:
-            try:
-                item = item.numpy()
-            except (RuntimeError, TypeError):  # bfloat16, or on a GPU, sparse, nested, part of a graph
-                return None
-        if type(item) is np.ndarray and item.dtype == dtype and item.shape[self.windowed :] == shape:
-            return item
-        return None
-
     @cached_property
     def _array_alone(self) -> tuple[np.dtype[Any] | None, tuple[int, ...]]:
         """What an item that is one array must be; no dtype, where items are something else."""
         spec = self.specs[0] if self.structure is LEAF else Spec(None, ())
         dtype = None if spec.dtype is None or not spec.timed else DTYPES_OF_NUMPY.get(spec.dtype)
         return dtype, spec.shape
-
-    def read_window(self, item: Any) -> tuple[Leaves, int]:
-        if (array := self._read_alone(item)) is not None:
-            return (array,), len(array)
-        leaves = self.read(item)
-        return leaves, self.window_length(leaves)
 
     def window_length(self, leaves: Leaves) -> int:
         if len(leaves) == 1 and self.specs[0].timed:
@@ -214,7 +204,7 @@ class Layout:
     @cached_property
     def dtypes(self) -> tuple[torch.dtype | None, ...]:
         """Each leaf's dtype, None for objects."""
-        return tuple(spec.dtype for spec in self.specs)
+        return tuple([spec.dtype for spec in self.specs])
 
     @cached_property
     def foreign(self) -> list[tuple[int, torch.dtype]]:

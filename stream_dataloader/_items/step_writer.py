@@ -1,4 +1,4 @@
-"""Writes the single steps of a stream into columns in one go, by a function made for what its items look like.
+"""Writes single steps of a stream in one go, and whole windows, by functions made for what its items look like.
 
 `Layout.read` walks each item's structure anew. Once that is known, a flat function is written from
 `_TEMPLATE`. Items `{"done": bool, "image": (8, 8, 3) uint8}` are written by::
@@ -76,15 +76,36 @@ def write(stream, begin, stop, columns, row):
         write_rows(begin, gathered)
     return Taken(stop - begin)
 """
-_ODD = "return Taken(t - begin, (item,))"
+#: Called with a window, columns, `row` and `room`: writes it and returns how many steps it has. 0: it is unlike the
+#: layout, or there is no room.
+WindowWriter = Callable[[Any, Sequence[Any], int, int], int]
+
+_WINDOW_TEMPLATE = """
+def write(item, columns, row, room):
+    value = item
+    {views}
+    try:
+        {checks}
+        if not 0 < count <= room: return 0
+        {writes}
+    except Exception as error:
+        if blamed(layout, item, error)[1] is not None: raise
+        return 0
+    return count
+"""
 
 
 def step_writer(layout: Layout, time_steps: int) -> StepWriter:
     """The function for a layout of single steps, and windows of so many of them."""
-    source = _Source(layout, time_steps)
-    names = dict(source.names)
-    exec(source.text(), names)  # noqa: S102
-    writer: StepWriter = names["write"]
+    writer: StepWriter = _Source(layout, time_steps).compiled(_TEMPLATE, 16, "return Taken(t - begin, (item,))")
+    return writer
+
+
+def window_writer(layout: Layout) -> WindowWriter:
+    """The function for a layout of windows."""
+    if None in layout.dtypes:
+        return lambda *_: 0
+    writer: WindowWriter = _Source(layout, 0).compiled(_WINDOW_TEMPLATE, 8, "return 0")
     return writer
 
 
@@ -110,7 +131,7 @@ class _Source:
     """The source of a function for a layout; `names` is what its names stand for."""
 
     def __init__(self, layout: Layout, time_steps: int) -> None:
-        self._gathers = time_steps >= _LEAST_GATHERED_STEPS
+        self._gathers, self._windowed = time_steps >= _LEAST_GATHERED_STEPS, layout.windowed
         self.names: dict[str, Any] = {
             "Array": np.ndarray,
             "Tensor": torch.Tensor,
@@ -128,17 +149,20 @@ class _Source:
         self._checks: list[str] = []
         self._writes: list[str] = []
         self._gathered: list[str] = []
-        self._values = 0
+        self._values, self._counted = 0, False
         self._add("value", layout.structure, iter(layout.specs))
 
-    def text(self) -> str:
-        inner = "\n" + 16 * " "
-        return _TEMPLATE.format(
+    def compiled(self, template: str, indent: int, odd: str) -> Any:
+        """The function; `odd` is what it does with other items."""
+        inner = "\n" + indent * " "
+        text = template.format(
             views="\n    ".join(self._views),
             checks=inner.join(self._checks),
             writes=inner.join(self._writes),
             gathered="".join(self._gathered),
         )
+        exec(text.replace("ODD", odd), self.names)  # noqa: S102
+        return self.names["write"]
 
     def _name(self, known: Any) -> str:
         name = f"known{len(self.names)}"
@@ -152,12 +176,12 @@ class _Source:
             return
         children = [f"value{self._values + i}" for i in range(len(node.children))]
         self._values += len(children)
-        self._checks.append(f"if type({value}) is not {self._name(kind)}: {_ODD}")
+        self._checks.append(f"if type({value}) is not {self._name(kind)}: ODD")
         if issubclass(kind, tuple):
             self._checks.append(f"({''.join(f'{child}, ' for child in children)}) = {value}")  # raises if it has more
         else:
             if kind is dict:
-                self._checks.append(f"if len({value}) != {len(children)}: {_ODD}")
+                self._checks.append(f"if len({value}) != {len(children)}: ODD")
             read = "{}[{}]" if kind is dict else "getattr({}, {})"
             for child, key in zip(children, node.keys, strict=True):
                 self._checks.append(f"{child} = {read.format(value, self._name(key))}")
@@ -168,32 +192,41 @@ class _Source:
         i = len(self._writes)
         if spec.dtype is None:
             self._views.append(f"column{i} = columns[{i}]")
-            self._checks.append(f"if type({leaf}) not in objects and spec_of({leaf}).dtype is not None: {_ODD}")
+            self._checks.append(f"if type({leaf}) not in objects and spec_of({leaf}).dtype is not None: ODD")
             self._writes.append(f"column{i}[t][row] = {leaf}")
             return
         native, size = DTYPES_OF_NUMPY.get(spec.dtype), spec.dtype.itemsize * math.prod(spec.shape)
-        dtype, shape, stored = self._name(spec.dtype), self._name(spec.shape), self._name(native)
+        dtype, shape, stored = f"dtype{i}", f"shape{i}", f"stored{i}"
+        self.names |= {dtype: spec.dtype, shape: spec.shape, stored: native}
         self._views.append(f"column{i} = columns[{i}][:, row]")
         if self._gathers and native is not None and spec.shape and 0 < size <= _MOST_GATHERED_BYTES:
             self._views.append(f"bytes{i} = []")
             self._writes.append(f"bytes{i}.append({leaf}.tobytes())")
             self._gathered.append(f"(column{i}, bytes{i}, {stored}, {shape}), ")
         else:
-            self._writes.append(f"column{i}[t] = {leaf}")
-        self._checks += [
-            f"kind = type({leaf})",
-            "if kind is Array:",
-            f"    if {leaf}.shape != {shape}: {_ODD}",
-            # of an array that was pickled the dtype is equal, but not the same
-            f"    if {leaf}.dtype is not {stored} and torch_dtype_of({leaf}.dtype) is not {dtype}: {_ODD}",
-            "elif kind is Tensor:",
-            f"    if {leaf}.dtype is not {dtype} or {leaf}.shape != {shape}: {_ODD}",
-        ]
+            self._writes.append(f"column{i}[{':count' if self._windowed else 't'}] = {leaf}")
+        timed = self._windowed and spec.timed
+        there = f"{leaf}.shape[1:]" if timed else f"{leaf}.shape"
+        self._checks += [f"kind = type({leaf})", "if kind is Tensor:"]
         if native is None:
-            self._checks += [f"    if not is_dense({leaf}): {_ODD}", f"    {leaf} = as_array({leaf})"]
+            self._checks += [
+                f"    if {leaf}.dtype is not {dtype} or {there} != {shape} or not is_dense({leaf}): ODD",
+                f"    {leaf} = as_array({leaf})",
+                "else: ODD",
+            ]
         else:
-            self._checks.append(f"    try: {leaf} = {leaf}.numpy()")
-            self._checks.append(f"    except (RuntimeError, TypeError): {_ODD}")  # sparse, on a GPU, part of a graph
-        scalars = [] if spec.shape or native is None else [*filter(None, [_NUMBERS.get(spec.dtype)]), native.type]
-        unlike = " and ".join(f"kind is not {self._name(scalar)}" for scalar in scalars)
-        self._checks.append(f"elif {unlike}: {_ODD}" if scalars else f"else: {_ODD}")
+            self._checks += [
+                f"    try: {leaf} = {leaf}.numpy()",
+                "    except (RuntimeError, TypeError): ODD",  # sparse, on a GPU, part of a graph
+                "    kind = Array",
+                "if kind is Array:",
+                f"    if {there} != {shape}: ODD",
+                # of an array that was pickled the dtype is equal, but not the same
+                f"    if {leaf}.dtype is not {stored} and torch_dtype_of({leaf}.dtype) is not {dtype}: ODD",
+            ]
+            scalars = [] if spec.shape or timed else [*filter(None, [_NUMBERS.get(spec.dtype)]), native.type]
+            unlike = " and ".join(f"kind is not {self._name(scalar)}" for scalar in scalars)
+            self._checks.append(f"elif {unlike}: ODD" if scalars else "else: ODD")
+        if timed:
+            self._checks.append(f"if len({leaf}) != count: ODD" if self._counted else f"count = len({leaf})")
+            self._counted = True

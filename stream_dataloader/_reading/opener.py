@@ -162,7 +162,6 @@ class Opener:
         return stream
 
     def _tell_of_slow(self, stream: OpenedStream, seconds: float, *, ahead: bool) -> None:
-        """Log a slow open: the first that a lane waits for is a warning."""
         info = stream.info
         level = logging.INFO if ahead or self._told_of_slow else logging.WARNING
         self._told_of_slow |= not ahead

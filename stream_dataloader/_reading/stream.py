@@ -140,7 +140,6 @@ class OpenedStream(Handle):
         return item
 
     def _is_over(self, stop: int) -> bool:
-        """Its section was read, and another one of the source follows."""
         return self.items >= stop and not self.section.ends
 
     def _check_length(self, stop: int, *, ended: bool) -> None:

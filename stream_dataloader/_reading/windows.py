@@ -66,9 +66,9 @@ class StreamWindows:
             if item is END:
                 return False
             try:
-                layout, leaves = self._take_apart(item)
-                self._writer.put_step(self._row, t, layout, leaves)
-            except Misfit as misfit:
+                layout = self._layout or self._learn(item)
+                self._writer.put_step(self._row, t, layout, layout.read(item))
+            except (Misfit, OverflowError) as misfit:
                 raise self._misfit(misfit) from None
             t += 1
             self.position += 1
@@ -106,20 +106,14 @@ class StreamWindows:
         """Read one window that the stream cut itself; False if the stream had ended."""
         while (item := self.stream.next_item()) is not END:
             try:
-                layout = self._layout
-                if layout is None:
-                    layout, leaves = self._take_apart(item)
-                    count = layout.window_length(leaves)
-                else:
-                    leaves, count = layout.read_window(item)
-                if count == 0:  # a window of no steps holds nothing
-                    continue
-                first = self.first_window = self.first_window or count
-                self._writer.put_window(self._row, layout, leaves, count, first if first > count else count)
-            except Misfit as misfit:
+                layout = self._layout or self._learn(item)
+                count = self._writer.put_window(self._row, layout, item, self.first_window)
+            except (Misfit, OverflowError) as misfit:
                 raise self._misfit(misfit) from None
-            self.position += count
-            return True
+            if count:  # else it holds nothing
+                self.first_window = self.first_window or count
+                self.position += count
+                return True
         return False
 
     def pass_window(self, t: int, stop: int) -> bool:  # noqa: ARG002
@@ -134,19 +128,18 @@ class StreamWindows:
         self.position += 1
         return True
 
-    def _take_apart(self, item: object) -> tuple[Layout, Leaves]:
-        if self._layout is not None:
-            return self._layout, self._layout.read(item)
-        layout, leaves = Layout.of(item, windowed=self._time_steps is None)
+    def _learn(self, item: object) -> Layout:
+        layout, _ = Layout.of(item, windowed=self._time_steps is None)
         self._layout, self.unmet = self._writer.intern(layout), layout
-        return self._layout, leaves
+        return self._layout
 
-    def _misfit(self, misfit: Misfit) -> StreamError:
+    def _misfit(self, misfit: Misfit | OverflowError) -> StreamError:
         if isinstance(misfit, StreamMisfit):  # whether it fits must not depend on where in the window it starts
             self.between = self.stream.error(ItemError, f"{misfit}; {ALIKE}", handed_out=True)
             return self.between
-        remedy = "; all items of a stream must share structure, dtypes and shapes"
-        return self.stream.error(ItemError, f"{misfit}{remedy}", handed_out=True)
+        what = f"a number does not fit its dtype: {misfit}" if isinstance(misfit, OverflowError) else str(misfit)
+        what += "; all items of a stream must share structure, dtypes and shapes"
+        return self.stream.error(ItemError, what, handed_out=True)
 
     @property
     def known_stop(self) -> int | None:

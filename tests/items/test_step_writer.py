@@ -280,6 +280,43 @@ def test_the_cells_behind_an_item_that_fits_in_part_are_padded():
     assert batch.mask.T.tolist() == [[True, True, False, False]]
 
 
+WINDOWS = {
+    "tensor": torch.arange(6.0).reshape(3, 2),
+    "bfloat16": torch.arange(3).bfloat16(),
+    "another byte order": np.arange(3, dtype=">i4"),
+    "dict": {"x": np.arange(3), "of all steps": 7, "pair": Pair(torch.ones(3, 2), True)},
+}
+
+
+@pytest.mark.parametrize("window", WINDOWS.values(), ids=WINDOWS)
+def test_a_window_is_written_alike_in_each_lane_and_step(window):
+    batches = list(StreamDataLoader(StreamDataset([2, 2, 2], lambda n: itertools.repeat(window, n), 3)))
+    given = [leaf.astype("i4") if isinstance(leaf, np.ndarray) else leaf for leaf in flatten(window)[1]]
+    for batch in batches:
+        for leaf, own in zip(flatten(batch.data)[1], map(torch.as_tensor, given), strict=True):
+            assert all(lane.eq(own.expand(3, *lane.shape[1:])).all() for lane in leaf.unbind(1))
+
+
+ODD_WINDOWS = {
+    "key": {"x": np.zeros(3)},
+    "length": {"x": np.zeros(3), "y": np.zeros(2), "n": 1},
+    "no time": {"x": np.zeros(()), "y": np.zeros(3), "n": 1},
+    "number": {"x": np.zeros(3), "y": np.zeros(3), "n": 1 << 70},
+    "dtype": {"x": np.zeros(3), "y": np.zeros(3, np.int8), "n": 1},
+}
+
+
+@pytest.mark.parametrize("odd", [*ODD_WINDOWS.values(), np.zeros(())], ids=[*ODD_WINDOWS, "alone"])
+@pytest.mark.parametrize("lane", [0, 1])
+def test_a_window_unlike_the_first_is_an_error_in_each_lane(odd, lane):
+    usual = {"x": np.zeros(3), "y": np.zeros(3), "n": 1} if isinstance(odd, dict) else np.zeros(3)
+    batches = iter(StreamDataLoader(StreamDataset([0, 1], lambda i: iter([usual, odd if i == lane else usual]), 2)))
+    next(batches)
+    with pytest.raises(ItemError) as raised:
+        next(batches)
+    assert (raised.value.lane, raised.value.position) == (lane, 1)
+
+
 ENDLESS = {"number": 1.5, "array": np.zeros(3), "dict": {"x": np.zeros(3), "y": 1}, "tensor": torch.zeros(3)}
 
 
