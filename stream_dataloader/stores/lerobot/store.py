@@ -16,11 +16,10 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from stream_dataloader._items.structure import flatten
 from stream_dataloader.errors import StoreError, shorten
 from stream_dataloader.stores._base.files import package, read_json, stamp_of
 from stream_dataloader.stores._base.formats import given_options
-from stream_dataloader.stores._base.rows import RowSteps
+from stream_dataloader.stores._base.rows import read_rows, row_of
 from stream_dataloader.stores._base.store import Store
 from stream_dataloader.stores.lerobot.frames import Camera, image_pictures, video_pictures
 from stream_dataloader.stores.lerobot.info import INFO, Feature, Info, read_info
@@ -117,14 +116,13 @@ class LeRobotStore(Store):
             raise StoreError(f"{info.path}/{INFO}: {what}, which is not read; leave it out, by {option}={known}")
         return chosen
 
-    def _open_steps(self, number: int) -> RowSteps:
+    def _open_steps(self, number: int) -> _Steps:
         index: _Index = self.index
         episodes = index.episodes
         name, path = self.name_of(number), episodes.table(number)
         episode, length = int(episodes.numbers[number]), int(episodes.lengths[number])
         rows = index.tables.read(path, episode, length, name)
         cameras: dict[str, Camera] = {}
-        opened_cameras = contextlib.ExitStack()
         for camera in index.cameras if length else ():
             what = f"{name}, camera {camera.name!r}"
             if camera.kind == "video":
@@ -141,12 +139,11 @@ class LeRobotStore(Store):
                     picture = dataclasses.replace(picture, color="gray", dtype="uint8", deep=True)
                 opened = image_pictures(images, self.path, picture, what)
             cameras[camera.name] = Camera(what, opened)
-            opened_cameras.callback(cameras[camera.name].close)
-        columns: dict[str, Any] = cameras | {column: rows[column] for column in index.columns}
+        columns = {column: rows[column] for column in index.columns}
         if index.has_task:
             columns[_TASK] = _texts(rows[_TASK_INDEX], episodes.tasks, name)
         self._check_state()
-        return RowSteps(*flatten(columns), length, close=opened_cameras.close)
+        return _Steps(length, cameras, columns)
 
     def key(self, number: int) -> str:
         return str(self.index.episodes.numbers[self._check_number(number)])
@@ -198,6 +195,33 @@ class _Index:
 
     def __len__(self) -> int:
         return len(self.episodes)
+
+
+class _Steps:
+    """One episode; see `Steps`."""
+
+    def __init__(
+        self,
+        length: int,
+        cameras: dict[str, Camera],
+        columns: dict[str, Numbers],
+    ) -> None:
+        self._length, self._cameras = length, cameras
+        self._tree = {**cameras, **columns}
+
+    def __len__(self) -> int:
+        return self._length
+
+    def item(self, index: int) -> Any:
+        return row_of(self._tree, index)
+
+    def read(self, start: int, out: Any) -> None:
+        read_rows(self._tree, start, out)
+
+    def close(self) -> None:
+        with contextlib.ExitStack() as stack:
+            for camera in self._cameras.values():
+                stack.callback(camera.close)
 
 
 def _names(option: str, names: Sequence[str] | None) -> list[str] | None:
