@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from multiprocessing import forkserver, process, util
 from typing import Any
 
-import torch
 import torch.distributed as dist
+from torch.autograd import profiler
 from torch.utils.data import DataLoader
 from torch.utils.data._utils import signal_handling
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
@@ -41,8 +41,7 @@ def iterator_of(dataloader: DataLoader[Any]) -> Iterator[Any]:
 
 def next_of(iterator: Any) -> Any:
     """Torch's `__next__`, of which half the time goes to a mark for its profiler, if that runs."""
-    is_profiled: bool = torch.autograd._profiler_enabled()  # type: ignore[attr-defined]
-    return next(iterator) if is_profiled else iterator._next_data()
+    return next(iterator) if getattr(profiler, "_is_profiler_enabled", True) else iterator._next_data()
 
 
 def _make_endable(error: BaseException, num_workers: int) -> None:
