@@ -99,10 +99,12 @@ def microseconds(loader: Iterable[Any]) -> float:
     for _ in range(WARM_UP):
         next(batches)
     begun = busy_seconds()
-    while (spent := busy_seconds() - begun) < LEAST_SECONDS:
+    spent = 0.0
+    while spent < LEAST_SECONDS:
         for _ in range(chunk):
             next(batches)
         count, chunk = count + chunk, 2 * chunk
+        spent = busy_seconds() - begun
     return 1e6 * spent / count
 
 
