@@ -47,7 +47,7 @@ def test_threads_may_ask_for_a_field_at_once():
 @pytest.mark.parametrize("fullgraph", [True, False])
 @pytest.mark.parametrize("length", [2, 7])
 def test_a_compiled_function_of_batches_is_not_compiled_for_each(monkeypatch, fullgraph, length):
-    monkeypatch.setattr(bookkeeping._asked, "by_compiled", False)
+    monkeypatch.setattr(bookkeeping.asked, "by_compiled", False)
     graphs = []
 
     def backend(graph, _):
