@@ -128,7 +128,14 @@ def verify(
     progress: Callable[[int, int], Any] | None = None,
     **options: Any,
 ) -> list[str]:
-    """Read all of a store, and compare it with its checksums; see `open` and `Store.verify`."""
+    """Read all of a store, and compare it with its checksums; options are those of `open`.
+
+    Args:
+        progress: Called with how many streams were read, and of how many.
+
+    Returns:
+        What is wrong, a line each; empty if nothing is.
+    """
     return open(path, format=format, **options).open_stream.verify(progress)
 
 

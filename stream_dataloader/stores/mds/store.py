@@ -41,7 +41,8 @@ class MdsStore(Store):
         stream: What a stream is: `"shard"`; `"sample"`, of which arrays' rows and lists' elements are
             the time steps, and all else is in each; or a column: samples that follow each other with
             one value in it (`"column:shard"` is one of that name). None: what was packed as one,
-            else a shard. For a column, the whole dataset is read once.
+            else a shard. For a column, the whole dataset is read
+            once, and fetched if it is remote.
         split: The folder below `path` that has the index.json.
         columns: Which to read; None reads all but the one that names streams.
         allow_pickle: Also read columns of encoding `pkl`, which may run any code.

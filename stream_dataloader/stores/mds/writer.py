@@ -144,7 +144,7 @@ class MdsWriter:
         columns: The encoding of each column, such as `{"x": "ndarray:uint8:64,64,3", "label": "int"}`.
         compression: `"zstd"`, `"gz"`, `"bz2"`, `"br"`, maybe with `":level"`, or `"snappy"`.
         hashes: Of each file, such as `["sha1"]` or `["xxh64"]`.
-        size_limit: How many bytes a shard has at most, before compression; also as `"64mb"`.
+        size_limit: How many bytes a shard has at most, before compression; also as `"64mb"`; None: any number.
 
     Raises:
         ValueError: An option has another value.

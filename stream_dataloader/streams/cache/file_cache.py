@@ -96,7 +96,7 @@ class FileCache:
             raise ValueError(f"timeout_seconds is {self.timeout_seconds!r}; give more than 0")
 
     def open(self, path: str | os.PathLike[str]) -> LocalFile:
-        """Make a file local, unless it is: fetch it once. Close it when it was read.
+        """Make the file of a URL or a path local, fetched unless it is here; close what is returned once it is read.
 
         Raises:
             OSError: The file cannot be fetched; names the URL.
