@@ -329,7 +329,7 @@ class Store(ABC):
         try:
             found = operator.index(number)
         except TypeError:
-            raise TypeError(f"{self.path} has no stream {shorten(number)}; give its number") from None
+            raise TypeError(f"{self.path} has no stream {shorten(number)}; give its number, number(key)") from None
         if not 0 <= found < len(self):
             raise ValueError(f"{self.path} has no stream {found} of {len(self)}")
         return found

@@ -209,7 +209,7 @@ class _PackedSteps:
             crc = zlib.crc32(self._value(window, check_value).to_bytes(4, "little"), crc)
             self._value(window, functools.partial(self._columns, window))
         if crc != self._crc:
-            raise StoreError(f"{self._name} is damaged: its values are those of another stream")
+            raise StoreError(f"{self._name} is damaged: its values are those of another stream; pack it anew")
 
     def close(self) -> None:
         self._kept = (-1, None)

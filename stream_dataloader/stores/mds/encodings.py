@@ -288,7 +288,7 @@ class _ListEncoding(Encoding):
 def encoding_of(name: str, *, allow_pickle: bool = False, upright: bool = True) -> Encoding:
     """The encoding of a name: that which mosaicml-streaming 0.13 has of it."""
     if name == "pkl" and not allow_pickle:
-        raise ValueError("'pkl' is refused, as it may run any code; give allow_pickle=True")
+        raise ValueError("'pkl' is refused, as it may run any code; give allow_pickle=True if you trust it")
     if name in _PLAIN:
         return _PLAIN[name]
     if name == "int" or name in _BYTE_OF_DTYPE:

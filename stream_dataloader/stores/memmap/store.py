@@ -78,7 +78,7 @@ class MemmapStore(PackedStore):
 
     def _read_index(self) -> _Index:
         if not is_url(self.path) and not os.path.isdir(self.path):
-            raise FileNotFoundError(f"there is no store at {self.path}")
+            raise FileNotFoundError(f"there is no store at {self.path}; give one that stores.pack wrote")
         options = self._options
         return _Index(self.path, self._classes, options["columns"], check=self._check_all, cache=options["cache"])
 

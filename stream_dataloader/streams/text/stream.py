@@ -49,7 +49,7 @@ class TextStream:
     With `of="strings"` it is the text itself.
 
     Tokens are made of one line at a time, with its newline. A line that fills a block of
-    `longest_line_bytes` is split there, before its first space.
+    `longest_line_bytes` is split there, before its first space. What a resume skips is not checked.
 
     Attributes:
         of: What sources are: "files" or "strings". It is never guessed.
