@@ -1,10 +1,12 @@
 """The examples run, and print what they promise."""
 
+import contextlib
 import os
 import re
 import runpy
 import subprocess
 import sys
+import time
 
 import numpy as np
 import psutil
@@ -208,9 +210,16 @@ def train_with_deaths(folder, rendezvous, deaths):
 
 
 def kill_rank(agent, rank):
-    """Kill a rank that an agent has started, as the kernel would."""
-    (process,) = (one for one in psutil.Process(agent).children() if one.environ().get("RANK") == str(rank))
-    process.kill()
+    """Kill a rank as the kernel would, once its agent has started it: what it printed before may be read late."""
+    deadline = time.monotonic() + PATIENCE
+    while time.monotonic() < deadline:
+        for process in psutil.Process(agent).children():
+            with contextlib.suppress(psutil.Error):  # it ends meanwhile
+                if process.environ().get("RANK") == str(rank):
+                    process.kill()
+                    return
+        time.sleep(0.05)
+    raise AssertionError(f"there is no rank {rank}")
 
 
 @pytest.mark.slow
