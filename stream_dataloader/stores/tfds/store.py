@@ -171,7 +171,7 @@ class _EpisodeReader:
         names = sorted(features.keys()) if hasattr(features, "keys") else []
         nested = [name for name in names if hasattr(features[name], "feature")]
         if steps not in nested:
-            raise StoreError(f"{path} has no feature {steps!r} of steps; give stream= one of {nested}")
+            raise StoreError(f"{path} has no feature {steps!r} of several steps; give stream= one of {nested}")
         there = dict(_leaves(features[steps].feature))
         is_value = list(there) == [""] and not columns  # a step is one value
         self._selection = Selection("", [""]) if is_value else selected(columns, list(there), f"{path}, {steps}")
