@@ -16,6 +16,7 @@ sizes on logarithmic axes, as fixed costs hide the growth of small ones. Run it 
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import multiprocessing
@@ -74,8 +75,11 @@ def busy_seconds() -> float:
     """Of processors, by this process and its children, those that have ended too."""
     ended = resource.getrusage(resource.RUSAGE_CHILDREN)
     alive = [os.getpid(), *(child.pid for child in psutil.Process().children())]
-    clocks = [~pid << 3 | 2 for pid in alive]  # each process has one, see clock_getcpuclockid(3)
-    return sum(map(time.clock_gettime, clocks)) + ended.ru_utime + ended.ru_stime
+    spent = ended.ru_utime + ended.ru_stime
+    for pid in alive:
+        with contextlib.suppress(OSError):  # it ends meanwhile
+            spent += time.clock_gettime(~pid << 3 | 2)  # each process has a clock, see clock_getcpuclockid(3)
+    return spent
 
 
 class Steps:

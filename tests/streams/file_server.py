@@ -118,12 +118,14 @@ class Handler(BaseHTTPRequestHandler):
     def answer_without_a_length(self, content):
         """Its end is marked by nothing but that the connection closes."""
         self.close_connection = True
+        endings, end = self.server.endings, None
+        if self.command == "GET" and endings:
+            end = endings.pop(0)  # before the answer begins: who has that asks again, which another thread answers
         self.send_response(200)
         self.send_header("Connection", "close")
         self.end_headers()
         if self.command == "GET":
-            endings = self.server.endings
-            self.wfile.write(content[: endings.pop(0) if endings else None])
+            self.wfile.write(content[:end])
 
     def log_message(self, *args):
         pass
