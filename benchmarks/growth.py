@@ -16,7 +16,6 @@ sizes on logarithmic axes, as fixed costs hide the growth of small ones. Run it 
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
 import multiprocessing
@@ -57,7 +56,13 @@ def growth(
         limits: The largest exponent of each figure, by its unit and name.
         measured: The figures of a size.
     """
-    found = run_in_turns({f"{size:,}": partial(measured, size) for size in sizes}, rounds, section, warm_up=False)
+
+    def alone(size: int) -> Sequence[float]:
+        while multiprocessing.active_children():  # workers of the size before
+            time.sleep(0.01)
+        return measured(size)
+
+    found = run_in_turns({f"{size:,}": partial(alone, size) for size in sizes}, rounds, section, warm_up=False)
     upper = max(3, len(sizes) // 2)
     for number, (name, limit) in enumerate(limits.items()):
         unit, title = name.partition(" ")[0].rstrip(","), f"{section}: {name}"
@@ -75,11 +80,8 @@ def busy_seconds() -> float:
     """Of processors, by this process and its children, those that have ended too."""
     ended = resource.getrusage(resource.RUSAGE_CHILDREN)
     alive = [os.getpid(), *(child.pid for child in psutil.Process().children())]
-    spent = ended.ru_utime + ended.ru_stime
-    for pid in alive:
-        with contextlib.suppress(OSError):  # it ends meanwhile
-            spent += time.clock_gettime(~pid << 3 | 2)  # each process has a clock, see clock_getcpuclockid(3)
-    return spent
+    clocks = [~pid << 3 | 2 for pid in alive]  # each process has one, see clock_getcpuclockid(3)
+    return sum(map(time.clock_gettime, clocks)) + ended.ru_utime + ended.ru_stime
 
 
 class Steps:
