@@ -334,6 +334,9 @@ def test_a_body_whose_end_nothing_marks_is_believed_when_two_agree(server, cache
     server.endings = [0, 100, 0, 200, 0, 300, 0, 400]
     with pytest.raises(ConnectionError, match=r"b.bin could not be .* 300 bytes arrived, then 400, and the server gi"):
         cache.open(server.put("b.bin", b"a" * 1000))
+    server.endings = [0] * 8
+    with pytest.raises(ConnectionError, match=r"c.bin could not be .* 0 bytes arrived, then 0, and the server gives"):
+        cache.open(server.put("c.bin", b"a" * 1000))
 
 
 def test_a_server_that_is_gone_is_an_error_or_the_copy_is_read(cache, asking, caplog):

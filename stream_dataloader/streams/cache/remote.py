@@ -122,8 +122,8 @@ class RemoteFile:
         found, size = os.path.getsize(path), arrival.size if size is None else size
         if size is None:
             before, self._last_size = self._last_size, found
-            # Its end looks like a broken connection (RFC 9112, 6.3).
-            if found != before:
+            # Its end looks like a broken connection (RFC 9112, 6.3); nothing at all is never believed.
+            if found != before or not found:
                 tries = f"{found:,} bytes arrived" if before < 0 else f"{before:,} bytes arrived, then {found:,}"
                 raise ConnectionError(f"{tries}, and the server gives no size")
         elif found != size:
