@@ -157,6 +157,7 @@ def leaf_paths(node: Node, path: str = "item") -> list[str]:
 
 
 def types_of(node: Node) -> str:
+    """How containers are nested: `dict(leaf, Pair(leaf, leaf))`."""
     if node.type is None:
         return "leaf"
     return f"{node.type.__name__}({', '.join(types_of(child) for child in node.children)})"

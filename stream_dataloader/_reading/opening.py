@@ -37,10 +37,12 @@ _log = logging.getLogger("stream_dataloader")
 
 
 def seeks_items(iterator: object) -> bool:
+    """Whether an iterator goes to any item."""
     return callable(getattr(iterator, "seek_item", None))
 
 
 def keeps_state(iterator: object) -> bool:
+    """Whether an iterator saves and loads its state."""
     return all(callable(getattr(iterator, name, None)) for name in ("state_dict", "load_state_dict"))
 
 

@@ -66,8 +66,9 @@ class StreamWindows:
             if item is END:
                 return False
             try:
-                layout = self._layout or self._learn(item)
-                self._writer.put_step(self._row, t, layout, layout.read(item))
+                layout = self._layout
+                layout, leaves = self._learn(item) if layout is None else (layout, layout.read(item))
+                self._writer.put_step(self._row, t, layout, leaves)
             except (Misfit, OverflowError) as misfit:
                 raise self._misfit(misfit) from None
             t += 1
@@ -106,7 +107,7 @@ class StreamWindows:
         """Read one window that the stream cut itself; False if the stream had ended."""
         while (item := self.stream.next_item()) is not END:
             try:
-                layout = self._layout or self._learn(item)
+                layout = self._layout or self._learn(item)[0]
                 count = self._writer.put_window(self._row, layout, item, self.first_window)
             except (Misfit, OverflowError) as misfit:
                 raise self._misfit(misfit) from None
@@ -128,10 +129,11 @@ class StreamWindows:
         self.position += 1
         return True
 
-    def _learn(self, item: object) -> Layout:
-        layout, _ = Layout.of(item, windowed=self._time_steps is None)
+    def _learn(self, item: object) -> tuple[Layout, Leaves]:
+        """Take apart a stream's first item, which says what the others must be."""
+        layout, leaves = Layout.of(item, windowed=self._time_steps is None)
         self._layout, self.unmet = self._writer.intern(layout), layout
-        return self._layout
+        return self._layout, leaves
 
     def _misfit(self, misfit: Misfit | OverflowError) -> StreamError:
         if isinstance(misfit, StreamMisfit):  # whether it fits must not depend on where in the window it starts
