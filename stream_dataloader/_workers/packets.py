@@ -26,7 +26,7 @@ import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from queue import Empty
@@ -34,6 +34,7 @@ from typing import IO, Any, Protocol
 
 from stream_dataloader._memory.endings import when_gone
 from stream_dataloader._memory.shared_memory import SharedMemory
+from stream_dataloader._workers.torch_quirks import heed_reaping
 
 _LINUX = sys.platform == "linux"
 _KIND = socket.SOCK_SEQPACKET if _LINUX else socket.SOCK_DGRAM
@@ -176,15 +177,22 @@ class PacketContext(BaseContext):
         self._ended = Flag()
         self._poll = select.poll()
         self._awaited: dict[int, BaseProcess | None] = {}
-        self.processes: list[BaseProcess] = []
+        self._processes: list[BaseProcess] = []
         self.full: set[PacketQueue] = set()  # queues that have to send what there was no room for
         self.watch: Watch  # says how long to wait; to be set before anything is awaited
 
     def Process(self, *args: Any, **options: Any) -> BaseProcess:  # noqa: N802
         options["target"] = functools.partial(run_untraced, options["target"])
         process: BaseProcess = self._base.Process(*args, **options)
-        self.processes.append(process)
+        self._processes.append(process)
         return process
+
+    @property
+    def processes(self) -> Sequence[BaseProcess]:
+        """Those that torch made; not all of them need have started."""
+        for process in self._processes:
+            heed_reaping(process)
+        return self._processes
 
     def Queue(self, maxsize: int = 0) -> Any:  # noqa: ARG002, N802
         return PacketQueue(self, self._ended)
@@ -197,7 +205,7 @@ class PacketContext(BaseContext):
         return self._base.get_start_method(allow_none)
 
     def forget(self) -> None:
-        self.processes.clear()
+        self._processes.clear()
         self._awaited.clear()
         self.full.clear()
 

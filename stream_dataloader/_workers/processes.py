@@ -26,7 +26,7 @@ from stream_dataloader._reading.sessions import state_of
 from stream_dataloader._workers.feed import Assignment, Crew
 from stream_dataloader._workers.mailbox import Mailbox
 from stream_dataloader._workers.packets import PacketContext
-from stream_dataloader._workers.torch_quirks import JOIN_SECONDS, shut_down
+from stream_dataloader._workers.torch_quirks import JOIN_SECONDS, UNKNOWN_EXIT, shut_down
 
 _WATCH_SECONDS = 1.0
 _FAREWELL_SECONDS = JOIN_SECONDS - 1.0  # to all workers together; torch would give that to one after the other
@@ -100,7 +100,11 @@ class ProcessCrew(Crew):
     def died(self, *, or_ended: bool = False) -> dict[int, str]:
         """Who died and how, else (`or_ended`) who ended; -1 is one that was starting."""
         ended = {n: code for n, process in enumerate(self._processes) if (code := process.exitcode) is not None}
-        died = {n: code for n, code in ended.items() if code or not self._mailbox.may_exit(self.session, n)}
+        died = {
+            n: code
+            for n, code in ended.items()
+            if code not in (0, UNKNOWN_EXIT) or not self._mailbox.may_exit(self.session, n)
+        }
         come = self.workers
         started = sum(process.pid is not None for process in self._processes)
         found = {-1: "a worker died"} if started < len(self._pids) else {}
@@ -114,6 +118,8 @@ class ProcessCrew(Crew):
         codes = [code for process in self._processes if (code := process.exitcode)]
         if -1 in died and method != "fork" and not (codes and min(codes) < 0):
             return _advice_for_start(method)
+        if UNKNOWN_EXIT in codes:
+            return "A handler of SIGCHLD or a waitpid(-1) of the program took its exit status; its stderr may tell more"
         if not codes or min(codes) > 0:
             return "Something in it called sys.exit or os._exit; what it wrote to stderr may tell what"
         if -signal.SIGKILL in codes or -signal.SIGBUS in codes:
@@ -158,4 +164,9 @@ def _advice_for_start(method: str) -> str:
 
 
 def _describe(exit_code: int) -> str:
-    return f"exited with status {exit_code}" if exit_code >= 0 else f"was killed by {signal.Signals(-exit_code).name}"
+    if exit_code == UNKNOWN_EXIT:
+        return "ended, how is not known,"
+    if exit_code >= 0:
+        return f"exited with status {exit_code}"
+    known = {number.value: number.name for number in signal.Signals}  # most real-time signals have no name
+    return f"was killed by {known.get(-exit_code, f'signal {-exit_code}')}"

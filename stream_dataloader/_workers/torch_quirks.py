@@ -11,6 +11,7 @@ import os
 import traceback
 from collections.abc import Iterator
 from multiprocessing import forkserver, process, util
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 import torch.distributed as dist
@@ -20,6 +21,7 @@ from torch.utils.data._utils import signal_handling
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from stream_dataloader._memory.endings import WeakItems
+from stream_dataloader._reading.sessions import is_alive
 
 #: How long torch waits for each worker, one after the other, when one of its iterators goes.
 JOIN_SECONDS = 5.0
@@ -89,6 +91,45 @@ def default_store() -> Any:
 def bare_store(store: Any) -> Any:
     """What lies below a store's prefixes."""
     return getattr(store, "_underlying_non_prefix_store", store)
+
+
+#: Exit code of a child whose own one was taken by other code of the program; no process exits with it.
+UNKNOWN_EXIT = 256
+
+
+def heed_reaping(started: BaseProcess) -> None:
+    """Have a process end also where the program reaps its children: its exit code is then `UNKNOWN_EXIT`.
+
+    A handler of SIGCHLD, `SIG_IGN` and a thread in `waitpid(-1)` take the exit code away. multiprocessing would take
+    the process for alive for good, and would send signals to whatever gets its number next.
+    """
+    popen: Any = getattr(started, "_popen", None)
+    if popen is not None and not isinstance(popen, _Heedful) and popen.method != "forkserver":  # of another's children
+        popen.__class__ = type("Popen", (_Heedful, type(popen)), {})
+
+
+class _Heedful:
+    """Mixin of `multiprocessing`'s handle of a child; each question for the end goes through `poll`."""
+
+    returncode: int | None
+    pid: int
+
+    def poll(self, flag: int = os.WNOHANG) -> int | None:
+        code: int | None = super().poll(flag)  # type: ignore[misc]
+        if code is None and _is_no_child(self.pid) and self.returncode is None:  # another thread may have learnt it
+            self.returncode = UNKNOWN_EXIT
+        return self.returncode
+
+
+def _is_no_child(pid: int) -> bool:
+    """Whether a child of this process has ended and was waited for; one that only ended is left as it is."""
+    if not hasattr(os, "waitid"):  # macOS
+        return not is_alive(pid)
+    try:
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return True
+    return False
 
 
 def preload_forkserver() -> None:
