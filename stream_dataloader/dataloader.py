@@ -326,13 +326,13 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
         """Pass over the next batches, to the epoch's end at most; the next `iter()` goes on behind them.
 
         With the dataset's `lengths` nothing is read: the schedule tells where each lane will be. Otherwise the batches
-        are read and dropped. A running iteration ends.
+        are read and dropped. A running iteration ends. An epoch of `batches_per_epoch` ends after that many batches.
 
         Args:
-            batches: How many.
+            batches: Number of batches to pass over.
 
         Returns:
-            How many it were.
+            The number of batches skipped; fewer than `batches` if the epoch ended before.
         """
         count = options.integer("batches", batches, 0)
         state = self.state_dict()

@@ -208,12 +208,14 @@ class LoaderPosition:
         if self._sides is not None:
             return None
         member, (loaded,) = self.members[0], self.read(state)
+        at, length = loaded.epoch_place, self._length
+        if length is not None:  # the run goes on behind the epoch's end, where this must stop
+            count = min(count, length - (0 if at is None else at.delivered))
         later = place_later(member, Start(loaded.epoch, loaded.snapshot), count)
         if later is None:
             return None
-        at = loaded.epoch_place
-        if at is not None and self._length is not None:
-            whole, delivered = divmod(at.delivered + count, self._length)
+        if at is not None and length is not None:
+            whole, delivered = divmod(at.delivered + count, length)
             at = EpochPlace(at.number + whole, delivered)
         return member.state(later[0], at), later[1]
 

@@ -82,17 +82,25 @@ def test_nothing_is_read_of_what_is_passed_over():
     assert len(read) == len(set(read)) < sum(LENGTHS) - 6 * 3
 
 
-def test_epochs_of_a_run_are_passed_over():
+@pytest.mark.parametrize("known", [False, True])
+@pytest.mark.parametrize(("taken", "resumed"), [(0, False), (2, False), (2, True), (5, False)])
+def test_an_epoch_of_n_batches_is_passed_over_to_its_end_whether_lengths_are_known_or_not(taken, resumed, known):
     def make():
-        return StreamDataLoader(of(padding_mode="cycle"), batches_per_epoch=5)
+        dataset = CASE.dataset(padding_mode="cycle", **({"lengths": LENGTHS} if known else {}))
+        return StreamDataLoader(dataset, batches_per_epoch=5)
 
     other, loader = make(), make()
-    whole = [keys(other) for _ in range(3)]
-    assert keys(itertools.islice(loader, 2)) == whole[0][:2]
-    assert loader.skip(6) == 6
-    assert loader.epoch == 1
-    assert keys(loader) == whole[1][3:]
-    assert keys(loader) == whole[2]
+    whole = [keys(other) for _ in range(4)]
+    assert keys(itertools.islice(loader, taken)) == whole[0][:taken]
+    if resumed:
+        saved, loader = loader.state_dict(), make()
+        loader.load_state_dict(saved)
+    at, left = (1, 5) if taken == 5 else (0, 5 - taken)
+    for number, asked in enumerate((left - 2, 7, 7)):  # inside the epoch, and past its end
+        passed = (left - 2, 2, 5)[number]
+        assert loader.skip(asked) == passed
+        assert loader.epoch == (at, at + 1, at + 2)[number]
+    assert keys(loader) == whole[at + 2]
 
 
 def test_a_number_of_batches_is_not_negative():
