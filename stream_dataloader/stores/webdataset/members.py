@@ -27,9 +27,10 @@ _KEPT = "tars"  # the folder in the cache
 _BLOCK = 512
 _COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")  # gzip, bzip2, xz, zstd
 
-#: Key and extension, as of webdataset 1.0.2 (`tariterators.base_plus_ext`).
-_NAME = re.compile(r"((?:.*/)?[^.]+)\.([^/]*)", re.DOTALL)
 _META = re.compile(r"__[^/]*__($|/)")
+
+#: Linux's PATH_MAX, and what extended headers (owners, times, attributes) take at most.
+_LONGEST_NAME, _LARGEST_HEADER_BYTES = 4096, 1 << 20
 
 
 class TarIndex(NamedTuple):
@@ -72,6 +73,8 @@ class _Bounded:
         left = max(0, self._size - self._file.tell())
         if count < 0 or count > left + _BLOCK:
             raise tarfile.ReadError(f"a header claims {count:,} bytes of names, and {left:,} follow")
+        if count > _LARGEST_HEADER_BYTES:
+            raise tarfile.ReadError(f"a header has {count:,} bytes of names, and may have {_LARGEST_HEADER_BYTES:,}")
         return self._file.read(count)
 
 
@@ -140,14 +143,20 @@ def scan(file: BinaryIO, name: str, state: str) -> TarIndex:
 
 def _parts(info: tarfile.TarInfo, tar: str) -> tuple[bytes, str] | None:
     name = info.name
+    if len(name) > _LONGEST_NAME:
+        raise StoreError(f"{tar}: a name has {len(name):,} characters, and may have {_LONGEST_NAME:,}")
     if info.isdir():
         return None
     if not info.isreg() or info.issparse() or name.startswith("/") or ".." in name.split("/"):
         raise StoreError(f"{tar}: {name!r} is no plain file inside of the tar; write it anew")
-    found = _NAME.fullmatch(name)
-    if found is None or _META.match(name):
+    # Key and extension as of webdataset 1.0.2 (`tariterators.base_plus_ext`), whose expression takes quadratic time:
+    # r"((?:.*/)?[^.]+)\.([^/]*)". It also matches a dot at the begin of a part if the part above has none.
+    folder, slash, last = name.rpartition("/")
+    stem, dot, extension = last.partition(".")
+    is_named = bool(stem) or (bool(slash) and "." not in folder.rpartition("/")[2])
+    if not dot or not is_named or _META.match(name):
         return None
-    return found[1].encode("utf-8", "surrogateescape"), found[2].lower()
+    return f"{folder}{slash}{stem}".encode("utf-8", "surrogateescape"), extension.lower()
 
 
 def keep(path: str, index: TarIndex) -> None:

@@ -21,7 +21,10 @@ _JPEG_START = b"\xff\xd8\xff"
 _JPEG_TAIL = b"\xff\xd9"
 _JPEG_END, _JPEG_SCAN = 0xD9, 0xDA
 _FLOATS = (b"PF", b"Pf")  # the portable float map
-_JPEG_MARKER = re.compile(rb"\xff+[^\x00\xff\xd0-\xd7]")  # within a scan, FF 00 and restarts are data
+
+#: Within a scan, FF 00 and restarts are data. FF before a marker is padding: with `\xff+` a long run of it would be
+#: scanned again from each of its bytes.
+_JPEG_MARKER = re.compile(rb"\xff[^\x00\xff\xd0-\xd7]")
 
 
 def check_opencv(user: str) -> None:

@@ -20,6 +20,7 @@ __all__ = ["MemoryTable", "NpyHeader", "NpyTable", "Table", "check_rows", "check
 
 _NUMBERS = "biufc"  # bool, signed and unsigned integers, floats, complex
 _LONGEST_HEADER_BYTES = 1 << 20
+_MOST_AXES = 64  # of NumPy; the product of a million sizes would take minutes
 
 
 class Table(Protocol):
@@ -100,15 +101,19 @@ def read_header(file: BinaryIO, name: str) -> NpyHeader:
     text = file.read(min(length, _LONGEST_HEADER_BYTES)).decode("latin1")
     if len(text) < length or magic[6:8] not in (b"\x01\x00", b"\x02\x00", b"\x03\x00"):
         raise ValueError(f"{name} is not a whole .npy file: its header cannot be read")
-    if found := re.search(r"""['"]descr['"]\s*:\s*(\[.*\])""", text):
-        raise ValueError(f"{name} is of dtype {found[1]}; save its fields as arrays")
+    # No expression here looks for an end that may be far away: each place is looked at once.
+    if found := re.search(r"""['"]descr['"]\s*:\s*(?=\[)""", text):
+        fields = text[found.end() : found.end() + 300].rpartition("]")[0]
+        raise ValueError(f"{name} is of dtype {fields}]; save its fields as arrays")
     descr = re.search(r"""['"]descr['"]\s*:\s*['"]([^'"]*)['"]""", text)
     order = re.search(r"""['"]fortran_order['"]\s*:\s*(True|False)""", text)
     shape = re.search(r"""['"]shape['"]\s*:\s*\(([\d\s,]*)\)""", text)
     try:
         if descr is None or order is None or shape is None:
             raise ValueError(text)
-        sizes = tuple(int(size) for size in shape[1].split(",") if size.strip())
+        sizes = tuple(int(size) for size in shape[1].split(",")[: _MOST_AXES + 2] if size.strip())
+        if len(sizes) > _MOST_AXES:
+            raise ValueError(text)
         return NpyHeader(sizes, np.dtype(descr[1]), order[1] == "True", file.tell())
     except (TypeError, ValueError):
         raise ValueError(f"{name} is not a whole .npy file: its header is {text[:200]!r}") from None
