@@ -15,7 +15,7 @@ import numpy as np
 
 from stream_dataloader.errors import StoreError, shorten
 from stream_dataloader.stores._base.files import damage_named, hashed, plain
-from stream_dataloader.stores._base.formats import HDF5_SUFFIXES, given_columns, given_options, renamed
+from stream_dataloader.stores._base.formats import HDF5_SUFFIXES, given_columns, given_options
 from stream_dataloader.stores._base.handles import Handles
 from stream_dataloader.stores._base.rows import (
     PictureRows,
@@ -63,7 +63,6 @@ class Hdf5Store(Store):
 
     format: ClassVar[str] = "hdf5"
 
-    @renamed(leaves="columns")
     def __init__(
         self,
         path: str | os.PathLike[str],

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from stream_dataloader.errors import StoreError, shorten
 from stream_dataloader.stores._base.files import damage_named, hashed
-from stream_dataloader.stores._base.formats import given_columns, renamed
+from stream_dataloader.stores._base.formats import given_columns
 from stream_dataloader.stores._base.rows import RowSteps, Selection, check_lengths
 from stream_dataloader.stores._base.store import Index, Store
 from stream_dataloader.streams._media.section import natural_order
@@ -47,7 +47,6 @@ class NpyStore(Store):
 
     format: ClassVar[str] = "npy"
 
-    @renamed(leaves="columns")
     def __init__(self, path: str | os.PathLike[str], *, columns: Sequence[str] | None = None) -> None:
         self._wanted = given_columns(columns)
         super().__init__(path, columns=self._wanted)

@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 from stream_dataloader._items.structure import Node, flatten
 from stream_dataloader.errors import StoreError, shorten
 from stream_dataloader.stores._base.files import damage_named, hashed, read_json
-from stream_dataloader.stores._base.formats import renamed
 from stream_dataloader.stores._base.leaves import LeafSpec, dtype_named
 from stream_dataloader.stores._base.rows import RowSteps
 from stream_dataloader.stores._base.store import Index, Store
@@ -59,7 +58,6 @@ class TensorDictStore(Store):
 
     format: ClassVar[str] = "tensordict"
 
-    @renamed(leaves="columns", episode="stream")
     def __init__(
         self,
         path: str | os.PathLike[str],

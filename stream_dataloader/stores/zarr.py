@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from stream_dataloader.errors import StoreError, shorten
 from stream_dataloader.stores._base.files import damage_named, hashed, package
-from stream_dataloader.stores._base.formats import given_columns, renamed
+from stream_dataloader.stores._base.formats import given_columns
 from stream_dataloader.stores._base.handles import Handles
 from stream_dataloader.stores._base.rows import RowSteps, Selection, check_row, selected
 from stream_dataloader.stores._base.store import Index, Store
@@ -47,7 +47,6 @@ class ZarrStore(Store):
 
     format: ClassVar[str] = "zarr"
 
-    @renamed(leaves="columns")
     def __init__(
         self,
         path: str | os.PathLike[str],

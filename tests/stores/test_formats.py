@@ -1,4 +1,4 @@
-"""The table of formats, and what follows from it; formats of other packages; options' older names; known lengths."""
+"""The table of formats, and what follows from it; formats of other packages; known lengths."""
 
 import json
 import os
@@ -12,7 +12,7 @@ from store_tests import StoreTests
 
 from stream_dataloader import StreamDataLoader, StreamDataset, stores
 from stream_dataloader.errors import StoreError
-from stream_dataloader.stores import Hdf5Store, NpyStore, ParquetStore, Store, TensorDictStore, TfdsStore
+from stream_dataloader.stores import Store
 from stream_dataloader.stores._base.formats import FORMATS, known_formats
 
 DOCS = pathlib.Path(__file__).parents[2] / "docs"
@@ -128,25 +128,6 @@ class TestOfAnotherPackage(StoreTests):
         path = tmp_path / "a.numbers"
         path.write_text(json.dumps([[int(item) for item in items] for items in expected]))
         return JsonStore(path)
-
-
-OLDER = [(NpyStore, "leaves", "columns"), (Hdf5Store, "leaves", "columns"), (ParquetStore, "key", "stream")]
-OLDER += [(TensorDictStore, "episode", "stream"), (TfdsStore, "steps", "stream")]
-
-
-@pytest.mark.parametrize(("kind", "old", "new"), OLDER)
-def test_older_names_of_options_are_taken_and_warned_of(tmp_path, kind, old, new):
-    with pytest.raises(TypeError):
-        kind(tmp_path / "a", **{old: ["x"], new: ["x"]})
-    with pytest.warns(DeprecationWarning, match=f"{old}= is called {new}="), pytest.raises((OSError, TypeError)):
-        kind(tmp_path / "a", **{old: ["x"]})
-
-
-def test_an_older_name_is_an_option_for_open_too(tmp_path):
-    (tmp_path / "a").mkdir()
-    np.save(tmp_path / "a" / "x.npy", np.arange(3))
-    with pytest.warns(DeprecationWarning, match="columns"):
-        assert stores.open(tmp_path, leaves=["x"]).open_stream.lengths.tolist() == [3]
 
 
 def test_a_dataset_of_a_store_knows_its_lengths(tmp_path):

@@ -343,17 +343,6 @@ def test_going_on_with_something_else_is_an_error(tmp_path):
             attempt(**options)
 
 
-def test_what_an_older_version_began_is_refused_and_kept(tmp_path):
-    with pytest.raises(ReadError):
-        stores.pack((NUMBERS, broken), tmp_path / "a")
-    journal = tmp_path / f"a{LEFT}" / "journal"
-    with open(journal, "wb", buffering=0) as file:
-        enter(file, {"header": {"version": 3}})
-    with pytest.raises(StoreError, match=r"version was 3, and is \d.*delete that folder"):
-        stores.pack((NUMBERS, open_images), tmp_path / "a")
-    assert {"journal", "journal.0", "store"} <= {*os.listdir(journal.parent)}
-
-
 class Child:
     """A process that packs, forked from this one."""
 

@@ -405,11 +405,6 @@ def test_places_that_are_not_there(folder):
         segment_videos(path, max_frames=5)
 
 
-def test_a_video_that_opencv_was_chosen_for(folder):
-    with pytest.warns(DeprecationWarning, match="PyAV"):
-        assert len(read(clip(folder), backend="opencv")) == 60
-
-
 SHARED = [("mpg", (120, 160), "12", "2"), ("mpg", (48, 80), "12", "2"), ("vob", (48, 80), "12", "0")]
 
 

@@ -48,6 +48,22 @@ def test_nor_on_how_processes_start(kind, method):
     assert [plain(batch) for batch in found] == [plain(batch) for batch in expected]
 
 
+@pytest.mark.parametrize("taken", [1, 4])
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_loader_goes_on_from_its_state(kind, taken):
+    def read(loader, count):
+        """The next batches, over as many epochs as they take."""
+        return [
+            plain(batch) for batch in itertools.islice(itertools.chain.from_iterable(itertools.repeat(loader)), count)
+        ]
+
+    loader, other = KINDS[kind](), KINDS[kind]()
+    read(loader, taken)
+    other.load_state_dict(json.loads(json.dumps(loader.state_dict())))
+    for number, batches in enumerate(zip(read(other, 4), read(KINDS[kind](), taken + 4)[taken:], strict=True), taken):
+        assert batches[0] == batches[1], f"batch {number}"
+
+
 @random_cases(800, 25)
 @given(cases(max_streams=14), st.lists(ways(), min_size=2, max_size=4), st.data())
 def test_any_place_is_resumed_in_another_way_by_another_number(case, legs, data):

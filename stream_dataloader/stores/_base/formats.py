@@ -10,7 +10,6 @@ import functools
 import importlib
 import os
 import re
-import warnings
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from importlib.metadata import EntryPoint, entry_points
@@ -33,7 +32,6 @@ __all__ = [
     "given_columns",
     "given_options",
     "known_formats",
-    "renamed",
 ]
 
 P = ParamSpec("P")
@@ -155,29 +153,10 @@ def format_of(path: str, cache: FileCache | None = None) -> str:
     return found
 
 
-def renamed(**names: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Have a function take options by older names too, `old="new"`."""
-
-    def with_older_names(function: Callable[P, R]) -> Callable[P, R]:
-        @functools.wraps(function)
-        def taking(*args: P.args, **options: P.kwargs) -> R:
-            for old in names.keys() & options.keys():
-                if (new := names[old]) in options:
-                    raise TypeError(f"{old}= is an older name of {new}=; give one of them")
-                warnings.warn(f"{old}= is called {new}= now", DeprecationWarning, stacklevel=2)
-                options[new] = options.pop(old)
-            return function(*args, **options)
-
-        taking.older_names = names  # type: ignore[attr-defined]
-        return taking
-
-    return with_older_names
-
-
 def check_options(kind: Callable[..., object], options: Mapping[str, object], taken: str) -> None:
     """Refuse options that a format has not, and flags that are none."""
     known = [option for option in signature(kind).parameters if option not in ("path", "folder")]
-    if unknown := sorted(options.keys() - {*known, *getattr(kind.__init__, "older_names", ())}):
+    if unknown := sorted(options.keys() - {*known}):
         what = f"{taken}, which has no option {unknown[0]!r}"
         raise TypeError(f"{what}; it has {', '.join(known)}; format= names another")
     check_flags(kind, options)

@@ -38,7 +38,7 @@ from stream_dataloader.streams.cache.entry import LocalFile, lock
 
 __all__ = ["Packed", "Partial", "begin_part", "enter", "packed_in"]
 
-_VERSION = 4
+_VERSION = 1
 _PATIENCE_SECONDS = 20.0
 _HOST = socket.gethostname()
 
@@ -110,8 +110,8 @@ class Partial:
             os.makedirs(self.store)
             with open(self.journal, "xb") as file:
                 enter(file, header)
-        found, *_ = [*_entries_in(self.journal), {}]
-        begun: Mapping[str, Any] = found.get("header", found)  # of version 3
+        begun: Mapping[str, Any]
+        begun, *_ = [*_entries_in(self.journal), {}]
         changed = [name for name in header if begun.get(name) != header[name] and not name.startswith("_")]
         if changed:
             what = "; ".join(f"{name} was {begun.get(name)}, and is {header[name]}" for name in changed)

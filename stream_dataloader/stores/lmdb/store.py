@@ -28,7 +28,7 @@ from stream_dataloader._items.layout import as_array
 from stream_dataloader._items.structure import flatten, unflatten
 from stream_dataloader.errors import StoreError
 from stream_dataloader.stores._base.files import hashed, inside
-from stream_dataloader.stores._base.formats import given_columns, given_options, renamed
+from stream_dataloader.stores._base.formats import given_columns, given_options
 from stream_dataloader.stores._base.leaves import owned
 from stream_dataloader.stores._base.store import Store
 from stream_dataloader.stores._base.stream import Steps, put_row
@@ -67,7 +67,6 @@ class LmdbStore(PackedStore):
 
     format: ClassVar[str] = "lmdb"
 
-    @renamed(leaves="columns", separator="stream")
     def __init__(
         self,
         path: str | os.PathLike[str],

@@ -28,7 +28,7 @@ from stream_dataloader._items.layout import as_array
 from stream_dataloader._items.structure import LEAF, Node, flatten
 from stream_dataloader.errors import StoreError
 from stream_dataloader.stores._base.files import damage_named, in_folder
-from stream_dataloader.stores._base.formats import given_columns, given_options, renamed
+from stream_dataloader.stores._base.formats import given_columns, given_options
 from stream_dataloader.stores._base.handles import ShardReader, Shards
 from stream_dataloader.stores._base.leaves import LeafSpec, leaf_names, owned
 from stream_dataloader.stores._base.rows import RowSteps
@@ -64,7 +64,6 @@ class MemmapStore(PackedStore):
 
     format: ClassVar[str] = "memmap"
 
-    @renamed(leaves="columns")
     def __init__(
         self,
         path: str | os.PathLike[str],

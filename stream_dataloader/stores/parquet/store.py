@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from stream_dataloader._items.structure import flatten
 from stream_dataloader.errors import StoreError
 from stream_dataloader.stores._base.files import damage_named, hashed, package, stamp_of
-from stream_dataloader.stores._base.formats import given_columns, given_options, renamed
+from stream_dataloader.stores._base.formats import given_columns, given_options
 from stream_dataloader.stores._base.rows import Pictures, read_rows, row_of
 from stream_dataloader.stores._base.store import Store
 from stream_dataloader.stores._base.stream import cut
@@ -71,7 +71,6 @@ class ParquetStore(Store):
 
     format: ClassVar[str] = "parquet"
 
-    @renamed(key="stream")
     def __init__(
         self,
         path: Any,

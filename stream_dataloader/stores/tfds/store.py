@@ -19,7 +19,7 @@ import numpy as np
 
 from stream_dataloader.errors import StoreError
 from stream_dataloader.stores._base.files import damage_named, hashed, inside, package, plain, read_json
-from stream_dataloader.stores._base.formats import given_columns, renamed
+from stream_dataloader.stores._base.formats import given_columns
 from stream_dataloader.stores._base.handles import Handles
 from stream_dataloader.stores._base.rows import RowSteps, Selection, check_lengths, selected
 from stream_dataloader.stores._base.store import Store
@@ -47,7 +47,6 @@ class TfdsStore(Store):
 
     format: ClassVar[str] = "tfds"
 
-    @renamed(steps="stream", leaves="columns")
     def __init__(
         self,
         path: str | os.PathLike[str],

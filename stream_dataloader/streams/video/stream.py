@@ -6,14 +6,13 @@ Guarantee: item n is the same picture however it is reached. Damage is reported.
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from fractions import Fraction
 from numbers import Real
 from types import NoneType
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from stream_dataloader.errors import DeviceError
 from stream_dataloader.streams._media.items import PictureItems
@@ -56,7 +55,6 @@ class VideoStream(PictureOptions):
         with_times: Yield dicts of `frame`, `pts_seconds` (float64, the container's) and `is_key` (bool).
         on_corrupt: What to do about damaged frames: `"raise"` an error, `"keep"` them as decoded, or
             `"drop"` them. Only `"raise"` can seek; the others take what is left of a file.
-        backend: PyAV reads all videos; `"opencv"` is accepted, with a warning.
         device: What decodes: `"cpu"` or None; or `"cuda"` or `"cuda:1"`, an NVIDIA GPU's decoder, into
             host memory, with `on_corrupt="raise"`. It has not run on a GPU yet.
         device_fallback: Decode by the CPU what the device cannot, and warn once.
@@ -83,7 +81,6 @@ class VideoStream(PictureOptions):
     stream: int = 0
     with_times: bool = False
     on_corrupt: OnCorrupt = "raise"
-    backend: Literal["av", "opencv"] = "av"
     device: Any = None
     device_fallback: bool = False
     cache: FileCache | None = None
@@ -103,8 +100,6 @@ class VideoStream(PictureOptions):
         object.__setattr__(self, "device", device_of(self.device))
         if self.device is not None and self.on_corrupt != "raise":
             raise ValueError(f"on_corrupt is {self.on_corrupt!r}, and a device does not tell what is damaged")
-        if self.backend == "opencv":
-            warnings.warn('backend="opencv" is gone: PyAV reads the video', DeprecationWarning, stacklevel=3)
 
     def __call__(self, source: Any, *, start: int = 0) -> Any:
         """Open one video, from item `start` on, counted from its own first.
