@@ -3,7 +3,9 @@ PYTHON ?= python3
 BIN := .venv/bin
 WORKERS ?= 3
 
-.PHONY: setup check format test test-all test-deep examples integrations bench docs
+ROOM ?= all
+
+.PHONY: setup check format test test-all test-deep mutants examples integrations bench docs
 
 setup:  ## an environment with the versions that were tested
 	$(PYTHON) -m venv .venv
@@ -26,6 +28,9 @@ test-all:  ## everything: slow tests too, and thousands of random cases where `t
 
 test-deep:  ## what `test-all` has and `test` has not, but for `integrations`
 	$(BIN)/python -m pytest -q -n $(WORKERS) --full -m 'slow or random' --ignore=tests/integrations
+
+mutants:  ## plausible mistakes, one at a time, in a copy: which do the tests of a ROOM notice? minutes a room
+	$(BIN)/python tests/promises/mutants.py $(ROOM)
 
 examples:  ## the examples that need nothing but the package
 	$(BIN)/python examples/text.py >/dev/null
