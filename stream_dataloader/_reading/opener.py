@@ -19,6 +19,7 @@ from stream_dataloader._reading.plan import Reading
 from stream_dataloader._reading.source_queue import SourceQueue
 from stream_dataloader._reading.starts import IGNORES_START, is_start_ignored
 from stream_dataloader._reading.stream import OpenedStream, Retries
+from stream_dataloader._reading.worker_info import worker_info_hidden
 from stream_dataloader._schedule.rules import NONE, PENDING
 from stream_dataloader._schedule.snapshot import LaneState
 from stream_dataloader._schedule.tickets import Held, next_grant
@@ -257,13 +258,15 @@ class EarlyOpener:
         if grant == NONE or not self._allowed(grant) or not stream.set_running_or_notify_cancel():
             return True  # left to the lane
         try:
-            opened = self._open_at(grant, lane)
+            with worker_info_hidden:
+                opened = self._open_at(grant, lane)
         except BaseException as error:  # sys.exit() in user code, say: the lane that waits must learn of it
             stream.set_exception(error)
             return True
         with self._changed:
             if self._closed:  # `close` did not wait so long: no lane takes it any more
-                opened.close()
+                with worker_info_hidden:
+                    opened.close()
             else:
                 stream.set_result(opened)
         return True

@@ -22,6 +22,7 @@ from stream_dataloader._reading.opener import Opener
 from stream_dataloader._reading.plan import Reading
 from stream_dataloader._reading.sessions import SessionKey, SessionTable
 from stream_dataloader._reading.source_queue import Abandoned, SessionQueue, SourceQueue
+from stream_dataloader._reading.worker_info import worker_info_hidden
 from stream_dataloader._schedule.rules import NEVER
 from stream_dataloader._schedule.snapshot import LaneReports
 from stream_dataloader.errors import ErrorReport, ItemError, StreamError
@@ -73,7 +74,8 @@ class PartReader:
             raise StopIteration
         begin = clock()
         try:
-            part = self._next_part()
+            with worker_info_hidden:
+                part = self._next_part()
         except Abandoned:  # nobody waits for it, or the main process will find out who is gone
             self.close()
             raise StopIteration from None
@@ -175,9 +177,10 @@ class PartReader:
         """Close all streams and leave the session; no part follows."""
         self.ended = True
         self.queue.leave()
-        self.opener.close()
-        for lane in self._lanes:
-            lane.close()
+        with worker_info_hidden:
+            self.opener.close()
+            for lane in self._lanes:
+                lane.close()
 
 
 def read_here(reading: Reading, closed: Callable[[], bool] | None = None) -> list[Callable[[], PartReader]]:

@@ -25,6 +25,7 @@ from stream_dataloader._reading.activity import ActivityBoard, Meters
 from stream_dataloader._reading.plan import NO_RECOVERY, Reading, Start
 from stream_dataloader._reading.reader import read_as_worker, unsendable
 from stream_dataloader._reading.sessions import SessionKey
+from stream_dataloader._reading.worker_info import worker_info_hidden
 from stream_dataloader._schedule.rules import Reader
 from stream_dataloader._workers.exchange import ROOM, Exchange, join, read_in_threads, read_in_turn
 from stream_dataloader._workers.mailbox import Mailbox
@@ -78,6 +79,7 @@ class WorkerParts(IterableDataset[Any]):
         self.sessions = 0  # before the one that is iterated next
         self.slots: SlotPool | None = None  # where windows go; None: with the messages
         self.starts: Sequence[Start] = ()  # of the first session in a process
+        self._worker_id: int  # of this process, once it has read
         self._is_kept = False  # this process has read a session before
         self.recovery = NO_RECOVERY  # what is different after a worker died
         self.are_paced = False  # parts are sent as they come, and not far ahead of batches
@@ -98,11 +100,12 @@ class WorkerParts(IterableDataset[Any]):
         self.__dict__.update(state | {"_members": members})
 
     def __iter__(self) -> Iterator[Message | Arrived]:
-        worker = get_worker_info()
-        assert worker is not None
-        self._mailbox.pids[worker.id] = os.getpid()
+        if (worker := get_worker_info()) is not None:  # the first time
+            self._worker_id = worker.id
+            worker_info_hidden.for_good()
+        self._mailbox.pids[self._worker_id] = os.getpid()
         self.sessions += 1
-        messages = self._read(self.sessions, worker.id)
+        messages = self._read(self.sessions, self._worker_id)
         if self._is_kept:  # others may still read the session before
             return messages
         first = list(itertools.islice(messages, 1))  # now, while other workers are started

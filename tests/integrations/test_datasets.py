@@ -274,3 +274,18 @@ def test_the_program_of_the_page_prints_what_follows_it(tmp_path):
     ((code, output),) = blocks
     (tmp_path / "program.py").write_text(code)
     assert run_program(tmp_path / "program.py", folder=tmp_path) == output
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_stream_that_is_an_iterable_dataset_is_read_whole(workers):
+    """It shards itself by torch's worker info, which streams do not see."""
+    import datasets
+
+    def open_rows(length):
+        rows = datasets.Dataset.from_dict({"x": list(range(length))}).to_iterable_dataset(num_shards=min(length, 3))
+        return (row["x"] for row in rows)
+
+    lengths, read = [6, 4, 5, 3], []
+    for batch in StreamDataLoader(StreamDataset(lengths, open_rows, 2, time_steps=2, seed=0), workers):
+        read += zip(batch.source[batch.mask].tolist(), batch.data[batch.mask].tolist(), strict=True)
+    assert sorted(read) == [(source, item) for source, length in enumerate(lengths) for item in range(length)]
