@@ -25,7 +25,7 @@ from stream_dataloader.dataloader import StreamDataLoader
 from stream_dataloader.dataset import StreamDataset
 from stream_dataloader.errors import ItemError, StoreError
 from stream_dataloader.stores._base.formats import format_of
-from stream_dataloader.streams._media.section import natural_order
+from stream_dataloader.streams._media.listing import files_below
 from stream_dataloader.streams.images import SUFFIXES
 
 #: What can be read: what opens it, and what its files end in.
@@ -248,8 +248,7 @@ def _media(path: Path, kind: str | None, without: Path | None) -> tuple[str, dic
 
 def _files(path: Path, kind: str | None) -> dict[str, str]:
     if path.is_dir():
-        files = sorted(map(str, filter(Path.is_file, path.rglob("*"))), key=natural_order)
-        return {file: os.path.relpath(file, path) for file in files}
+        return {str(Path(file)): os.path.relpath(file, path) for file in files_below(str(path))}
     if not path.exists():
         raise FileNotFoundError(f"{path} does not exist; give media, a list, or a store")
     if kind == "text" or path.suffix.lower() not in _LIST_SUFFIXES:

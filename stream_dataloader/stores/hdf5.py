@@ -28,6 +28,7 @@ from stream_dataloader.stores._base.rows import (
     selected,
 )
 from stream_dataloader.stores._base.store import Index, Store
+from stream_dataloader.streams._media.listing import files_below
 from stream_dataloader.streams._media.picture import Picture
 from stream_dataloader.streams._media.section import KnownFile, check_file, closed_on_error, natural_order
 from stream_dataloader.streams.array.hdf5 import Hdf5Table, datasets_in, open_file
@@ -200,11 +201,9 @@ def _paths(path: str) -> list[str]:
         raise FileNotFoundError(f"there is no HDF5 file or folder at {path}")
     if not os.path.isdir(path):
         return [path]
-    found = [os.path.join(folder, name) for folder, _, names in os.walk(path) for name in names]
-    found = [file for file in found if file.endswith(HDF5_SUFFIXES)]
-    if not found:
-        raise StoreError(f"{path} has no files with names in {' or '.join(HDF5_SUFFIXES)}")
-    return sorted(found, key=natural_order)
+    if found := files_below(path, HDF5_SUFFIXES):
+        return found
+    raise StoreError(f"{path} has no files with names in {' or '.join(HDF5_SUFFIXES)}")
 
 
 def _group_of(file: Any, name: str, group: str | None) -> str:

@@ -27,7 +27,7 @@ from stream_dataloader.stores._base.files import damage_named, hashed
 from stream_dataloader.stores._base.formats import given_columns
 from stream_dataloader.stores._base.rows import RowSteps, Selection, check_lengths
 from stream_dataloader.stores._base.store import Index, Store
-from stream_dataloader.streams._media.section import natural_order
+from stream_dataloader.streams._media.listing import entries_in
 from stream_dataloader.streams.array.tables import NpyTable, checked_header
 
 __all__ = ["NpyStore"]
@@ -126,9 +126,9 @@ class _Index(Index):
 
 def _named(folder: str) -> tuple[list[str], list[str]]:
     """The `.npy` files in a folder, without suffix, and the folders."""
-    names = sorted((name for name in os.listdir(folder) if not name.startswith(".")), key=natural_order)
-    files = [name.removesuffix(_SUFFIX) for name in names if name.endswith(_SUFFIX)]
-    return files, [name for name in names if os.path.isdir(os.path.join(folder, name))]
+    entries = entries_in(folder)
+    files = [entry.name.removesuffix(_SUFFIX) for entry in entries if entry.name.endswith(_SUFFIX)]
+    return files, [entry.name for entry in entries if entry.is_dir()]
 
 
 def _files(folder: str, key: str, names: list[str] | None) -> dict[str, str]:

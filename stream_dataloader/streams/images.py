@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from stream_dataloader.streams._media.items import PictureItems
+from stream_dataloader.streams._media.listing import entries_in, is_hidden
 from stream_dataloader.streams._media.opencv import check_opencv, decoded_image, import_opencv
 from stream_dataloader.streams._media.picture import ArrayConverter, PictureOptions
-from stream_dataloader.streams._media.section import DIGITS, check_kind, natural_order, section_of
+from stream_dataloader.streams._media.section import DIGITS, check_kind, section_of
 
 __all__ = ["SUFFIXES", "ImageFolderStream"]
 
@@ -133,7 +134,8 @@ class ImageFolderStream(PictureOptions):
 
 def _find(path: str, pattern: str | None) -> list[str]:
     """The images that a source names, in order."""
-    folder, matches, what = path, _matcher(pattern), f"matches {pattern!r}" if pattern else "has an image's suffix"
+    folder, name, matches = path, pattern or "", _matcher(pattern)
+    what = f"matches {pattern!r}" if pattern else "has an image's suffix"
     if not os.path.isdir(path):
         head, name = os.path.split(path)
         if os.path.lexists(path):
@@ -143,16 +145,16 @@ def _find(path: str, pattern: str | None) -> list[str]:
         folder, matches, what = head or os.curdir, _matcher(name), f"matches {name!r}"
         if not os.path.isdir(folder):
             raise FileNotFoundError(f"there is no folder {folder}")
-    with os.scandir(folder) as entries:
-        names = [entry.name for entry in entries if matches(entry.name) and not entry.is_dir()]
-    if not names:
+    entries = entries_in(folder, hidden=is_hidden(name))
+    found = [entry.path for entry in entries if matches(entry.name) and not entry.is_dir()]
+    if not found:
         raise ValueError(f"{folder} has no images: no name in it {what}")
-    return [os.path.join(folder, name) for name in sorted(names, key=natural_order)]
+    return found
 
 
 def _matcher(pattern: str | None) -> Any:
     if pattern is None:
-        return lambda name: os.path.splitext(name)[1].lower() in SUFFIXES and not name.startswith(".")
+        return lambda name: os.path.splitext(name)[1].lower() in SUFFIXES
     if (number := _NUMBER_FORMAT.search(pattern)) is None:
         return lambda name: fnmatch.fnmatchcase(name, pattern)
     digits = f"[0-9]{{{number[1] or 1},}}"

@@ -23,7 +23,8 @@ from typing import Any
 import numpy as np
 
 from stream_dataloader.errors import StoreError
-from stream_dataloader.streams._media.section import KnownFile, natural_order
+from stream_dataloader.streams._media.listing import without_hidden
+from stream_dataloader.streams._media.section import KnownFile
 from stream_dataloader.streams.cache import FileCache, is_url, open_local
 from stream_dataloader.streams.cache.remote import UnreachableError, final_error, text_of
 
@@ -199,8 +200,8 @@ def matching(pattern: str, cache: FileCache | None = None) -> Iterator[str]:
             yield from _on_server(path, cache or FileCache())
         elif is_url(path) or os.path.exists(path):
             yield path
-        elif glob.has_magic(path) and (found := glob.glob(path)):
-            yield from sorted(found, key=natural_order)
+        elif glob.has_magic(path) and (found := without_hidden(glob.glob(path), path)):
+            yield from found
         else:
             raise FileNotFoundError(f"there is no file at {path}")
 
@@ -209,13 +210,13 @@ def _on_server(pattern: str, cache: FileCache) -> list[str]:
     core = package("fsspec.core", pattern, "fsspec")
     try:
         file_system, path = core.url_to_fs(pattern, **cache.storage_options)
-        found = [file_system.unstrip_protocol(one) for one in file_system.glob(path)]
+        found = [file_system.unstrip_protocol(one) for one in without_hidden(file_system.glob(path), path)]
     except Exception as error:
         raise final_error(pattern, error) or OSError(f"{pattern} cannot be listed: {text_of(error)}") from error
     if not found:
         raise FileNotFoundError(f"there is no file at {pattern}")
     _, chain, rest = pattern.partition("::")
-    return [f"{one.partition('::')[0]}{chain}{rest}" for one in sorted(found, key=natural_order)]
+    return [f"{one.partition('::')[0]}{chain}{rest}" for one in found]
 
 
 def expanded(pattern: str) -> list[str]:

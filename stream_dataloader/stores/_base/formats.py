@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 from stream_dataloader.errors import StoreError, shorten
 from stream_dataloader.stores._base.files import in_folder
+from stream_dataloader.streams._media.listing import entries_in
 from stream_dataloader.streams._media.section import check_flags
 from stream_dataloader.streams.cache import FileCache, is_url, open_local
 
@@ -64,14 +65,18 @@ def _holds(pattern: bytes, *path: str) -> bool:
         return False
 
 
+def _has(path: str, *names: str) -> bool:
+    return any(os.path.exists(os.path.join(path, name)) for name in names)
+
+
 def _ends(names: Iterable[str], *suffixes: str) -> bool:
     return any(name.rstrip("/").endswith(suffixes) for name in names)
 
 
 def _is_npy(path: str, names: frozenset[str]) -> bool:
-    folders = (os.path.join(path, name) for name in sorted(names) if not name.startswith("."))
+    folders = (os.path.join(path, name) for name in sorted(names))
     first = next(filter(os.path.isdir, folders), None)
-    return _ends(names | {path, *(os.listdir(first) if first else ())}, ".npy")
+    return _ends(names | {path, *(one.name for one in (entries_in(first) if first else ()))}, ".npy")
 
 
 def _is_parquet(path: str, names: frozenset[str]) -> bool:
@@ -96,7 +101,7 @@ _OURS: list[tuple[str, Callable[[str, frozenset[str]], bool]]] = [
     ("LeRobotStore", lambda at, _: _holds(rb'"codebase_version"\s*:', at, "meta", "info.json")),
     ("MdsStore", lambda at, _: _holds(rb'"shards"\s*:\s*\[', at, "index.json")),
     ("TfdsStore", lambda _, names: {"dataset_info.json", "features.json"} <= names),
-    ("ZarrStore", lambda at, names: _ends({at}, ".zarr", ".zarr.zip") or _ends(names, ".zgroup", "zarr.json")),
+    ("ZarrStore", lambda at, _: _ends({at}, ".zarr", ".zarr.zip") or _has(at, ".zgroup", "zarr.json")),
     ("TensorDictStore", lambda at, _: _holds(rb'"_type"\s*:', at, "meta.json")),
     ("Hdf5Store", lambda at, names: _ends(names | {at}, *HDF5_SUFFIXES) or _holds(_HDF5, at)),
     ("WebDatasetStore", lambda at, names: _ends(names | {at}, ".tar", ".tar.gz", ".tgz")),
@@ -144,7 +149,7 @@ def format_of(path: str, cache: FileCache | None = None) -> str:
     is_pattern = any(sign in os.path.basename(path) for sign in "*?[{") and not os.path.lexists(path)
     if not (is_pattern or is_url(path) or os.path.exists(path)):
         raise FileNotFoundError(f"there is no store at {path}")
-    names = frozenset(os.listdir(path) if os.path.isdir(path) else ())
+    names = frozenset(entry.name for entry in (entries_in(path) if os.path.isdir(path) else ()))
     found = next((name for name, one in known_formats().items() if one.recognise(path, names)), None)
     if found is None and is_url(path):
         found = format_at(path, lambda index: open_local(index, cache).close())

@@ -105,8 +105,7 @@ class Partial:
         header = {"version": _VERSION, **header}
         if not self._holds_streams():
             for name in {*os.listdir(self.folder)} - {"lock"}:
-                path = os.path.join(self.folder, name)
-                shutil.rmtree(path) if os.path.isdir(path) else os.unlink(path)
+                _remove(os.path.join(self.folder, name))
             os.makedirs(self.store)
             with open(self.journal, "xb") as file:
                 enter(file, header)
@@ -122,7 +121,7 @@ class Partial:
         """Give the store its name; the index is the last of its files."""
         for name in os.listdir(self.store):
             path = os.path.join(self.store, name)
-            sync_folder(path) if name in files else os.unlink(path)
+            sync_folder(path) if name in files else _remove(path)
         sync_folder(self.store)
         if is_url(self.path):
             self._send(files)
@@ -148,6 +147,10 @@ class Partial:
                 remote.send(path)
                 enter(file, entry | {"version": remote.ask()[0]})
         shutil.rmtree(self.store)
+
+
+def _remove(path: str) -> None:
+    shutil.rmtree(path) if os.path.isdir(path) else os.unlink(path)
 
 
 def _has_gone(holder: str) -> bool:

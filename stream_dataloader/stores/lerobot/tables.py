@@ -7,7 +7,6 @@ Nothing of data or videos is read to know where episodes lie.
 from __future__ import annotations
 
 import functools
-import glob
 import itertools
 import json
 import math
@@ -25,6 +24,7 @@ from stream_dataloader.stores.lerobot.info import INFO, Feature, Info
 from stream_dataloader.stores.parquet.columns import Numbers, Objects, Source, column_of
 from stream_dataloader.stores.parquet.store import Rows, RowSteps
 from stream_dataloader.stores.parquet.tables import TableFile, open_parquet
+from stream_dataloader.streams._media.listing import files_below
 
 __all__ = ["EpisodeVideo", "Episodes", "Tables", "meta_files", "read_episodes"]
 
@@ -116,8 +116,8 @@ def meta_files(path: str) -> list[str]:
 
 
 def _episode_tables(path: str) -> list[str]:
-    folder = os.path.join(glob.escape(path), "meta", "episodes")
-    return sorted(glob.glob(os.path.join(folder, "*", "*.parquet")))
+    folder = os.path.join(path, "meta", "episodes")
+    return files_below(folder, ".parquet") if os.path.isdir(folder) else []
 
 
 def read_episodes(info: Info, cameras: Sequence[str]) -> Episodes:

@@ -35,7 +35,7 @@ from stream_dataloader.stores._base.stream import Steps, put_row
 from stream_dataloader.stores.lmdb.pages import Databases, ResultT, natural_key
 from stream_dataloader.stores.lmdb.windows import Windows, check_value
 from stream_dataloader.stores.memmap.packed import HEADER, PackedIndex, PackedStore, check_sizes
-from stream_dataloader.streams._media.section import natural_order
+from stream_dataloader.streams._media.listing import entries_in
 
 __all__ = ["KIND", "LmdbStore"]
 
@@ -256,12 +256,11 @@ def _files_at(path: str, *, natural: bool) -> dict[str, str]:
     if os.path.isfile(data := os.path.join(path, "data.mdb")):
         return {data: os.path.basename(os.path.abspath(path))}
     found = {}
-    for name in sorted(os.listdir(path), key=natural_order if natural else str):
-        file = os.path.join(path, name)
-        if os.path.isdir(file):
-            file = os.path.join(file, "data.mdb")
-        if file.endswith((".lmdb", ".mdb")) and name != "lock.mdb" and os.path.isfile(file):
-            found[file] = name
+    entries = entries_in(path)
+    for entry in entries if natural else sorted(entries, key=lambda entry: entry.name):
+        file = os.path.join(entry.path, "data.mdb") if entry.is_dir() else entry.path
+        if file.endswith((".lmdb", ".mdb")) and entry.name != "lock.mdb" and os.path.isfile(file):
+            found[file] = entry.name
     if not found:
         raise StoreError(f"{path} has no LMDB in it: no *.lmdb, *.mdb or folder with one")
     return found

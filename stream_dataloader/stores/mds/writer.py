@@ -22,6 +22,7 @@ from stream_dataloader.stores._base.codecs import check_compression, hash_of, pa
 from stream_dataloader.stores._base.files import write_synced
 from stream_dataloader.stores.mds.encodings import encoding_of
 from stream_dataloader.stores.mds.index import write_index
+from stream_dataloader.streams._media.listing import entries_in
 
 __all__ = ["MdsWriter", "ShardWriter"]
 
@@ -168,7 +169,7 @@ class MdsWriter:
         self._count = 0
         self._done = False
         os.makedirs(self.folder, exist_ok=True)
-        if os.listdir(self.folder):
+        if entries_in(self.folder):
             raise FileExistsError(f"{self.folder} is not empty; give another folder")
 
     def write(self, sample: Mapping[str, Any]) -> None:
@@ -202,9 +203,9 @@ class MdsWriter:
         """Delete what was written, and write no index."""
         if not self._done:
             self._done = True
-            for name in os.listdir(self.folder):  # it was empty
+            for entry in entries_in(self.folder):  # it had none
                 with suppress(FileNotFoundError):
-                    os.unlink(os.path.join(self.folder, name))
+                    os.unlink(entry.path)
 
     def __enter__(self) -> MdsWriter:
         return self

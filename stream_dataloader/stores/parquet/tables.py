@@ -20,7 +20,8 @@ import numpy as np
 from stream_dataloader.errors import StoreError, shorten
 from stream_dataloader.stores._base.files import damage_named, digest_of, inside, matching, package, read_json
 from stream_dataloader.stores.parquet.columns import joined
-from stream_dataloader.streams._media.section import KnownFile, check_file, natural_order
+from stream_dataloader.streams._media.listing import files_below
+from stream_dataloader.streams._media.section import KnownFile, check_file
 from stream_dataloader.streams.cache import FileCache, is_url, open_local
 
 __all__ = ["DatasetTable", "TableFile", "dataset_of", "decoded_features", "find_tables", "open_parquet"]
@@ -165,16 +166,11 @@ def find_tables(path: str, cache: FileCache | None = None, split: str | None = N
         return list(matching(path, cache))
     if os.path.exists(state := os.path.join(path, "state.json")):
         return _saved_dataset(path, read_json(state, dict), state)
-    found = []
-    for folder, _, names in os.walk(path):
-        for name in names:
-            file = os.path.join(folder, name)
-            parts = os.path.relpath(file, path).split(os.sep)
-            if name.endswith(_SUFFIXES) and not any(part[0] in "._" for part in parts):
-                found.append(file)
+    # Spark and Hive write notes and unfinished tables under names that begin with an underscore.
+    found = [file for file in files_below(path, _SUFFIXES) if f"{os.sep}_" not in file[len(path.rstrip(os.sep)) :]]
     if not found:
         raise StoreError(f"{path} has no tables: no name in it ends with {', '.join(_SUFFIXES)}")
-    return sorted(found, key=natural_order)
+    return found
 
 
 def _saved_dataset(path: str, state: dict[str, Any], name: str) -> list[str]:

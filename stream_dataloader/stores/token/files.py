@@ -34,7 +34,8 @@ from stream_dataloader.errors import StoreError
 from stream_dataloader.stores._base.files import damage_named, digest_of, matching
 from stream_dataloader.stores._base.leaves import LeafSpec, dtype_named
 from stream_dataloader.stores.memmap.store import LeafFile
-from stream_dataloader.streams._media.section import KnownFile, check_file, natural_order
+from stream_dataloader.streams._media.listing import entries_in
+from stream_dataloader.streams._media.section import KnownFile, check_file
 from stream_dataloader.streams.cache import FileCache, is_url, open_local
 
 __all__ = ["MappedTokens", "Marker", "TokenFile", "find_files"]
@@ -67,10 +68,10 @@ def find_files(path: str, cache: FileCache | None) -> list[str]:
     if is_url(path) or not os.path.isdir(path):
         found = map(os.path.splitext, matching(path, cache))
         return [root + (".bin" if end == ".idx" else end) for root, end in found]
-    names = sorted(os.listdir(path), key=natural_order)
+    entries = entries_in(path)
     for end in (".bin", ".npy"):
-        if tokens := [name for name in names if name.endswith(end)]:
-            return [os.path.join(path, name) for name in tokens]
+        if tokens := [entry.path for entry in entries if entry.name.endswith(end)]:
+            return tokens
     raise StoreError(f"no name in {path} ends with .bin or .npy")
 
 

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from stream_dataloader.errors import StoreError
 from stream_dataloader.stores._base.files import damage_named
+from stream_dataloader.streams._media.listing import is_hidden
 from stream_dataloader.streams.cache import keep_tables, kept_tables
 
 __all__ = ["TarIndex", "forget", "keep", "load", "scan"]
@@ -145,7 +146,7 @@ def _parts(info: tarfile.TarInfo, tar: str) -> tuple[bytes, str] | None:
     name = info.name
     if len(name) > _LONGEST_NAME:
         raise StoreError(f"{tar}: a name has {len(name):,} characters, and may have {_LONGEST_NAME:,}")
-    if info.isdir():
+    if info.isdir() or is_hidden(name):
         return None
     if not info.isreg() or info.issparse() or name.startswith("/") or ".." in name.split("/"):
         raise StoreError(f"{tar}: {name!r} is no plain file inside of the tar; write it anew")

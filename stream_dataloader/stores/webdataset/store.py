@@ -23,8 +23,9 @@ from stream_dataloader.stores._base.formats import given_columns, given_options
 from stream_dataloader.stores._base.store import Store
 from stream_dataloader.stores.webdataset.members import TarIndex, keep, load, scan
 from stream_dataloader.stores.webdataset.samples import KEY, Decoder, Samples, state_of
+from stream_dataloader.streams._media.listing import entries_in
 from stream_dataloader.streams._media.picture import Picture
-from stream_dataloader.streams._media.section import check_kind, natural_order
+from stream_dataloader.streams._media.section import check_kind
 from stream_dataloader.streams.cache import FileCache, is_url, open_local
 
 __all__ = ["Streams", "WebDatasetStore", "rule_of"]
@@ -103,9 +104,7 @@ class WebDatasetStore(Store):
             names = [name if is_url(name) else os.path.join(self.path, name) for name in shards]
             found = [tar for name in names for tar in matching(name, self._cache)]
         elif os.path.isdir(self.path):
-            names = sorted(os.listdir(self.path), key=natural_order)
-            tars = [name for name in names if name.endswith(_TARS) and name[0] != "."]
-            found = [os.path.join(self.path, name) for name in tars]
+            found = [entry.path for entry in entries_in(self.path) if entry.name.endswith(_TARS)]
             if not found:
                 raise StoreError(f"{self.path} has no tars: no name in it ends with .tar")
         else:
