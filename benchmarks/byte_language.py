@@ -57,7 +57,7 @@ class Diagonal(nn.Module):
     def forward(self, x: Tensor, state: Tensor | None, is_start: Tensor) -> tuple[Tensor, Tensor]:
         u, gate, step = self.into(self.norm(x)).chunk(3, dim=-1)
         dt = softplus(step + self.step)
-        h, last = linear_scan(torch.exp(-dt), dt * silu(u), state, is_start)
+        h, last = linear_scan(inputs=dt * silu(u), decay=torch.exp(-dt), state=state, is_start=is_start)
         return x + self.out(h * silu(gate)), last
 
 

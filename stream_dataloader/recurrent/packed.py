@@ -18,9 +18,9 @@ __all__ = ["linear_scan", "masked_rnn"]
 def masked_rnn(
     cell: Callable[[Any, Any], Any],
     inputs: torch.Tensor,
+    *,
     state: Any,
     is_start: torch.Tensor,
-    *,
     initial: Any = None,
     real: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, Any]:
@@ -45,7 +45,8 @@ def masked_rnn(
         >>> import torch
         >>> from stream_dataloader.recurrent import masked_rnn
         >>> is_start = torch.tensor([[True], [False], [True]])
-        >>> counted, _ = masked_rnn(lambda x, n: n + x, torch.ones(3, 1, 1), torch.zeros(1, 1), is_start)
+        >>> ones, zero = torch.ones(3, 1, 1), torch.zeros(1, 1)
+        >>> counted, _ = masked_rnn(lambda x, n: n + x, ones, state=zero, is_start=is_start)
         >>> counted.flatten().tolist()
         [1.0, 2.0, 1.0]
     """
@@ -70,22 +71,23 @@ def masked_rnn(
 
 
 def linear_scan(
-    decay: torch.Tensor,
+    *,
     inputs: torch.Tensor,
+    decay: torch.Tensor,
     state: torch.Tensor | None,
     is_start: torch.Tensor,
-    *,
     initial: torch.Tensor | None = None,
     real: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The linear recurrence `h[t] = decay[t] * h[t - 1] + inputs[t]`, in parallel over time, with resets.
+    """Compute the linear recurrence `h[t] = decay[t] * h[t - 1] + inputs[t]`, in parallel over time, with resets.
 
+    All arguments are given by name: inputs and decay often have the same shape, and libraries differ in their order.
     It takes about log2(T) steps, each over the whole window (Hillis and Steele, Data Parallel Algorithms, 1986; Martin
     and Cundy, Parallelizing Linear Recurrent Neural Nets Over Sequence Length, 2018).
 
     Args:
-        decay: `(T, B, ...)`, real or complex; it is expanded to the shape of `inputs`.
-        inputs: `(T, B, ...)`.
+        inputs: `(T, B, ...)`, real or complex.
+        decay: `(T, B, ...)`; it is expanded to the shape of `inputs`.
         state: `h` before t = 0, `(B, ...)`, as `RecurrentState.before` gives it. None: zeros.
         is_start: `(T, B)` bool. Not looked at for t = 0, where `before` has seen to it.
         initial: `h` before a stream's first step, `(1, ...)`. None: zeros.
@@ -101,7 +103,8 @@ def linear_scan(
         >>> import torch
         >>> from stream_dataloader.recurrent import linear_scan
         >>> half, is_start = torch.full((4, 1), 0.5), torch.tensor([[True], [False], [True], [False]])
-        >>> linear_scan(half, torch.ones(4, 1), None, is_start)[0].flatten().tolist()
+        >>> scanned, _ = linear_scan(inputs=torch.ones(4, 1), decay=half, state=None, is_start=is_start)
+        >>> scanned.flatten().tolist()
         [1.0, 1.5, 1.0, 1.5]
     """
     _check_flags(inputs, is_start, real)

@@ -372,8 +372,8 @@ def test_a_compiled_model_needs_no_break_in_its_graph():
     decay, cell = nn.Parameter(torch.rand(3)), nn.LSTMCell(3, 2)
 
     def model(data, state, is_start):
-        scanned, h = linear_scan(decay, data.expand(-1, -1, 3), state[0], is_start)
-        output, cells = masked_rnn(cell, scanned, state[1], is_start)
+        scanned, h = linear_scan(inputs=data.expand(-1, -1, 3), decay=decay, state=state[0], is_start=is_start)
+        output, cells = masked_rnn(cell, scanned, state=state[1], is_start=is_start)
         return output, (h, cells)
 
     compiled = torch.compile(model, backend="eager", fullgraph=True)

@@ -52,12 +52,18 @@ def models(windows):
 
     def scan(x, state, is_start, real):
         x = x.flatten(2)
-        return linear_scan(decay(x).sigmoid(), inputs(x), state, is_start, real=real)
+        return linear_scan(inputs=inputs(x), decay=decay(x).sigmoid(), state=state, is_start=is_start, real=real)
 
     found = {
-        "lstm cell": (lambda x, h, start, real: masked_rnn(lstm_cell, x.flatten(2), h, start, real=real), 0),
-        "gru cell": (lambda x, h, start, real: masked_rnn(gru_cell, x.flatten(2), h, start, real=real), 0),
-        "conv-lstm": (lambda x, h, start, real: masked_rnn(maps_cell, x, h, start, real=real), 0),
+        "lstm cell": (
+            lambda x, h, start, real: masked_rnn(lstm_cell, x.flatten(2), state=h, is_start=start, real=real),
+            0,
+        ),
+        "gru cell": (
+            lambda x, h, start, real: masked_rnn(gru_cell, x.flatten(2), state=h, is_start=start, real=real),
+            0,
+        ),
+        "conv-lstm": (lambda x, h, start, real: masked_rnn(maps_cell, x, state=h, is_start=start, real=real), 0),
         "scan": (scan, 0),
     }
     if windows == "aligned":
@@ -132,7 +138,13 @@ def test_a_carried_count_is_the_position(data):
             for part in data.draw(st.permutations(batch.split_lanes(data.draw(st.integers(1, lanes), "split")))):
                 real = part.source >= 0
                 ones_there = torch.ones(*real.shape, 1)
-                _, state = linear_scan(ones_there, ones_there, carry.before(part), part.is_start, real=real)
+                _, state = linear_scan(
+                    inputs=ones_there,
+                    decay=ones_there,
+                    state=carry.before(part),
+                    is_start=part.is_start,
+                    real=real,
+                )
                 carry.after(part, state)
                 for row in real.any(0).nonzero().flatten().tolist():
                     assert state[row].item() == part.position[real[:, row], row][-1] + 1

@@ -31,7 +31,7 @@ def test_the_scan_is_the_loop(steps, dtype):
     is_start &= real
     given = (decay, inputs, state, initial)
     expected = loop(decay, inputs, state, is_start, initial, real)
-    found, last = linear_scan(decay, inputs, state, is_start, initial=initial, real=real)
+    found, last = linear_scan(inputs=inputs, decay=decay, state=state, is_start=is_start, initial=initial, real=real)
     torch.testing.assert_close(found, expected)
     assert torch.equal(last, found[-1])
     weights = torch.randn(expected.shape, generator=generator, dtype=dtype)
@@ -47,8 +47,8 @@ def test_nothing_of_a_stream_gets_into_the_next_one(bad):
     inputs = torch.ones(6, 1, 1, requires_grad=True)
     is_start = torch.tensor([1, 0, 0, 1, 0, 0]).bool()[:, None]
     spoilt = torch.where(torch.arange(6)[:, None, None] == 1, bad, inputs)
-    scanned, _ = linear_scan(torch.full((6, 1, 1), 0.5), spoilt, None, is_start)
-    stepped, _ = masked_rnn(lambda x, h: x + 0.5 * h, spoilt, torch.zeros(1, 1), is_start)
+    scanned, _ = linear_scan(inputs=spoilt, decay=torch.full((6, 1, 1), 0.5), state=None, is_start=is_start)
+    stepped, _ = masked_rnn(lambda x, h: x + 0.5 * h, spoilt, state=torch.zeros(1, 1), is_start=is_start)
     for output in (scanned, stepped):
         assert output[3:].flatten().tolist() == [1, 1.5, 1.75]
         (gradient,) = torch.autograd.grad(output[3:].sum(), inputs, retain_graph=True)
@@ -60,8 +60,8 @@ def test_a_cell_begins_with_what_it_is_given():
     initial = (torch.ones(1, 3), torch.full((1, 3), 2.0))
     x, is_start = torch.randn(3, 2, 2), torch.tensor([[1, 1], [0, 1], [0, 0]]).bool()
     state = tuple(one.expand(2, 3) for one in initial)
-    output, (h, c) = masked_rnn(cell, x, state, is_start, initial=initial)
-    alone = masked_rnn(cell, x[1:, 1:], initial, is_start[1:, 1:])[0]
+    output, (h, c) = masked_rnn(cell, x, state=state, is_start=is_start, initial=initial)
+    alone = masked_rnn(cell, x[1:, 1:], state=initial, is_start=is_start[1:, 1:])[0]
     torch.testing.assert_close(output[1:, 1:], alone)
     torch.testing.assert_close(output[-1], h)
     assert c.shape == (2, 3)
@@ -69,7 +69,9 @@ def test_a_cell_begins_with_what_it_is_given():
 
 def test_padding_keeps_a_cells_state_also_before_there_is_one():
     real = torch.tensor([[1, 0], [0, 1]]).bool()
-    output, state = masked_rnn(nn.GRUCell(1, 1), torch.ones(2, 2, 1), None, torch.zeros(2, 2).bool(), real=real)
+    output, state = masked_rnn(
+        nn.GRUCell(1, 1), torch.ones(2, 2, 1), state=None, is_start=torch.zeros(2, 2).bool(), real=real
+    )
     assert output[0, 1] == 0
     assert output[0, 0] == output[1, 0] == output[1, 1] == state[0] != 0
 
@@ -124,8 +126,8 @@ def test_flags_of_another_shape_are_refused():
         (flags.T.long(), None, "is_start is torch.int64"),
     ]:
         with pytest.raises(ValueError, match=text):
-            linear_scan(x, x, None, is_start, real=real)
+            linear_scan(inputs=x, decay=x, state=None, is_start=is_start, real=real)
         with pytest.raises(ValueError, match=text):
-            masked_rnn(None, x, None, is_start, real=real)
+            masked_rnn(None, x, state=None, is_start=is_start, real=real)
     with pytest.raises(ValueError, match="time step"):
-        linear_scan(x[:0], x[:0], None, flags.T[:0])
+        linear_scan(inputs=x[:0], decay=x[:0], state=None, is_start=flags.T[:0])
