@@ -138,10 +138,10 @@ def find_segments(is_start: torch.Tensor, padding: torch.Tensor, device: torch.d
         "is_padding": is_padding,
         "last": last,
     }
-    return Segments(**{name: _put(tensor, device) for name, tensor in found.items()})
+    return Segments(**{name: to_device(tensor, device) for name, tensor in found.items()})
 
 
-def _put(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     """`tensor` on a device."""
     if device.type == "cuda":  # from pageable memory, the copy may wait for all that the device was told to do
         return tensor.pin_memory().to(device, non_blocking=True)

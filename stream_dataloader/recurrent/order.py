@@ -16,8 +16,11 @@ import torch
 from stream_dataloader.batch import StreamBatch
 from stream_dataloader.errors import StateError
 
-#: What is known of each lane, a row each: its last item, and the batch that it was in. -1: not known.
-ROWS = ("source", "position", "epoch", "step")
+#: What is known of each lane, a row each: its last item, the batch that it was in, and how many items its state was
+#: made of, counted for burn-in only. -1: not known.
+ROWS = ("source", "position", "epoch", "step", "age")
+_AGE = ROWS.index("age")
+_OLD = 1 << 62  # the age of a state that was saved without its age: it is past any burn-in
 
 #: In place of a lane's source: nothing is kept for the lane; or, after `reset`, it may begin anywhere.
 _NEVER, _ANYWHERE = -3, -2
@@ -48,6 +51,8 @@ class Window(NamedTuple):
     last: Ends
     epoch: int
     step: int
+    is_start: torch.Tensor  # (T, B), in host memory
+    there: npt.NDArray[np.bool_]  # (T, B): the step is an item
     batch: Any  # equal for one batch, its micro-batches and its copies on devices, and for no other
 
     @classmethod
@@ -64,7 +69,24 @@ class Window(NamedTuple):
         first = Ends(source[begin, rows], position[begin, rows])
         last = Ends(source[stop, rows], position[stop, rows])
         token = batch.__dict__.get("_state") or weakref.ref(batch)
-        return cls(host.lane.numpy(), real, starts, real & ~starts, first, last, batch.epoch, batch.step, token)
+        place = batch.epoch, batch.step, host.is_start, there
+        return cls(host.lane.numpy(), real, starts, real & ~starts, first, last, *place, token)
+
+    def ages(self, before: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """How many items each step's state was made of before it, `(T + 1, B)`; the last row is behind the window.
+
+        Args:
+            before: `(B,)`: the same of the states that the window begins with.
+        """
+        steps = len(self.there)
+        items = np.zeros((steps + 1, len(before)), np.int64)
+        np.cumsum(self.there, 0, out=items[1:])
+        begun = np.empty_like(items)  # the count of items at which the state began
+        begun[0] = -before
+        begun[1:] = -before
+        np.copyto(begun[:-1], items[:-1], where=self.is_start.numpy())
+        aged: npt.NDArray[np.int64] = items - np.maximum.accumulate(begun, 0)
+        return aged
 
 
 def check_no_start_inside(batch: StreamBatch) -> None:
@@ -87,6 +109,7 @@ class LaneOrder:
         self._missing = _NEVER
         self._last = np.empty((len(ROWS), 0), np.int64)
         self._given = np.empty(0, np.int64)  # each lane's last batch, by how many there were before it
+        self._age_before = np.empty(0, np.int64)  # each lane's age before its last batch
         self._batch: Any = None  # the last one
         self._count = 0
 
@@ -94,6 +117,8 @@ class LaneOrder:
         if (more := int(lanes.max()) + 1 - len(self._given)) > 0:
             new = np.full((len(ROWS), more), -1)
             new[0] = self._missing
+            new[_AGE] = 0
+            self._age_before = np.concatenate([self._age_before, np.zeros(more, np.int64)])
             self._last = np.concatenate([self._last, new], axis=1)
             self._given = np.concatenate([self._given, np.full(more, -1)])
 
@@ -107,16 +132,37 @@ class LaneOrder:
         self._grow(window.lanes)
         if self.is_loaded:
             self._check_lanes(window, whole)
-        source, position, epoch, step = self._last[:, window.lanes]
+        source, position, epoch, step, _ = self._last[:, window.lanes]
         same = (source == window.first.source) & (position + 1 == window.first.position)
         lost = window.goes_on & ~same
         # two epochs may have the same number, so that only the batch itself tells whether a first one is repeated
-        again = (self._given[window.lanes] == self._count) & (window.batch == self._batch)
+        again = self._is_again(window)
         follows = (epoch == window.epoch) & (step + 1 == window.step) | (window.step == 0) & ~again
         follows |= (step < 0) & (source != _NEVER)
         wrong = (lost | ~follows) & (source != _ANYWHERE)
         if wrong.any():
             raise _out_of_order(window, int((lost if (lost & wrong).any() else wrong).argmax()), self._last)
+
+    def _is_again(self, window: Window) -> npt.NDArray[np.bool_]:
+        """Which lanes were given this very batch before, as their last one."""
+        return (self._given[window.lanes] == self._count) & (window.batch == self._batch)
+
+    def age(self, window: Window) -> npt.NDArray[np.int64]:
+        """How many items the states were made of with which the lanes begin a batch.
+
+        Raises:
+            StateError: The batch is neither the next one of its lanes nor the last one that they were given.
+        """
+        self._grow(window.lanes)
+        again = self._is_again(window)
+        if not again.any():
+            self.check(window, whole=False)
+        age = np.where(again, self._age_before[window.lanes], self._last[_AGE, window.lanes])
+        return np.where(age < 0, _OLD, age)
+
+    def begin_anew(self, lanes: npt.NDArray[np.int64]) -> None:
+        """Count the items of lanes from 0: their states have the initial value."""
+        self._last[_AGE, lanes] = 0
 
     def _check_lanes(self, window: Window, whole: bool) -> None:
         saved, fed = self._last[0] != _NEVER, self._given >= 0
@@ -127,12 +173,16 @@ class LaneOrder:
             what = f"the state was saved with {had}, and the batches have {lanes}"
             raise StateError(f"{what}; build the dataset with the batch_size that it had, or call reset()")
 
-    def advance(self, window: Window) -> None:
+    def advance(self, window: Window, *, counts: bool) -> None:
+        """Note a batch as the lanes' last one; `counts`: also of how many items their states are made now."""
+        age = self.age(window) if counts else None
         self._grow(window.lanes)
         if window.batch != self._batch:
             self._batch, self._count = window.batch, self._count + 1
         self._given[window.lanes] = self._count
-        self._last[2:, window.lanes] = [[window.epoch], [window.step]]
+        self._last[2:4, window.lanes] = [[window.epoch], [window.step]]
+        self._age_before[window.lanes] = -1 if age is None else age
+        self._last[_AGE, window.lanes] = -1 if age is None else window.ages(age)[-1]
         real = window.lanes[window.real]
         self._last[:2, real] = window.last.source[window.real], window.last.position[window.real]
         idle = window.lanes[~window.real]
@@ -144,12 +194,13 @@ class LaneOrder:
         self.is_loaded = False
         if lanes is None:
             self._missing = _ANYWHERE
-            self._last[0] = _ANYWHERE
+            self._last[0], self._last[_AGE] = _ANYWHERE, 0
         else:
             chosen = np.fromiter(lanes, np.int64)
             if len(chosen):
                 self._grow(chosen)
                 self._last[0, chosen] = _ANYWHERE
+                self.begin_anew(chosen)
 
     def last(self, lanes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         return self._last[:, lanes]
@@ -170,7 +221,7 @@ class LaneOrder:
 def _out_of_order(window: Window, row: int, known: npt.NDArray[np.int64]) -> StateError:
     """The error for a row of a batch."""
     lane = window.lanes[row]
-    source, position, epoch, step = known[:, lane]
+    source, position, epoch, step, _ = known[:, lane]
     now = f"lane {lane} goes on with" if window.goes_on[row] else f"lane {lane} has"
     now += f" source {window.first.source[row]} at position {window.first.position[row]}"
     now += f" in batch {window.step} of epoch {window.epoch}"

@@ -26,6 +26,7 @@ from stream_dataloader.recurrent.initial import Initial
 from stream_dataloader.recurrent.order import LaneOrder, Window, check_no_start_inside, on_host
 from stream_dataloader.recurrent.states import dims_of, states_of
 from stream_dataloader.recurrent.store import LaneStore, Piece
+from stream_dataloader.segments import to_device
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -57,7 +58,8 @@ class RecurrentState:
             `"reset"`: give the lane the initial value, with a warning. `"keep"`: nothing; it is not looked for.
         burn_in: Number of steps that count as burn-in, see `loss_mask`: they bring the state up to date and teach
             nothing (Kapturowski et al., Recurrent Experience Replay in Distributed Reinforcement Learning, 2019).
-        burn_in_at: `"start"`: of each stream. `"window"`: of each window.
+        burn_in_at: `"start"`: from where a lane's state began with its initial value: at the start of a stream, of a
+            section, or of a sequence that a stream marks, and after `reset`. `"window"`: of each window.
         packed: The model begins anew where `batch.is_start` is set inside a window, as `masked_rnn` and `linear_scan`
             do. Without it a stream that starts inside a window is an error.
         rank: Which rank this process is, for checkpoints; needs `world_size`. None: torch.distributed is asked.
@@ -106,6 +108,7 @@ class RecurrentState:
         self._nonfinite = options.choice("nonfinite", nonfinite, NonFinite)
         self._burn_in = options.integer("burn_in", burn_in, 0)
         self._burn_in_at: BurnInAt = options.choice("burn_in_at", burn_in_at, BurnInAt)
+        self._counts = self._burn_in > 0 and self._burn_in_at == "start"
         self._packed = packed
         self._rank = OwnRank(rank, world_size)
         self._store = LaneStore()
@@ -167,7 +170,7 @@ class RecurrentState:
         if cut := uncut >= self._detach_every:
             states, uncut = states.map(lambda leaf, _: leaf.detach().clone()), 0  # a view would hold all outputs
         self._store.put(Piece(window.lanes, states, uncut=uncut, is_checked=self._nonfinite != "keep"))
-        self._order.advance(window)
+        self._order.advance(window, counts=self._counts)
         return cut
 
     def reset(self, lanes: Iterable[int] | None = None) -> None:
@@ -201,15 +204,29 @@ class RecurrentState:
         return self
 
     def burn_in_mask(self, batch: StreamBatch) -> torch.Tensor:
-        """`(T, B)` bool: the step is an item of the stream, and burn-in."""
-        real = batch.source >= 0
-        if self._burn_in_at == "start":
-            return real & (batch.position < self._burn_in)
+        """`(T, B)` bool: the step is an item of the stream, and burn-in.
+
+        Raises:
+            StateError: With `burn_in_at="start"`, which counts along: the batch is neither the next one of its lanes
+                nor the last one that `after` was given.
+        """
+        return self._burn_in_of(batch, batch.source >= 0)
+
+    def _burn_in_of(self, batch: StreamBatch, real: torch.Tensor) -> torch.Tensor:
+        """The burn-in of a batch on the device of `real`, which says where the batch has items."""
+        if self._counts:
+            window = self._window(batch)
+            young = window.ages(self._order.age(window))[:-1] < self._burn_in
+            return real & to_device(torch.from_numpy(young), real.device)
         t = torch.arange(batch.time_steps, device=real.device)
         return real & (t < self._burn_in)[:, None]
 
     def loss_mask(self, batch: StreamBatch) -> torch.Tensor:
-        """`(T, B)` bool: the step is to count in the loss: `batch.mask` without the burn-in."""
+        """`(T, B)` bool: the step is to count in the loss: `batch.mask` without the burn-in.
+
+        Raises:
+            StateError: As `burn_in_mask`.
+        """
         return batch.mask & ~self.burn_in_mask(batch)
 
     def burning_in(self, batch: StreamBatch) -> contextlib.AbstractContextManager[Any]:
@@ -220,7 +237,8 @@ class RecurrentState:
         host, head = on_host(batch), slice(0, self._burn_in)
         if self._initial.is_in_every_graph or not self._burn_in:
             return contextlib.nullcontext()
-        is_burn_in = self.burn_in_mask(host)[head] | (host.source[head] < 0)
+        real = host.source >= 0
+        is_burn_in = self._burn_in_of(batch, real)[head] | ~real[head]
         return torch.no_grad() if is_burn_in.all() else contextlib.nullcontext()
 
     def cut_burn_in(self, batch: StreamBatch, state: Any, t: int) -> Any:
@@ -306,17 +324,21 @@ class RecurrentState:
 
     def _checked(self, batch: StreamBatch) -> Window:
         """The window of a batch that may be continued here."""
-        if self._seen is not None and self._seen[0]() is batch:
-            window = self._seen[1]
-        else:
-            if not isinstance(batch, StreamBatch):
-                kind = type(batch).__name__
-                raise TypeError(f"a state is carried by StreamBatch, and this is a {kind}; leave collate_fn out")
-            if not self._packed:
-                check_no_start_inside(batch)
-            window = Window.of(batch)
-            self._seen = weakref.ref(batch), window
+        window = self._window(batch)
         self._order.check(window, whole="_state" in batch.__dict__)
+        return window
+
+    def _window(self, batch: StreamBatch) -> Window:
+        """The window of a batch, which is kept until another one is asked for."""
+        if self._seen is not None and self._seen[0]() is batch:
+            return self._seen[1]
+        if not isinstance(batch, StreamBatch):
+            kind = type(batch).__name__
+            raise TypeError(f"a state is carried by StreamBatch, and this is a {kind}; leave collate_fn out")
+        if not self._packed:
+            check_no_start_inside(batch)
+        window = Window.of(batch)
+        self._seen = weakref.ref(batch), window
         return window
 
     def _kept(self, batch: StreamBatch, window: Window) -> Piece | None:
@@ -343,5 +365,6 @@ class RecurrentState:
                 position=position,
                 lane=lane,
             )
+        self._order.begin_anew(window.lanes[bad])
         warnings.warn(f"{text}{more}; it begins anew with the initial value", RuntimeWarning, stacklevel=3)
         return bad
