@@ -72,6 +72,14 @@ class StreamBatch(KeptFields, Conventions):
     """`(T, B)` bool: the time step is the last of its stream; never where an error ended it. None without the dataset's
     `mark_ends=True`."""
 
+    stream_seed: torch.Tensor | None = dataclasses.field(default_factory=lambda: None)
+    """`(T, B)` int64: random bits of this reading of the time step's source, for draws on the device; 0 is padding.
+
+    They are those of (seed, epoch, source), where each pass of `padding_mode="cycle"` counts as an epoch, and differ
+    each time that `interleave(..., exhausted="repeat")` brings a source again. All steps and sections of a source have
+    the same ones, in all of its batches, for any number of workers, and after a resume. None only of batches that no
+    loader made."""
+
     member: torch.Tensor | None = dataclasses.field(default_factory=lambda: None)
     """`(B,)` int64: the member of `side_by_side` whose lane it is, counted from 0; `source` is an index into its
     sources. None of other batches."""

@@ -6,6 +6,8 @@ Guarantee: random numbers depend on (seed, epoch, source) alone, on `repeat` whe
 
 from __future__ import annotations
 
+import hashlib
+import operator
 import threading
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,7 +18,9 @@ from numpy.random import Generator, SeedSequence, default_rng
 
 __all__ = ["StreamInfo", "get_stream_info"]
 
-_ORDER, _STREAM, _POSITION, _CUTS = range(4)  # part of each key, so that no two purposes share random numbers
+_ORDER, _STREAM, _POSITION, _CUTS, _PURPOSE = range(5)  # part of each key, so that no two purposes share random numbers
+
+_MASK = 2**64 - 1
 
 
 def order_rng(seed: int, epoch: int, *part: int) -> Generator:
@@ -27,6 +31,20 @@ def order_rng(seed: int, epoch: int, *part: int) -> Generator:
 def cuts_key(seed: int, epoch: int) -> int:
     """64 random bits, from which it is drawn where the sources of an epoch are cut into sections."""
     return int(SeedSequence(seed, spawn_key=(_CUTS, epoch)).generate_state(1, np.uint64)[0])
+
+
+def stream_seed(info: StreamInfo) -> int:
+    """The `StreamBatch.stream_seed` of a stream's steps: 64 random bits, as a signed number.
+
+    A `SeedSequence` would take longer than to open a small stream; this is SplitMix64 with the keys as its steps.
+    """
+    bits = info.seed
+    for key in (info.epoch, info.source_index, info.repeat):
+        bits = (bits * 0x9E3779B97F4A7C15 + key + 1) & _MASK
+        bits = (bits ^ bits >> 30) * 0xBF58476D1CE4E5B9 & _MASK
+        bits = (bits ^ bits >> 27) * 0x94D049BB133111EB & _MASK
+        bits ^= bits >> 31
+    return bits - (bits >> 63 << 64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,16 +85,51 @@ class StreamInfo:
         return default_rng(SeedSequence(self.seed, spawn_key=key))
 
     def rng_at(self, position: int) -> Generator:
-        """A new generator seeded from (seed, epoch, source, position), for the draws of one item.
+        """Return a new generator seeded from (seed, epoch, source, position), for the draws of one item.
 
         Unlike `rng` it does not depend on earlier draws. So a stream that starts in the middle draws the same numbers
-        there as one that is read from its beginning.
+        there as one that is read from its beginning. Each call for a position returns the same numbers: where several
+        things are drawn independently, use `rng_for`.
 
         Args:
             position: Index of the item within its stream, 0 or more.
         """
         key = (_POSITION, self.epoch, self.source_index, position, *self._again)
         return default_rng(SeedSequence(self.seed, spawn_key=key))
+
+    def rng_for(self, purpose: str, position: int | None = None) -> Generator:
+        """Return a new generator for one purpose, seeded from (seed, epoch, source, purpose) and the position, if any.
+
+        Draws for different purposes are independent of each other, and of `rng` and `rng_at`. Without a position they
+        hold for the whole source: also for all of its sections, and after a resume.
+
+        Args:
+            purpose: A name for what is drawn, such as "crop".
+            position: Index of the item within its stream, for draws of one item.
+
+        Raises:
+            TypeError: `purpose` is no string.
+            ValueError: `position` is negative.
+
+        Example:
+            >>> from stream_dataloader import StreamDataset, StreamDataLoader, get_stream_info
+            >>> def open_noise(length):
+            ...     info = get_stream_info()
+            ...     gain = info.rng_for("gain").uniform(0.5, 2)  # one for each stream
+            ...     for position in range(length):
+            ...         yield gain * info.rng_for("noise", position).standard_normal()
+            >>> loader = StreamDataLoader(StreamDataset([4, 2], open_noise, batch_size=2, time_steps=2, seed=1))
+            >>> [tuple(batch.data.shape) for batch in loader]
+            [(2, 2), (2, 2)]
+        """
+        if not isinstance(purpose, str):
+            raise TypeError(f'purpose must be a string, such as "crop", and is {purpose!r}')
+        if position is not None and position < 0:
+            raise ValueError(f"position must be 0 or more, and is {position}")
+        place = None if position is None else operator.index(position)
+        drawn = repr((self.epoch, self.source_index, self.repeat, purpose, place)).encode()
+        key = int.from_bytes(hashlib.blake2b(drawn, digest_size=16).digest(), "little")
+        return default_rng(SeedSequence(self.seed, spawn_key=(_PURPOSE, key)))
 
     @property
     def _again(self) -> tuple[int, ...]:

@@ -1,6 +1,6 @@
 """What a batch says of its cells: which stream was read there, at which position, whether for the first time.
 
-It is made only if it is asked for: for windows of bytes it is 18 times as large as what was read. A function that
+It is made only if it is asked for: for windows of bytes it is 26 times as large as what was read. A function that
 `torch.compile` compiles would be compiled anew for each batch: from when one asked, all have theirs made before.
 
 Guarantee: it is a pure function of the runs, in memory of its own.
@@ -39,10 +39,13 @@ class Bookkeeping:
 
     def made_before(self) -> dict[str, torch.Tensor]:
         """All fields, where a compiled function will ask for them."""
-        return {**self("mask"), **self("source")}
+        return {**self("mask"), **self("source"), **self("stream_seed")}
 
     def __call__(self, name: str) -> dict[str, torch.Tensor]:
-        made = self._marks() if name in ("reset", "is_start", "mask") else self._places()
+        if name == "stream_seed":
+            made = self._seeds()
+        else:
+            made = self._marks() if name in ("reset", "is_start", "mask") else self._places()
         return {field: torch.from_numpy(array) for field, array in made.items()}
 
     def _marks(self) -> dict[str, Array]:
@@ -66,6 +69,16 @@ class Bookkeeping:
         run, cells = self._cells(runs)
         source[cells], position[cells] = runs[3][run], runs[4][run] + cells[0] - runs[1][run]
         return {"source": source, "position": position}
+
+    def _seeds(self) -> dict[str, Array]:
+        runs, full = self._numbers()
+        seeds = np.zeros(self._shape, np.int64)
+        if full:
+            seeds[:] = runs[7]
+        else:
+            run, cells = self._cells(runs)
+            seeds[cells] = runs[7][run]
+        return {"stream_seed": seeds}
 
     def _numbers(self) -> tuple[Array, bool]:
         """The runs, `(RUN_NUMBERS, runs)`; and whether each lane has one, of its whole window."""

@@ -33,6 +33,7 @@ class Run(NamedTuple):
     position: int  # index of the first step within its source
     fresh: bool  # they are read for the first time
     starts: bool  # the stream, or a sequence in it, starts with the first step
+    seed: int  # of this reading of the source, for draws on a device
 
     def continues(self, last: Run) -> bool:
         """Whether this is what comes next of the same stream, in the same lane."""

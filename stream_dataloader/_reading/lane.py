@@ -82,7 +82,7 @@ class Lane:
                     running.info = before
                 if count := current.position - position:
                     source, starts = stream.info.source_index, position == current.begin
-                    run = (self.batch_lane, t, count, source, position, stream.fresh, starts)
+                    run = (self.batch_lane, t, count, source, position, stream.fresh, starts, stream.seed)
                     if stream.marks and self._rules.time_steps is not None:
                         draft.runs += itertools.chain.from_iterable(Run._make(run).cut(stream.starts()))
                     else:

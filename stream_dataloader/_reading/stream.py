@@ -19,7 +19,7 @@ from stream_dataloader._reading.opening import END, Handle, takes_start, text_of
 from stream_dataloader._schedule.sections import Section
 from stream_dataloader._schedule.snapshot import LaneState
 from stream_dataloader.errors import ItemError, LengthError, ReadError, StreamError, detached, shorten
-from stream_dataloader.stream_info import StreamInfo, run_as
+from stream_dataloader.stream_info import StreamInfo, run_as, stream_seed
 
 _FIRST_BACKOFF_SECONDS = 0.1
 _LONGEST_BACKOFF_SECONDS = 30.0
@@ -46,6 +46,7 @@ class OpenedStream(Handle):
 
     Attributes:
         fresh: Its items are read for the first time this epoch.
+        seed: The `stream_seed` of its steps.
         stop: The item behind the last that is read; None: the stream's end.
         retried: How often it was opened again.
         place: Where a lane left it; None: it is read from its beginning.
@@ -62,7 +63,7 @@ class OpenedStream(Handle):
         fresh: bool = False,
     ) -> None:
         super().__init__(info, factory, source, section)
-        self.fresh, self._retries = fresh, retries
+        self.fresh, self.seed, self._retries = fresh, stream_seed(info), retries
         self._asked = section.start
         self._starts: list[int] = []  # of items before `_asked`
         self.stop = None if section.stop < 0 else section.stop

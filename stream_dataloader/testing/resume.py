@@ -34,8 +34,20 @@ def leaf_key(leaf: Any) -> Any:
 def batch_key(batch: Any) -> Any:
     """Everything in a batch except `worker_id`, as values that can be compared with `==`."""
     if isinstance(batch, StreamBatch):
-        names = ("data", "reset", "is_start", "is_last", "mask", "source", "position", "lane", "step", "epoch")
-        return {name: map_leaves(getattr(batch, name), leaf_key) for name in names}
+        told = (
+            "data",
+            "reset",
+            "is_start",
+            "is_last",
+            "mask",
+            "source",
+            "position",
+            "stream_seed",
+            "lane",
+            "step",
+            "epoch",
+        )
+        return {name: map_leaves(getattr(batch, name), leaf_key) for name in told}
     return map_leaves(batch, leaf_key)
 
 
