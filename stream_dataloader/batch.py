@@ -8,7 +8,7 @@ import functools
 import itertools
 from collections.abc import Callable
 from dataclasses import InitVar, dataclass, fields
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -72,13 +72,13 @@ class StreamBatch(KeptFields, Conventions):
     """`(T, B)` bool: the time step is the last of its stream; never where an error ended it. None without the dataset's
     `mark_ends=True`."""
 
-    stream_seed: torch.Tensor | None = dataclasses.field(default_factory=lambda: None)
+    stream_seed: torch.Tensor = dataclasses.field(default_factory=lambda: cast(torch.Tensor, None))
     """`(T, B)` int64: random bits of this reading of the time step's source, for draws on the device; 0 is padding.
 
     They are those of (seed, epoch, source), where each pass of `padding_mode="cycle"` counts as an epoch, and differ
     each time that `interleave(..., exhausted="repeat")` brings a source again. All steps and sections of a source have
-    the same ones, in all of its batches, for any number of workers, and after a resume. None only of batches that no
-    loader made."""
+    the same ones, in all of its batches, for any number of workers, and after a resume. A batch that is made without
+    them has zeros."""
 
     member: torch.Tensor | None = dataclasses.field(default_factory=lambda: None)
     """`(B,)` int64: the member of `side_by_side` whose lane it is, counted from 0; `source` is an index into its
@@ -94,6 +94,8 @@ class StreamBatch(KeptFields, Conventions):
         if len(shape) != 2 or not shape == self.is_start.shape == self.source.shape == self.position.shape:
             shapes = [tuple(t.shape) for t in (self.mask, self.is_start, self.source, self.position)]
             raise ValueError(f"mask, is_start, source and position must share one shape (T, B), and are {shapes}")
+        if self.stream_seed is None:
+            self.__dict__["stream_seed"] = torch.zeros_like(self.source)
         if self.is_last is not None and self.is_last.shape != shape:
             raise ValueError(f"is_last must be of mask's shape {tuple(shape)}, and is {tuple(self.is_last.shape)}")
 

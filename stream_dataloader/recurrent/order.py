@@ -145,7 +145,8 @@ class LaneOrder:
 
     def _is_again(self, window: Window) -> npt.NDArray[np.bool_]:
         """Which lanes were given this very batch before, as their last one."""
-        return (self._given[window.lanes] == self._count) & (window.batch == self._batch)
+        again: npt.NDArray[np.bool_] = (self._given[window.lanes] == self._count) & (window.batch == self._batch)
+        return again
 
     def age(self, window: Window) -> npt.NDArray[np.int64]:
         """How many items the states were made of with which the lanes begin a batch.
