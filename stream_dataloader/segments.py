@@ -54,7 +54,8 @@ class Segments:
     """`(N,)` bool: no item was read for any step of the segment."""
 
     last: torch.Tensor
-    """`(B,)` int64: the segment that each lane ends with, apart from padding. Its final state is the lane's."""
+    """`(B,)` int64: the segment that each lane ends with, apart from padding. Its final state is the lane's, unless it
+    `is_padding`: then the lane has no item."""
 
     def to_segments(self, state: torch.Tensor | None, start: torch.Tensor | float = 0) -> torch.Tensor | None:
         """The segments' initial states, of the states that the lanes had after the batch before.
@@ -83,21 +84,28 @@ class Segments:
         goes_on = self.continues.reshape(-1, *[1] * (state.ndim - 1))
         return torch.where(goes_on, carried, start.to(state) if isinstance(start, torch.Tensor) else start)
 
-    def to_lanes(self, state: torch.Tensor) -> torch.Tensor:
-        """The lanes' states after the batch, of the final states of the segments.
+    def to_lanes(self, state: torch.Tensor, *, before: torch.Tensor | None) -> torch.Tensor:
+        """Return the lanes' states after the batch, of the final states of the segments.
 
         Args:
             state: `(N, ...)`.
+            before: `(B, ...)`, what `to_segments` was given: a lane without an item keeps it, as its stream may go on
+                later (with the loader's `patience`). None, for the first batch, stands for lanes that all start.
 
         Returns:
-            `(B, ...)`. Of a lane without an item it is of no meaning: what this lane reads next starts anew.
+            `(B, ...)`.
 
         Raises:
-            TypeError: `state` is no tensor.
-            ValueError: It is not of N segments.
+            TypeError: `state` or `before` is no tensor.
+            ValueError: `state` is not of N segments, or `before` not of B lanes.
         """
         _check_first(state, len(self), "segments", "as a kernel returns it that was given this cu_seqlens")
-        return state.index_select(0, self.last)
+        after = state.index_select(0, self.last)
+        if before is None:
+            return after
+        _check_first(before, len(self.last), "lanes", "as to_lanes returned it for the batch before")
+        is_idle = self.is_padding.index_select(0, self.last)
+        return torch.where(is_idle.reshape(-1, *[1] * (after.ndim - 1)), before.to(after), after)
 
     def __len__(self) -> int:
         """Number of segments, N."""

@@ -51,13 +51,13 @@ def differing(batch, outputs, start=0.0):
     return windows_of_streams.differing(batch, outputs, expected, 1e-6)
 
 
-def sequences(data, seq_idx, initial):
+def sequences(data, seq_idx, initial, decay=None):
     """Mamba-2, as its kernels have it: index 0 goes on from the initial state, any change of index starts at zero."""
     h, index, outputs = initial.clone(), torch.zeros(len(data), dtype=torch.int32), []
     for t in range(data.shape[1]):
         h = torch.where(seq_idx[:, t] == index, h, 0.0)
         index = seq_idx[:, t]
-        h = 0.9 * h + data[:, t]
+        h = (0.9 if decay is None else decay[:, t]) * h + data[:, t]
         outputs.append(h)
     return torch.stack(outputs, 1), h
 
@@ -115,8 +115,27 @@ def test_segments_start_with_the_value_of_a_recurrent_state_and_give_back_what_i
         assert segments.is_padding.equal(batch.flatten_lanes(batch.source)[0, cuts[:-1]] < 0)
         initial = segments.to_segments(carry.before(batch), start)
         outputs, final = varlen(row, segments.cu_seqlens, initial)
-        carry.after(batch, segments.to_lanes(final))
+        carry.after(batch, segments.to_lanes(final, before=None))
         assert not differing(batch, batch.unflatten_lanes(outputs), 3.0)
+
+
+@ALL_WINDOWS
+@pytest.mark.parametrize("loop", ["segments", "Mamba-2"])
+def test_loops_by_hand_keep_the_state_of_late_lanes(loop, windows):
+    state, late = None, 0
+    for batch in windows_of_streams.with_late_lanes(batches_of(windows), 1e6):
+        if loop == "segments":
+            segments = batch.segments()
+            row, final = varlen(batch.flatten_lanes(batch.data), segments.cu_seqlens, segments.to_segments(state))
+            outputs, state = batch.unflatten_lanes(row), segments.to_lanes(final, before=state)
+        else:  # with A = log 0.9, h = exp(dt A) h + dt x
+            dt = (batch.source >= 0).T.double()
+            state = torch.zeros(LANES, dtype=torch.float64) if state is None else state
+            outputs, state = sequences(dt * batch.data.T, batch.seq_idx(), state, 0.9**dt)
+            outputs = outputs.T
+        assert not differing(batch, outputs)
+        late += int((batch.source < 0).all(0).sum())
+    assert late > 10
 
 
 @WINDOWS
@@ -157,7 +176,7 @@ def test_parts_have_their_own_lanes():
         assert segments.last.shape == (2,)
         initial = segments.to_segments(state.get(part.worker))
         outputs, final = varlen(part.flatten_lanes(part.data), segments.cu_seqlens, initial)
-        state[part.worker] = segments.to_lanes(final)
+        state[part.worker] = segments.to_lanes(final, before=state.get(part.worker))
         assert not differing(part, part.unflatten_lanes(outputs))
 
 
@@ -208,8 +227,9 @@ def test_streams_start_with_a_value_of_the_users():
         (lambda b, s: b.unflatten_lanes(torch.zeros(20, 3)), ValueError, r"\(1, 20\), and is given \(20, 3\)"),
         (lambda b, s: b.position_ids("lane"), ValueError, "lane"),
         (lambda b, s: s.to_segments(torch.zeros(3, 2)), ValueError, r"4 lanes, and the state is \(3, 2\)"),
-        (lambda b, s: s.to_lanes(torch.zeros(99)), ValueError, r"segments, and the state is \(99,\)"),
-        (lambda b, s: s.to_lanes((torch.zeros(99), torch.zeros(99))), TypeError, "tuple"),
+        (lambda b, s: s.to_lanes(torch.zeros(99), before=None), ValueError, r"segments, and the state is \(99,\)"),
+        (lambda b, s: s.to_lanes((torch.zeros(99), torch.zeros(99)), before=None), TypeError, "tuple"),
+        (lambda b, s: s.to_lanes(torch.zeros(len(s)), before=torch.zeros(3)), ValueError, r"4 lanes, and the state is"),
         (lambda b, s: s.to_segments(None, 0.5), ValueError, "start"),
     ],
 )

@@ -1,6 +1,11 @@
 """Batches of windows of both kinds, and how many of their items have other outputs than their stream has alone."""
 
+import dataclasses
+import itertools
+
+import numpy as np
 import pytest
+import torch
 
 from stream_dataloader import StreamDataLoader, StreamDataset, get_stream_info
 
@@ -17,6 +22,31 @@ def opening(make):
 def batches_of(open_stream, windows, **options):
     options = {"time_steps": STEPS, "shuffle": True, "seed": 3, "windows": windows} | options
     return list(StreamDataLoader(StreamDataset(LENGTHS, open_stream, LANES, **options)))
+
+
+def with_late_lanes(batches, fill):
+    """The same windows where some lanes come late: they are padded meanwhile, as with the loader's `patience`."""
+    rng, lanes = np.random.default_rng(0), []
+    padding = {"data": fill, "is_start": False, "mask": False, "source": -1, "position": -1}
+    for _ in range(LANES):
+        windows = []
+        for batch in batches:
+            windows += [None] * int(rng.integers(0, 3)) + [batch]
+        lanes.append(windows)
+    for step, windows in enumerate(itertools.zip_longest(*lanes)):
+        columns = {
+            name: torch.stack(
+                [
+                    torch.full_like(getattr(batches[0], name)[:, 0], fill)
+                    if batch is None
+                    else getattr(batch, name)[:, lane]
+                    for lane, batch in enumerate(windows)
+                ],
+                dim=1,
+            )
+            for name, fill in padding.items()
+        }
+        yield dataclasses.replace(batches[0], **columns, reset=columns["is_start"][0], step=step)
 
 
 def differing(batch, outputs, expected, error=1e-5):
