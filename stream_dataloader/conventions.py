@@ -151,8 +151,9 @@ class Conventions:
 
         Args:
             within: `"segment"` counts from 0 in each segment of `cu_seqlens`, as flash-linear-attention's
-                `prepare_position_ids` and transformers' `DataCollatorWithFlattening` do. `"stream"` counts from the
-                start of the stream, which may be many windows ago; 0 in padding. Give `cu_seqlens` along with it:
+                `prepare_position_ids` and transformers' `DataCollatorWithFlattening` do. `"stream"` is `position`,
+                which counts from the source's beginning, also in sections and documents within it; 0 in padding.
+                Give `cu_seqlens` along with it:
                 transformers finds the cuts by what positions look like, and misses some of them.
 
         Returns:
