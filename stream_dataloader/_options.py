@@ -165,6 +165,18 @@ def check_patience(
     return number
 
 
+def check_seed_globals(seeds: bool, worker_method: str, num_workers: int, threads_per_worker: int) -> None:
+    """Refuse `seed_globals` where several threads would draw from the generators of one process."""
+    if not seeds or not num_workers:
+        return
+    why = "the threads of a process share its generators, so they cannot be kept for each stream"
+    remedy = "leave it out, or draw from get_stream_info().rng_at(position) instead of with seed_globals"
+    if worker_method == "thread":
+        raise ValueError(f'seed_globals is True, and worker_method is "thread": {why}; {remedy}')
+    if threads_per_worker > 1:  # of its own, or by patience
+        raise ValueError(f"seed_globals is True, and each worker reads with several threads: {why}; {remedy}")
+
+
 def warn_of_idle_lanes(rules: Rules) -> None:
     """Tell who has fewer than half as many sources as lanes."""
     if 2 * rules.draws < rules.lanes and rules.padding_mode in ("zeros", "data"):

@@ -164,6 +164,8 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
             threads_per_worker=threads_per_worker,
             patience=patience,
         )
+        seeds = any(member.seed_globals for member in members)
+        options.check_seed_globals(seeds, worker_method, self.num_workers, self._settings.threads_per_worker)
         self._destination = Destination(device, self._settings.pin_memory)
         self._watch = FrameWatch() if members[0].rules.time_steps is None else None
         seconds = self._settings.timeout

@@ -90,6 +90,9 @@ class StreamDataset(IterableDataset[StreamBatch]):
         fingerprint: Names the list of sources in saved states; None hashes the list. Give one if paths may move.
         mark_ends: Mark the last time step of each stream in `batch.is_last`. Unless `lengths` tells whether a stream
             goes on behind a window, its next item is taken one step ahead. With a `collate_fn` it has no effect.
+        seed_globals: Seed the global generators of `random`, numpy and torch for each stream, from (seed, epoch,
+            source), so that what a stream draws from them is the same for any number of workers. It costs up to a
+            millisecond for each window, streams are not opened early, and several threads in one process are refused.
         sections: Cuts sources into shorter streams, at places drawn anew in each epoch or at fixed ones: what
             `sections(lengths, steps)` returns. None reads sources whole.
 
@@ -129,6 +132,7 @@ class StreamDataset(IterableDataset[StreamBatch]):
         retry_on: type[Exception] | Sequence[type[Exception]] = Exception,
         fingerprint: str | None = None,
         mark_ends: bool = False,
+        seed_globals: bool = False,
         sections: Sections | None = None,
     ) -> None:
         super().__init__()
@@ -149,6 +153,7 @@ class StreamDataset(IterableDataset[StreamBatch]):
         self.retries = options.integer("retries", retries, 0)
         self.retry_on = options.exceptions("retry_on", retry_on)
         self.mark_ends = options.flag("mark_ends", mark_ends)
+        self.seed_globals = options.flag("seed_globals", seed_globals)
         self.given_lookahead = lookahead
         self._steps: tuple[int, list[int]] | None = None  # of the epoch that was asked for last
         draws = len(self.sources if self.cuts is None else self.cuts)
@@ -255,6 +260,7 @@ class StreamDataset(IterableDataset[StreamBatch]):
             retries=self.retries,
             retry_on=self.retry_on,
             mark_ends=self.mark_ends,
+            seed_globals=self.seed_globals,
             cuts=self.cuts,
         )
 

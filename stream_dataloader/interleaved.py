@@ -61,8 +61,8 @@ def interleave(
         seed: Seeds everything random, also within the datasets. None stands for the first dataset's seed. The other
             datasets' seeds are not used.
         **shared: `batch_size`, `padding_mode`, `fill_value`, `time_steps`, `windows`, `deterministic`, `lookahead`,
-            `on_error`, `max_failures`, `retries`, `retry_on` and `mark_ends`, as for `StreamDataset`. The datasets must
-            agree on each of them that is not given.
+            `on_error`, `max_failures`, `retries`, `retry_on`, `mark_ends` and `seed_globals`, as for `StreamDataset`.
+            The datasets must agree on each of them that is not given.
 
     Raises:
         ValueError: There are no datasets, they disagree on an option, or there is not one positive weight for each.

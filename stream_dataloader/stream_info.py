@@ -18,7 +18,8 @@ from numpy.random import Generator, SeedSequence, default_rng
 
 __all__ = ["StreamInfo", "get_stream_info"]
 
-_ORDER, _STREAM, _POSITION, _CUTS, _PURPOSE = range(5)  # part of each key, so that no two purposes share random numbers
+# part of each key, so that no two purposes share random numbers
+_ORDER, _STREAM, _POSITION, _CUTS, _PURPOSE, _WORKERS, _GLOBALS = range(7)
 
 _MASK = 2**64 - 1
 
@@ -45,6 +46,11 @@ def stream_seed(info: StreamInfo) -> int:
         bits = (bits ^ bits >> 27) * 0x94D049BB133111EB & _MASK
         bits ^= bits >> 31
     return bits - (bits >> 63 << 64)
+
+
+def workers_seed(seed: int, *start: int) -> int:
+    """The seed of the global generators of worker processes, one for each of their starts."""
+    return int(SeedSequence(seed, spawn_key=(_WORKERS, *start)).generate_state(1, np.uint64)[0]) >> 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,6 +136,12 @@ class StreamInfo:
         drawn = repr((self.epoch, self.source_index, self.repeat, purpose, place)).encode()
         key = int.from_bytes(hashlib.blake2b(drawn, digest_size=16).digest(), "little")
         return default_rng(SeedSequence(self.seed, spawn_key=(_PURPOSE, key)))
+
+    @property
+    def global_seed(self) -> SeedSequence:
+        """What the global generators are seeded with for the stream, with `seed_globals=True`."""
+        key = (_GLOBALS, self.epoch, self.source_index, self.repeat, self.start)
+        return SeedSequence(self.seed, spawn_key=key)
 
     @property
     def _again(self) -> tuple[int, ...]:

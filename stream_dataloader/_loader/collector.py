@@ -134,4 +134,4 @@ class StepCollector:
         self._restarts += 1
         self._work.tally.counts["restarts"] += 1
         log.warning("%s; restart %d of %d, at step %d", str(death), self._restarts, self._most, record.step)
-        return self.start(record, Recovery(self._killers, cautious=True, one_by_one=one_by_one))
+        return self.start(record, Recovery(self._killers, True, one_by_one, self._restarts))

@@ -32,6 +32,7 @@ class CommonOptions(TypedDict, total=False):
     retries: int
     retry_on: type[Exception] | Sequence[type[Exception]]
     mark_ends: bool
+    seed_globals: bool
 
 
 class MapStyleOptions(CommonOptions, total=False):

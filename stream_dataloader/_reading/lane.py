@@ -20,7 +20,6 @@ from stream_dataloader._reading.windows import StreamWindows
 from stream_dataloader._schedule.rules import NEVER
 from stream_dataloader._schedule.snapshot import LaneState
 from stream_dataloader.errors import ReadError, StreamError
-from stream_dataloader.stream_info import running
 
 
 class Lane:
@@ -71,7 +70,7 @@ class Lane:
                 if current is None:
                     return False
                 stream, position, full, error = current.stream, current.position, False, None
-                before, running.info = running.info, stream.info
+                before = stream.enter()
                 try:
                     if self._killers:
                         self._spare_worker(stream, time)
@@ -79,7 +78,7 @@ class Lane:
                 except StreamError as broken:
                     error = broken
                 finally:
-                    running.info = before
+                    stream.leave(before)
                 if count := current.position - position:
                     source, starts = stream.info.source_index, position == current.begin
                     run = (self.batch_lane, t, count, source, position, stream.fresh, starts, stream.seed)

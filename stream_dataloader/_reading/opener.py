@@ -15,6 +15,7 @@ from concurrent.futures import Future
 
 from stream_dataloader._notices import log
 from stream_dataloader._reading.activity import Meter, clock
+from stream_dataloader._reading.global_draws import GlobalDraws
 from stream_dataloader._reading.plan import Reading
 from stream_dataloader._reading.source_queue import SourceQueue
 from stream_dataloader._reading.starts import IGNORES_START, is_start_ignored
@@ -52,6 +53,8 @@ class Opener:
         self._told_of_slow = False
         self._retries = Retries(reading.plan.retries, reading.plan.retry_on, {})
         allowed = None if reading.recovery.cautious else reading.plan.lists.early(locally=reading.locally)
+        if reading.plan.seed_globals:
+            allowed = None  # the generators are the process's, and a lane may be drawing meanwhile
         self.opens_early = allowed is not None
         may_open = allowed and (lambda grant: allowed(self._source(grant)))
         self._early = EarlyOpener(queue, may_open, functools.partial(self._open, ahead=True))
@@ -154,6 +157,8 @@ class Opener:
             source, failure = "?", error
         factory = plan.lists.of(index).open_stream
         stream = OpenedStream(info, factory, source, section, self._retries, fresh=fresh)
+        if plan.seed_globals:
+            stream.draws = GlobalDraws(info)
         if failure is not None:
             found = stream.error(OpenError, f"the source cannot be had: {shorten(failure)}")
             found.__cause__ = failure

@@ -26,6 +26,7 @@ from types import GeneratorType
 from typing import Any
 
 from stream_dataloader._memory.endings import WeakItems, WeakValues, when_gone
+from stream_dataloader._reading.global_draws import GlobalDraws
 from stream_dataloader._schedule.sections import Section
 from stream_dataloader.errors import OpenError, ReadError, StreamError, shorten
 from stream_dataloader.stream_info import StreamInfo, run_as
@@ -147,9 +148,11 @@ class Handle:
         marks: It says which items begin a sequence; see `protocols.MarksStarts`.
         saved: A state of the iterator to begin with, and the item that it belongs to.
         returned: What the factory returned.
+        draws: Its global generators; None: it shares those of the process.
     """
 
     iterator: Iterator[Any] | None = None
+    draws: GlobalDraws | None = None
     writes = keeps_state = marks = False
 
     def __init__(self, info: StreamInfo, factory: Callable[..., Any], source: Any, section: Section) -> None:
@@ -159,8 +162,24 @@ class Handle:
         self.returned: Any = None
         self._forget: list[Callable[[], Any]] = []  # to be called where it is closed, not only gone
 
+    def enter(self) -> StreamInfo | None:
+        """Have what follows in this thread run as the stream; returns what `leave` takes.
+
+        The global generators, if it has its own, stay its own until the reader calls `give_back`.
+        """
+        before = run_as(self.info)
+        if self.draws is not None:
+            self.draws.enter()
+        return before
+
+    def leave(self, before: StreamInfo | None) -> None:
+        """Undo `enter`."""
+        run_as(before)
+
     def _begin(self) -> Iterator[Any]:
         """Open it behind the items that were handed out; its iterator, which is there."""
+        if self.draws is not None:
+            self.draws.seed()
         first, known = 0, {}
         if self.items and takes_start(self.factory):
             first, known = self.items, {"start": self.items}
@@ -220,7 +239,7 @@ class Handle:
             self._forget.pop()()
         for closable in (iterator, returned):
             if callable(end := getattr(closable, "close", None)):
-                before = run_as(self.info)
+                before = self.enter()
                 try:
                     end()
                 except Exception as error:
@@ -231,7 +250,7 @@ class Handle:
                         stacklevel=2,
                     )
                 finally:
-                    run_as(before)
+                    self.leave(before)
             if returned is iterator:
                 break
 

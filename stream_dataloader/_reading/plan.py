@@ -34,6 +34,7 @@ class ReadingPlan:
         retries: How often in a row a stream that breaks is opened again.
         retry_on: For which exceptions.
         mark_ends: Whether streams' last steps are marked.
+        seed_globals: The global generators of `random`, numpy and torch are seeded for each stream.
         cuts: The sections that sources are cut into, which the schedule then numbers; None if they are read whole.
     """
 
@@ -44,6 +45,7 @@ class ReadingPlan:
     retries: int
     retry_on: tuple[type[Exception], ...]
     mark_ends: bool = False
+    seed_globals: bool = False
     cuts: Cuts | None = None
 
     @property
@@ -92,11 +94,13 @@ class Recovery(NamedTuple):
             read; -1: nor opened.
         cautious: Open no source early, so that one that kills its worker is known for sure.
         one_by_one: A worker's threads take turns, as it is not known which of their sources it was.
+        number: How often workers were started again in this epoch.
     """
 
     killers: Mapping[tuple[int, int], int]
     cautious: bool
     one_by_one: bool = False
+    number: int = 0
 
 
 NO_RECOVERY = Recovery({}, cautious=False)

@@ -17,6 +17,7 @@ from stream_dataloader._assembly.writer import PartWriter
 from stream_dataloader._memory.endings import WeakItems, in_thread, when_gone
 from stream_dataloader._notices import warn
 from stream_dataloader._reading.activity import clock
+from stream_dataloader._reading.global_draws import give_back
 from stream_dataloader._reading.lane import Lane
 from stream_dataloader._reading.opener import Opener
 from stream_dataloader._reading.plan import Reading
@@ -79,6 +80,8 @@ class PartReader:
         except Abandoned:  # nobody waits for it, or the main process will find out who is gone
             self.close()
             raise StopIteration from None
+        finally:
+            give_back()
         in_slot = part.contents.in_slot or self.reading.locally
         self._meter.step(part.step, begin, part.items, in_slot=in_slot)
         return part
@@ -177,10 +180,13 @@ class PartReader:
         """Close all streams and leave the session; no part follows."""
         self.ended = True
         self.queue.leave()
-        with worker_info_hidden:
-            self.opener.close()
-            for lane in self._lanes:
-                lane.close()
+        try:
+            with worker_info_hidden:
+                self.opener.close()
+                for lane in self._lanes:
+                    lane.close()
+        finally:
+            give_back()
 
 
 def read_here(reading: Reading, closed: Callable[[], bool] | None = None) -> list[Callable[[], PartReader]]:

@@ -19,10 +19,11 @@ import numpy as np
 import torch
 
 from stream_dataloader._items.structure import flatten
+from stream_dataloader._reading.global_draws import GlobalDraws
 from stream_dataloader._reading.opening import END, takes_start
 from stream_dataloader._reading.stream import OpenedStream
 from stream_dataloader._schedule.sections import Section
-from stream_dataloader.stream_info import StreamInfo, run_as
+from stream_dataloader.stream_info import StreamInfo
 
 __all__ = ["IGNORES_START", "ignores_start", "is_start_ignored"]
 
@@ -60,24 +61,30 @@ def is_start_ignored(stream: OpenedStream) -> bool:
         return False
     if other == stream.items or alike != content:
         return False
-    ignores = _ignoring[factory] = ignores_start(factory, source, max(other, stream.items), stream.info)
+    ignores = _ignoring[factory] = ignores_start(
+        factory, source, max(other, stream.items), stream.info, draws=stream.draws is not None
+    )
     if ignores and not stream.items:
         _log.warning("%s; what was read of source %d was wrong", IGNORES_START, stream.info.source_index)
     return ignores and stream.items > 0
 
 
-def ignores_start(factory: Callable[..., Any], source: Any, item: int, info: StreamInfo) -> bool:
+def ignores_start(
+    factory: Callable[..., Any], source: Any, item: int, info: StreamInfo, *, draws: bool = False
+) -> bool:
     """Whether a factory begins with the same items of a source at `item`, 1 or more, as at the one before."""
     if not takes_start(factory):
         return False
     try:
-        begins = _first_run(factory, source, item, info)
-        return begins is not None and begins == _first_run(factory, source, item - 1, info)
+        begins = _first_run(factory, source, item, info, draws)
+        return begins is not None and begins == _first_run(factory, source, item - 1, info, draws)
     except Exception:  # told where the stream itself is read
         return False
 
 
-def _first_run(factory: Callable[..., Any], source: Any, start: int, info: StreamInfo) -> tuple[Any, int, Any] | None:
+def _first_run(
+    factory: Callable[..., Any], source: Any, start: int, info: StreamInfo, draws: bool
+) -> tuple[Any, int, Any] | None:
     """A stream's first item, how many are equal to it, and the next; None if none comes, or late.
 
     One item is not enough: many recordings begin with black or silence, and are alike wherever that is entered.
@@ -85,7 +92,9 @@ def _first_run(factory: Callable[..., Any], source: Any, start: int, info: Strea
     own = dataclasses.replace(info)  # its random draws are not those of the stream
     stream = OpenedStream(own, factory, source, Section(info.source_index, 0, -1, -1))
     stream.items = start
-    before = run_as(own)
+    if draws:  # others for each start: what is drawn alike tells nothing
+        stream.draws = GlobalDraws(dataclasses.replace(own, start=start))
+    before = stream.enter()
     try:
         first = _content(stream.next_item())
         for count in range(1, _MOST_EQUAL):
@@ -95,7 +104,7 @@ def _first_run(factory: Callable[..., Any], source: Any, start: int, info: Strea
                 return first, count, content
         return None
     finally:
-        run_as(before)
+        stream.leave(before)
         stream.close()
 
 

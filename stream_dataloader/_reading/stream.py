@@ -19,7 +19,7 @@ from stream_dataloader._reading.opening import END, Handle, takes_start, text_of
 from stream_dataloader._schedule.sections import Section
 from stream_dataloader._schedule.snapshot import LaneState
 from stream_dataloader.errors import ItemError, LengthError, ReadError, StreamError, detached, shorten
-from stream_dataloader.stream_info import StreamInfo, run_as, stream_seed
+from stream_dataloader.stream_info import StreamInfo, stream_seed
 
 _FIRST_BACKOFF_SECONDS = 0.1
 _LONGEST_BACKOFF_SECONDS = 30.0
@@ -100,7 +100,11 @@ class OpenedStream(Handle):
         Raises:
             StreamError: The item cannot be read.
         """
-        state, error = self._state_now or self._read_state()
+        before = self.enter()
+        try:
+            state, error = self._state_now or self._read_state()
+        finally:
+            self.leave(before)
         if error is not None:
             raise error
         return state
@@ -115,7 +119,7 @@ class OpenedStream(Handle):
             return None, failure
 
     def next_item(self) -> Any:
-        """The next item, or `END`. The caller runs it as `info`, see `run_as`.
+        """The next item, or `END`. The caller runs it between `enter` and `leave`.
 
         Raises:
             StreamError: The stream could not be opened, raised, or has another length than is known.
@@ -172,7 +176,11 @@ class OpenedStream(Handle):
 
     def starts(self) -> list[int]:
         """Those that begin a sequence, of the items handed out since this was called."""
-        self._ask_for_starts()
+        before = self.enter()
+        try:
+            self._ask_for_starts()
+        finally:
+            self.leave(before)
         starts, self._starts = self._starts, []
         return starts
 
@@ -259,7 +267,7 @@ class OpenedStream(Handle):
         Args:
             take: Takes the next items of this stream, and returns those to be handed out; `END` may be the last.
         """
-        items, before = self.items, run_as(self.info)
+        items, before = self.items, self.enter()
         try:
             self._state_now = self._read_state() if self.keeps_state else None
             self._ahead = take()
@@ -267,5 +275,5 @@ class OpenedStream(Handle):
             self._error = detached(error)  # its frames hold whoever reads, who would never be collected
         finally:
             self.items = items
-            run_as(before)
+            self.leave(before)
         return not self._ahead or self._ahead[-1] is not END

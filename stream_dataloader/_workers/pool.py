@@ -50,6 +50,7 @@ class WorkerPool(Pool):
         self._parts = WorkerParts(work.members, work.readers, self.mailbox, key, work.tally.meters, self.board)
         self._parts.are_paced = work.settings.patience is not None
         self._ending: Ending | None = None
+        self._generator = torch.Generator(device="cpu")  # of workers' seeds: the program's own is left alone
         self._engage()
 
     def dismiss(self) -> None:
@@ -76,7 +77,7 @@ class WorkerPool(Pool):
             num_workers=settings.num_workers,
             collate_fn=_as_it_is,
             worker_init_fn=self._init,
-            generator=torch.Generator().manual_seed(self.work.members[0].rules.seed),  # leaves the global one alone
+            generator=self._generator,
             prefetch_factor=settings.prefetch_factor if settings.num_workers else None,
             persistent_workers=settings.persistent_workers,
             multiprocessing_context=settings.multiprocessing_context,
@@ -102,6 +103,9 @@ class WorkerPool(Pool):
         parts.sessions = session - 1  # for workers that start now; others count themselves
         parts.starts = starts
         parts.recovery = recovery
+        resume = starts[0].resume
+        start = starts[0].epoch, recovery.number, 0 if resume is None else resume.step
+        self._generator.manual_seed(parts.workers_seed(*start))
         iterator = self._iterate(session)
         slot = functools.partial(self._slot, self.leases, session)
         return WorkerFeed(iterator, self._crew, slot, self)

@@ -19,6 +19,8 @@ from collections.abc import Callable, Iterable, Sequence
 from multiprocessing.process import BaseProcess
 from typing import Any
 
+import torch
+
 from stream_dataloader._memory import main_module
 from stream_dataloader._memory.pickling import ByValue, note_fork
 from stream_dataloader._reading.activity import ActivityBoard
@@ -26,6 +28,7 @@ from stream_dataloader._reading.sessions import state_of
 from stream_dataloader._workers.feed import Assignment, Crew
 from stream_dataloader._workers.mailbox import Mailbox
 from stream_dataloader._workers.packets import PacketContext
+from stream_dataloader._workers.seeding import seed_worker
 from stream_dataloader._workers.torch_quirks import JOIN_SECONDS, UNKNOWN_EXIT, shut_down
 
 _WATCH_SECONDS = 1.0
@@ -50,6 +53,7 @@ class WorkerInit:
         os.environ.setdefault("OPENCV_FOR_THREADS_NUM", "1")  # read when it is loaded; workers are as many as cores
         if "cv2" in sys.modules:
             sys.modules["cv2"].setNumThreads(0)
+        seed_worker(torch.initial_seed())  # torch seeds numpy in another way
         if self._user_init.value is not None:
             self._user_init.value(worker_id)
 

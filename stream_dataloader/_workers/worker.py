@@ -29,8 +29,10 @@ from stream_dataloader._reading.worker_info import worker_info_hidden
 from stream_dataloader._schedule.rules import Reader
 from stream_dataloader._workers.exchange import ROOM, Exchange, join, read_in_threads, read_in_turn
 from stream_dataloader._workers.mailbox import Mailbox
+from stream_dataloader._workers.seeding import base_seed, seed_worker
 from stream_dataloader.dataset import StreamDataset
 from stream_dataloader.errors import ErrorReport, detached
+from stream_dataloader.stream_info import workers_seed
 
 _NUMBER_BYTES = 16  # of a run, with what is reported of its lane
 
@@ -111,6 +113,11 @@ class WorkerParts(IterableDataset[Any]):
         first = list(itertools.islice(messages, 1))  # now, while other workers are started
         return itertools.chain(first, messages)
 
+    def workers_seed(self, epoch: int, restart: int = 0, step: int = 0) -> int:
+        """What the workers that start there are seeded with, beside their ids."""
+        rules = self._members[0].rules
+        return workers_seed(rules.seed, epoch, rules.groups.first, restart, step)
+
     def _read(self, session: int, worker_id: int) -> Iterator[Message | Arrived]:
         join(self._threads)  # they may still write to slots that are used again
         if self._mailbox.closed(session):
@@ -136,6 +143,7 @@ class WorkerParts(IterableDataset[Any]):
         start = self.starts[member]
         if self._is_kept:
             start = start._replace(epoch=self._mailbox.epoch(session), resume=None)
+            seed_worker(base_seed(self.workers_seed(start.epoch)) + worker_id)
         self._is_kept = True
         dataset = self._members[member]
         recovery, self.recovery = self.recovery, self.recovery._replace(one_by_one=False)
