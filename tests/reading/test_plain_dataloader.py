@@ -1,9 +1,11 @@
 """torch's own `DataLoader` over a `StreamDataset`: parts tagged with their worker id."""
 
+import itertools
 import re
 import traceback
 import warnings
 
+import numpy as np
 import pytest
 import torch
 from cases import Case, cases, key
@@ -13,7 +15,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 from worker_streams import acting, kill_self, raising
 
-from stream_dataloader import ItemError, ReadError, StreamDataLoader, StreamDataset, sections
+from stream_dataloader import ItemError, ReadError, StreamDataLoader, StreamDataset, regroup, sections
 
 CASE = Case([4, 0, 9, 2, 2, 7, 1, 3, 5, 8, 6], lanes=4, time_steps=3, shuffle=True, seed=1)
 
@@ -50,6 +52,66 @@ def test_parts_are_those_of_the_batches(case, workers, prefetch_factor):
     batches = list(StreamDataLoader(case.dataset()))
     options = {"prefetch_factor": prefetch_factor} if workers else {}
     check_parts(plain(case.dataset(), workers, **options), batches)
+
+
+@random_cases(300, quick=15)
+@given(
+    cases(max_streams=12, max_length=8, max_lanes=5, modes=("zeros", "data", "drop", "cycle"), marks=True),
+    st.integers(0, 3),
+    st.integers(1, 3),
+)
+def test_regrouped_parts_are_the_batches(case, workers, prefetch_factor):
+    options = {"prefetch_factor": prefetch_factor, "persistent_workers": True} if workers else {}
+    loader, parts = (
+        StreamDataLoader(case.dataset(), min(workers, case.lanes)),
+        regroup(plain(case.dataset(), workers, **options)),
+    )
+    for epoch in range(1 if case.padding_mode == "cycle" else 2):
+        expected = [key(batch, worker_id=True) for batch in itertools.islice(loader, 20)]
+        found = [key(batch, worker_id=True) for batch in itertools.islice(parts, 20)]
+        for step, (batch, other) in enumerate(itertools.zip_longest(found, expected)):
+            assert batch == other, f"epoch {epoch}, step {step}"
+
+
+def ragged(n):
+    """Whole windows of unequal lengths, in them an array, a number and text, also of a dtype that NumPy lacks."""
+    for i in range(n):
+        steps = 1 + (i + n) % 3
+        yield {
+            "x": np.full((steps, 2), 10 * n + i, np.float32),
+            "text": [str(i)] * steps,
+            "bfloat": torch.full((steps,), i, dtype=torch.bfloat16),
+        }
+
+
+def described(batches):
+    return [(str(batch.data), batch.mask.tolist(), batch.position.tolist()) for batch in batches]
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+def test_regrouped_windows_of_the_streams_own_lengths(workers):
+    def dataset():
+        return StreamDataset([5, 1, 3, 2, 4], ragged, 4, fill_value={"x": 7}, seed=0)
+
+    expected = described(StreamDataLoader(dataset()))
+    assert len(expected) > 3
+    assert described(regroup(plain(dataset(), workers))) == expected
+
+
+def test_regrouping_refuses_what_it_cannot_put_side_by_side():
+    dataset = StreamDataset([0, 1], lambda n: iter([np.zeros(n + 1)] * 3), 2, time_steps=2)
+    check_raises(ItemError, r"source 1 .*does not fit beside the epoch's first", regroup(plain(dataset, 2)))
+    for loader, text in [
+        (StreamDataLoader(dataset), "torch's DataLoader"),
+        (DataLoader([1, 2]), "over a list"),
+        (DataLoader(dataset, batch_size=2), "batch_size=None"),
+    ]:
+        with pytest.raises(TypeError, match=text):
+            regroup(loader)
+    with pytest.raises(TypeError, match="collate_fn made a Tensor"):
+        next(iter(regroup(plain(CASE.dataset(), 0, collate_fn=lambda part: part.data))))
+    with pytest.raises(ValueError, match="only batches that come straight"):
+        next(iter(regroup(plain(CASE.dataset(), 0)))).state_dict()
 
 
 @pytest.mark.parametrize(("padding_mode", "persistent"), [("zeros", False), ("data", True), ("drop", True)])
