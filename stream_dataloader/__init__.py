@@ -1,8 +1,8 @@
 """Temporally coherent batches for PyTorch: row b of every batch continues row b of the batch before."""
 
 from stream_dataloader._ranks.merged_states import merge_states, split_state
-from stream_dataloader._reading.torch_loader import regroup
 from stream_dataloader._schedule.rules import split_batch_size, split_dataset_sizes
+from stream_dataloader._torch_loader import regroup
 from stream_dataloader.batch import StreamBatch
 from stream_dataloader.batch_sampler import LaneBatchSampler, LaneIndex
 from stream_dataloader.dataloader import StreamDataLoader

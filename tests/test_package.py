@@ -17,7 +17,7 @@ ROOMS = [
     *("errors", "protocols", "stream_info", "_html", "_notices", "_memory"),
     *("_schedule", "_advice", "stats", "_options", "sectioning"),
     *("_items", "_kept_fields", "segments", "conventions", "batch", "_assembly"),
-    *("_reading", "_map_style", "dataset", "interleaved", "members"),
+    *("_reading", "_map_style", "dataset", "interleaved", "members", "_torch_loader"),
     *("_workers", "_ranks", "_sampling", "batch_sampler"),
     *("_progress", "_device", "_loader", "dataloader", "member_lanes", "__init__"),
     *("recurrent", "streams", "stores", "visualize", "testing", "integrations", "cli", "__main__"),
