@@ -20,7 +20,9 @@ from contextlib import suppress
 
 import pytest
 from file_server import serving
+from helpers import soon
 from hypothesis import HealthCheck, settings
+from ledger import Ledger
 from skips import judge_skip
 
 from stream_dataloader import visualize
@@ -165,6 +167,14 @@ def _no_leaks(_frozen, request):
         time.sleep(0.01)
     some = [f"{len(kind)} {name}, such as {list(kind)[:5]}" for name, kind in zip(_KINDS, left, strict=True) if kind]
     assert not some, f"left behind: {'; '.join(some)}"
+
+
+@pytest.fixture
+def ledger(tmp_path):
+    """Counts what the test's own factory opens: all of it is closed once, at the latest when the test ends."""
+    ledger = Ledger(tmp_path / "ledger")
+    yield ledger
+    assert soon(lambda: not ledger.problems(), 30), "\n".join(ledger.problems())
 
 
 @pytest.fixture(scope="session")

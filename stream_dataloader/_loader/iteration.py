@@ -84,6 +84,10 @@ class Iteration:
     def __iter__(self) -> Iterator[Any]:
         return self
 
+    def begin_epoch(self) -> None:
+        """Begin the next epoch of a run that goes on."""
+        self._collector.begin_epoch()
+
     def __next__(self) -> Any:
         begin, step, output, judge = clock(), self.epoch.step, self.output, self._judge
         parts, slot = self._next_parts()

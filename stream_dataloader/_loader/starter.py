@@ -59,7 +59,6 @@ class Starter:
 
     def renew(self, settings: WorkerSettings) -> None:
         """Have other workers for the next iteration; what is being read goes on with those it has."""
-        self._collector: StepCollector  # of what is read
         self._kept: tuple[Iteration, Iterator[Any]] | None = None  # a run that goes on, and it on the device
         self._work = work = self._work._replace(members=[own.reading for own in self._ranks], settings=settings)
         in_threads = settings.worker_method == "thread" and work.settings.num_workers
@@ -84,7 +83,7 @@ class Starter:
         if kept is not None and self._goes_on(kept[0], position, output):
             iteration = kept[0]
             position.begin(iteration.epoch)
-            self._collector.begin_epoch()
+            iteration.begin_epoch()
         else:
             self.end()
             kept, iteration = None, self._start(position, output)
@@ -135,7 +134,8 @@ class Starter:
         if work.settings.num_workers and self.pool.owner != os.getpid():  # the loader was built before a fork
             self.renew(work.settings)
         begin_again = functools.partial(_begin_again, weakref.ref(self), epoch, whole_windows)
-        self._collector = collector = StepCollector(begin_again, work)
+        # Only the iteration holds it: streams of a loop that was left go with the loop, not with the loader.
+        collector = StepCollector(begin_again, work)
         collector.start(epoch.last)
         if not output.parts and not position.goes_on:
             try:

@@ -5,6 +5,7 @@ import json
 import multiprocessing
 import os
 import signal
+import time
 import traceback
 
 import pytest
@@ -258,6 +259,8 @@ def test_restarts_are_counted_epoch_by_epoch(persistent, tmp_path):
     def read(n):
         for i in range(5000):  # far apart, as workers read ahead
             if n == 1 and i in (3, 2001) and not (tmp_path / str(i)).exists():
+                while i == 2001 and not (tmp_path / "fourth epoch").exists():
+                    time.sleep(0.01)  # one that dies sooner may be found dead between two epochs, which is no restart
                 (tmp_path / str(i)).touch()
                 os.kill(os.getpid(), signal.SIGKILL)
             yield i
@@ -266,12 +269,18 @@ def test_restarts_are_counted_epoch_by_epoch(persistent, tmp_path):
         dataset = StreamDataset([0, 1], read, 2, "cycle", time_steps=2, lookahead=0)
         return StreamDataLoader(dataset, 2, batches_per_epoch=n, max_restarts=1, persistent_workers=persistent)
 
-    cut = loader(300)
-    assert [batch.step for _ in range(4) for batch in cut] == list(range(1200))
+    def steps(loader, epochs):
+        for _ in range(epochs):
+            for batch in loader:
+                if batch.step == 900:
+                    (tmp_path / "fourth epoch").touch()
+                yield batch.step
+
+    assert list(steps(loader(300), 4)) == list(range(1200))
     for path in tmp_path.iterdir():
         path.unlink()
     with pytest.raises(WorkerError, match="killed by SIGKILL"):
-        list(loader(1200))
+        list(steps(loader(1200), 1))
 
 
 @pytest.mark.parametrize("options", SETUPS, ids=str)

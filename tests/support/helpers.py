@@ -76,8 +76,8 @@ def check_interrupted(command):
     assert done.stderr.rstrip().endswith("KeyboardInterrupt")
 
 
-def soon(happened):
-    deadline = time.monotonic() + PATIENCE
+def soon(happened, seconds=PATIENCE):
+    deadline = time.monotonic() + seconds
     while not happened() and time.monotonic() < deadline:
         time.sleep(0.01)
     return happened()

@@ -1,0 +1,123 @@
+"""All numbers of `stats()` and of the trace are those that the factory and the user of the batches count."""
+
+import itertools
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from cases import cases, ways
+from helpers import random_cases
+from hypothesis import given
+from hypothesis import strategies as st
+from ledger import ITEM_BYTES, Counted, Ledger
+
+from stream_dataloader import StreamDataLoader, StreamDataset
+
+
+def numbers(events, kind):
+    return [event.number for event in events if event.kind == kind]
+
+
+def check_batches(stats, batches):
+    """The loader's numbers, and those of the trainer's row."""
+    assert stats.batches == len(batches)
+    assert stats.items == sum((batch.source >= 0).sum().item() for batch in batches)
+    assert stats.cells == sum(batch.mask.numel() for batch in batches)
+    assert stats.bytes == ITEM_BYTES * stats.items
+    assert numbers(stats.events, "batch") == [batch.step for batch in batches]
+    assert numbers(stats.events, "train") == [batch.step - 1 for batch in batches]
+    row = [event for event in stats.events if event.worker == -1]
+    assert all(one.stop_ns <= other.begin_ns for one, other in itertools.pairwise(row)), "they overlap"
+    spans = sum(event.stop_ns - event.begin_ns for event in row) / 1e9
+    assert sum(e.stop_ns - e.begin_ns for e in row if e.kind == "batch") / 1e9 <= stats.wait_seconds + 1e-9
+    assert spans <= stats.seconds + 1e-9
+
+
+def check_workers(stats, ledger, epochs, retried, workers):
+    """The workers' numbers, and their rows of the trace: those of their threads in the factory."""
+    opened = [event for event in ledger.of("open") if not event.name.endswith("+")]
+    assert stats.opened + retried == len(opened)
+    assert stats.retried == retried
+    for number, worker in enumerate(stats.workers):
+        here = [event for event in stats.events if event.worker == number]
+        by_thread = [sorted({event.thread for event in here if event.kind == "step"})]
+        assert by_thread == [list(range(len(by_thread[0])))], "threads of a worker are numbered from 0"
+        steps = {thread: [e.number for e in here if e.kind == "step" and e.thread == thread] for thread in by_thread[0]}
+        assert worker.steps == sum(map(len, steps.values()))
+        for found in steps.values():
+            jumps = [pair for pair in itertools.pairwise(found) if pair[1] not in (0, pair[0] + 1)]
+            assert (found[0], found.count(0), jumps) == (0, epochs, []), "each epoch's steps, one after the other"
+        own = Counter(event.source for event in opened if event.worker == number)
+        if not retried:
+            assert Counter(numbers(here, "open") + numbers(here, "open ahead")) == own
+            assert worker.opened == own.total()
+            yielded = sum(event.what == "item" and event.worker == number for event in ledger.of("item"))
+            assert worker.items <= yielded <= worker.items + worker.opened, "all but first items that were taken ahead"
+        assert worker.retried <= retried
+    if not workers:
+        assert stats.sent == 0
+    return opened
+
+
+@random_cases(1_000, 40)
+@given(
+    cases(max_streams=12, max_length=6, max_lanes=4),
+    ways(),
+    st.integers(0, 3),
+    st.sampled_from([None, "skip", "retry"]),
+    st.sampled_from(["auto", "queue"]),
+)
+@pytest.mark.filterwarnings("ignore:num_workers is", "ignore:skipped the rest of a stream:RuntimeWarning")
+def test_numbers_are_the_factorys_own(case, way, apart, fault, transport):
+    case.mark_ends = False  # which takes an item ahead
+    broken = {} if fault is None else {0: (case.lengths[0] // 2, 1 if fault == "retry" else 99)}
+    retries = 1 if fault == "retry" else 0
+    with tempfile.TemporaryDirectory() as folder:
+        ledger = Ledger(Path(folder) / "ledger")
+        dataset = case.dataset(open_stream=Counted(ledger, broken), on_error="skip", retries=retries)
+        in_processes = "num_workers" in way and "worker_method" not in way
+        loader = StreamDataLoader(dataset, transport=transport if in_processes else "auto", **way)
+        batches, before = [], None
+        for _ in range(2):
+            for batch in loader:
+                batches.append(batch)
+                if len(batches) == apart:
+                    before = loader.stats()
+        stats = loader.stats()
+        check_batches(stats, batches)
+        raised = {event.source for event in ledger.of("raise")}
+        retried = len(ledger.of("raise")) if fault == "retry" else 0
+        opened = check_workers(stats, ledger, 2, retried, loader.num_workers)
+        assert stats.skipped == (2 * len(raised) if fault == "skip" and case.padding_mode == "zeros" else stats.skipped)
+        assert stats.restarts == stats.copies == 0
+        if min(case.lengths) and not broken:
+            assert stats.begun == sum(batch.is_start.sum().item() for batch in batches) <= len(opened)
+        if in_processes and transport == "queue":
+            assert stats.sent == sum(worker.steps for worker in stats.workers)
+        if before is not None:
+            since = stats - before
+            assert since.batches == len(batches) - apart
+            assert numbers(since.events, "batch") == [batch.step for batch in batches[apart:]]
+            assert [one.items for one in since.workers] == [
+                now.items - then.items for now, then in zip(stats.workers, before.workers, strict=True)
+            ]
+
+
+def test_what_is_opened_ahead_is_told_so():
+    with tempfile.TemporaryDirectory() as folder:
+        ledger = Ledger(Path(folder) / "ledger")
+        case_sources = [(number, 5) for number in range(30)]
+        dataset = StreamDataset(case_sources, Counted(ledger), 2, time_steps=2, lookahead=2, open_early=True)
+        loader = StreamDataLoader(dataset)
+        for _ in loader:
+            pass
+        stats = loader.stats()
+        threads = {}
+        for event in ledger.of("item"):
+            threads.setdefault(event.name.rstrip("+"), []).append(event.thread)
+        opened = {event.name: event for event in ledger.of("open") if not event.name.endswith("+")}
+        ahead = [opened[name].source for name, seen in threads.items() if seen[-1] != opened[name].thread]
+        assert sorted(numbers(stats.events, "open ahead")) == sorted(ahead)
+        assert ahead, "nothing was opened ahead"
+        assert sum(worker.opening_ahead_seconds for worker in stats.workers) > 0
