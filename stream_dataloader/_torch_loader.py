@@ -133,8 +133,8 @@ def _as_read(number: int, part: StreamBatch | None) -> Part | None:
 
 def _runs_of(part: StreamBatch) -> tuple[list[int], list[int]]:
     """The numbers of a part's runs, and how many time steps of each lane they fill."""
-    source, position, mask, is_start = (
-        getattr(part, name).numpy().T for name in ("source", "position", "mask", "is_start")
+    source, position, mask, is_start, seed = (
+        getattr(part, name).numpy().T for name in ("source", "position", "mask", "is_start", "stream_seed")
     )
     begins, ends = source >= 0, source >= 0
     follows = (source[:, 1:] == source[:, :-1]) & (position[:, 1:] == position[:, :-1] + 1)
@@ -144,6 +144,8 @@ def _runs_of(part: StreamBatch) -> tuple[list[int], list[int]]:
     (rows, first), last = np.nonzero(begins), np.nonzero(ends)[1]
     at = rows, first
     lanes = part.lane.numpy()[rows]
-    runs = np.stack([lanes, first, last - first + 1, source[at], position[at], mask[at], is_start[at]], axis=1)
+    runs = np.stack(
+        [lanes, first, last - first + 1, source[at], position[at], mask[at], is_start[at], seed[at]], axis=1
+    )
     counts = np.where(source >= 0, np.arange(1, source.shape[1] + 1), 0).max(axis=1)
     return runs.ravel().tolist(), counts.tolist()
