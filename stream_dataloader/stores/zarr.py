@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import weakref
-from collections.abc import Mapping, Sequence
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -22,10 +24,24 @@ from stream_dataloader.stores._base.formats import given_columns
 from stream_dataloader.stores._base.handles import Handles
 from stream_dataloader.stores._base.rows import RowSteps, Selection, check_row, selected
 from stream_dataloader.stores._base.store import Index, Store
+from stream_dataloader.streams._media.listing import entries_in, is_hidden
 from stream_dataloader.streams._media.section import KnownFile, closed_on_error
 from stream_dataloader.streams.array.tables import check_rows
 
 __all__ = ["ZarrStore"]
+
+#: Files that describe an array of format 2, and a group or array of format 3.
+_ARRAY, _NODE = ".zarray", "zarr.json"
+
+#: Packages of codecs that replay buffers use, by how the codecs' names begin.
+_CODECS = {
+    "imagecodecs_": "imagecodecs (imagecodecs.numcodecs.register_codecs())",
+    "numcodecs.": "numcodecs with what this codec needs",
+    "pcodec": "pcodec",
+    "zfpy": "zfpy",
+    "wavpack": "wavpack-numcodecs",
+    "blosc2": "blosc2",
+}
 
 #: Damage may claim any number of streams.
 _MOST_STREAMS = 1 << 24
@@ -62,21 +78,17 @@ class ZarrStore(Store):
     def _read_index(self) -> _Index:
         with closing(self._opened.lease(self.path)) as lease, damage_named(self.path):
             opened: _Opened = lease.handle
-            group: Any = opened.group
             data, ends = (self._options[name].strip("/") for name in ("data", "ends"))
-            above = group.get(data) if data else group
-            if not hasattr(above, "members"):
-                raise StoreError(f"{self.path} has no group {data!r}; it has {opened.listed()}")
-            places = {
-                name: f"{data}/{name}".strip("/")
-                for name, found in sorted(above.members(max_depth=None))
-                if hasattr(found, "chunks")
-            }
+            below = f"{data}/" if data else ""
+            places = {place[len(below) :]: place for place in opened.places() if place.startswith(below)}
+            if not places:
+                raise StoreError(f"{self.path} has no group {data!r} of arrays; it has {opened.listed()}")
             there = [name for name, place in places.items() if place != ends]
             selection = selected(self._options["columns"], there, f"{self.path}, {data or '/'}")
             stops = self._stops(opened.array(ends), f"{self.path}, {ends}")
             arrays = {name: opened.array(places[name]) for name in selection.names}
-            described = [[name, group[places[name]].metadata.to_dict()] for name in selection.names]
+            described = [[name, array.described] for name, array in arrays.items()]
+            version = str(opened.group.metadata.zarr_format)
         steps = int(stops[-1]) if len(stops) else 0
         if wrong := {name: len(array) for name, array in arrays.items() if len(array) != steps}:
             found = shorten(wrong, 300)
@@ -87,7 +99,7 @@ class ZarrStore(Store):
         times = [(place, (one.modified_ns, 0 if is_folder else one.size)) for place, one in known.items()]
         fingerprint = hashed(stops.tobytes(), *texts, repr(sorted(times)))
         starts = np.concatenate([np.zeros(1, np.int64), stops[:-1]]) if len(stops) else stops
-        return _Index(fingerprint, stops - starts, starts, known, selection, str(group.metadata.zarr_format))
+        return _Index(fingerprint, stops - starts, starts, known, selection, version)
 
     def _stops(self, array: _Array, name: str) -> NDArray[np.int64]:
         if array.row_shape or array.dtype.kind not in "iu" or len(array) > _MOST_STREAMS:
@@ -135,10 +147,12 @@ class _Opened:
             raise FileNotFoundError(f"there is no Zarr folder or .zarr.zip at {path}")
         self._path = path
         self._arrays: dict[str, _Array] = {}
+        self._places: list[str] | None = None
         store = folders(path, read_only=True) if os.path.isdir(path) else archives(path, mode="r")
         try:
             with damage_named(path):
-                self.group = zarr.open_group(store, mode="r")
+                # Consolidated metadata is a copy, which is older than what was appended without renewing it.
+                self.group = zarr.open_group(store, mode="r", use_consolidated=False)
         except BaseException:
             if hasattr(store, "_zf"):  # which a ZipStore has once it is open
                 store.close()
@@ -147,17 +161,74 @@ class _Opened:
     def array(self, place: str) -> _Array:
         if place not in self._arrays:
             with damage_named(f"{self._path}, array {place}"):
-                array = self.group.get(place)
-                if not hasattr(array, "chunks"):
+                if place not in self.places():
                     raise StoreError(f"{self._path} has no array {place!r}; it has {self.listed()}")
+                try:
+                    array = self.group[place]
+                except ValueError as error:
+                    raise _without_codec(f"{self._path}, array {place}", error) or error from None
                 self._arrays[place] = _Array(self._path, place, array)
         return self._arrays[place]
 
+    def places(self) -> list[str]:
+        """The arrays by their files' names: none is opened, as others may need packages that are missing."""
+        if self._places is None:
+            if os.path.isdir(self._path):
+                self._places = sorted(_arrays_below(self._path))
+            else:
+                with zipfile.ZipFile(self._path) as archive:
+                    self._places = sorted(_arrays_of(archive))
+        return self._places
+
     def listed(self) -> str:
-        return shorten(sorted(name for name, _ in self.group.members(max_depth=None)), 300)
+        return shorten(self.places(), 300)
 
     def close(self) -> None:
         self.group.store.close()
+
+
+def _arrays_below(folder: str, place: str = "") -> Iterator[str]:
+    files = {name: os.path.join(folder, name) for name in (_ARRAY, _NODE)}
+    content = next((_content_of(path) for path in files.values() if os.path.isfile(path)), None)
+    if content is not None and _is_array(content):
+        yield place
+        return  # what is below are chunks
+    for entry in entries_in(folder):
+        if entry.is_dir():
+            yield from _arrays_below(entry.path, f"{place}/{entry.name}".strip("/"))
+
+
+def _arrays_of(archive: zipfile.ZipFile) -> Iterator[str]:
+    for name in archive.namelist():
+        place, _, file = name.rpartition("/")
+        if file in (_ARRAY, _NODE) and not is_hidden(place) and _is_array(archive.read(name)):
+            yield place
+
+
+def _content_of(path: str) -> bytes:
+    with open(path, "rb") as file:
+        return file.read()
+
+
+def _is_array(content: bytes) -> bool:
+    """Whether the file that describes a node (`.zarray`, `zarr.json`) is of an array."""
+    try:
+        found = json.loads(content)
+    except ValueError:
+        return True  # a damaged one is named when the array is opened
+    return not isinstance(found, dict) or found.get("node_type", "array") == "array"
+
+
+def _without_codec(name: str, error: ValueError) -> StoreError | None:
+    """The error about a codec that no package here has, or None if it is about something else."""
+    if type(error).__name__ != "UnknownCodecError":
+        return None
+    codec = re.sub(".*: ", "", str(error)).strip("'\"")
+    owner = next((package for start, package in _CODECS.items() if codec.startswith(start)), "the package that has it")
+    remedy = f"install {owner} and register it in the module of the main program, so that workers have it too"
+    return StoreError(
+        f"{name} needs the codec {codec!r}, which is not known here; {remedy}, or leave it out by columns="
+    )
 
 
 class _Array:
@@ -168,7 +239,7 @@ class _Array:
         self._array = array
         folder = os.path.join(path, place)
         self.known = KnownFile.of(folder, name=f"{path}, {place}") if os.path.isdir(path) else KnownFile.of(path)
-        described = array.metadata.to_dict()
+        self.described = described = array.metadata.to_dict()
         if "pickle" in repr([described.get(key) for key in ("filters", "compressor", "codecs")]).lower():
             raise StoreError(f"{name} was written by pickle, which may run any code")
         check_rows(array.shape, array.dtype, name)

@@ -167,12 +167,53 @@ def test_what_does_not_fit_together_is_an_error(buffer, message):
     assert buffer in str(raised.value)
 
 
-@pytest.mark.parametrize("codec", [{"filters": [{"id": "pickle", "protocol": 5}]}, {"compressor": {"id": "jpeg2k"}}])
-def test_a_codec_that_runs_code_or_is_not_there_is_named(buffer, codec):
-    path = pathlib.Path(buffer) / "data" / "dones" / ".zarray"
-    path.write_text(json.dumps(json.loads(path.read_text()) | codec))
-    with pytest.raises(StoreError, match=r"pickle|jpeg2k"):
-        ZarrStore(buffer)
+@pytest.mark.filterwarnings("ignore:Consolidated metadata")
+@pytest.mark.parametrize("version", [2, 3])
+@pytest.mark.parametrize("archive", [False, True])
+@pytest.mark.parametrize("consolidated", [False, True])
+@pytest.mark.parametrize(
+    ("id", "message"),
+    [
+        ("pickle", "pickle"),
+        ("imagecodecs_jpegxl", r"data/dones needs the codec 'imagecodecs_jpegxl'.*register_codecs.*columns="),
+        ("own_codec", r"data/dones needs the codec 'own_codec'.*the package that has it"),
+        (None, "data/dones cannot be read"),
+    ],
+)
+def test_a_codec_that_runs_code_or_is_not_there_concerns_its_array_alone(
+    tmp_path, version, archive, consolidated, id, message
+):
+    path = write_buffer(tmp_path / "a.zarr", SHORT, version=version)
+    if consolidated:
+        zarr.consolidate_metadata(path)
+    described = pathlib.Path(path, "data", "dones", ".zarray" if version == 2 else "zarr.json")
+    content = json.loads(described.read_text())
+    key, codecs = ("filters", [{"id": id}]) if version == 2 else ("codecs", [{"name": id, "configuration": {}}])
+    described.write_text("{" if id is None else json.dumps(content | {key: codecs}))
+    if archive:
+        path = zipped(path, tmp_path / "a.zarr.zip")
+    store = ZarrStore(path, columns="obs/pose")
+    assert_same(items_of(store(0)), [item["obs"]["pose"] for item in SHORT[0]], 0, "read")
+    for chosen in (None, ["dones"]):
+        with pytest.raises(StoreError, match=message):
+            ZarrStore(path, columns=chosen)
+
+
+@pytest.mark.filterwarnings("ignore:Consolidated metadata")
+@pytest.mark.parametrize("version", [2, 3])
+def test_what_was_appended_since_metadata_was_consolidated_is_read(tmp_path, version):
+    streams = episodes((9, 3, 4))
+    path = write_buffer(tmp_path / "a.zarr", streams[:2], version=version)
+    zarr.consolidate_metadata(path)
+    whole = write_buffer(tmp_path / "whole.zarr", streams, version=version)
+    root = zarr.open_group(path, mode="r+", use_consolidated=False)
+    for name, array in zarr.open_group(whole, mode="r").members(max_depth=None):
+        if hasattr(array, "chunks"):
+            root[name].resize(array.shape)
+            root[name][:] = array[:]
+    store = ZarrStore(path)
+    assert store.lengths.tolist() == [9, 3, 4]
+    assert_same(items_of(store(2)), streams[2], 2, "read")
 
 
 def test_a_damaged_chunk_is_named(tmp_path):

@@ -368,6 +368,32 @@ def test_a_character_that_is_cut_with_its_file_is_left_out(path, errors):
 
 
 @pytest.mark.parametrize("units", ["bytes", "characters", "tokens"])
+def zstd_frame(described, rest):
+    """A frame that holds "abc" as it is (RFC 8878, section 3.1.1)."""
+    return b"\x28\xb5\x2f\xfd" + bytes([described]) + rest + b"\x19\0\0abc"
+
+
+@pytest.mark.parametrize(
+    ("frame", "message"),
+    [
+        (zstd_frame(0, bytes([17 << 3])), None),  # 128 MiB
+        (zstd_frame(0, bytes([17 << 3 | 1])), "its window is 150,994,944 bytes, .*--long=28"),
+        (zstd_frame(0, bytes([21 << 3])), "its window is 2,147,483,648 bytes, .*--long=31"),
+        (zstd_frame(3, b"\x58\7\1\0\0"), "dictionary 263, .*zstd -d -D"),
+        (zstd_frame(0x21, b"\x09\3"), "dictionary 9, .*zstd -d -D"),
+        (zstd_frame(0, b"\x58")[:-2], "damaged or was cut short"),
+    ],
+)
+def test_a_zstd_frame_that_needs_more_says_what(path, frame, message):
+    file = path(zstd_frame(0, b"\x58") + frame, "a.zst")
+    stream = TextStream(units="bytes")(file)
+    if message is None:
+        assert bytes(map(int, stream)) == b"abcabc"
+        return
+    with pytest.raises(ValueError, match=rf"a\.zst .*{message}"):
+        list(stream)
+
+
 @pytest.mark.parametrize("suffix", ["gz", "zst"])
 def test_cut_short_or_damaged_while_compressed(path, units, suffix):
     text = "".join(f"{i * i} é\n" for i in range(60_000))

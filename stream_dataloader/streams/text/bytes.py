@@ -26,6 +26,10 @@ _PIECE_BYTES = 1 << 16
 #: How much a decoder gets at a time. gzip shrinks repeated bytes to a 1,000th, zstd to a 32,000th.
 _COMPRESSED_BYTES = {".gz": 1 << 13, ".zst": 1 << 9}
 
+_ZSTD = b"\x28\xb5\x2f\xfd"
+_HEAD_BYTES = 18  # the longest header of a zstd frame
+_MOST_WINDOW_BYTES = 1 << 27  # of zstd's decoders, unless they are told otherwise
+
 #: How much of what is read forward stays readable before the last offset asked for.
 _KEPT_BYTES = 16
 
@@ -152,12 +156,13 @@ def _decoder(name: str) -> Callable[[], Any]:
 
 def _decompressed(path: str, name: str, decoder: Callable[[], Any]) -> Generator[bytes, None, None]:
     """What is in a file's frames; its end within one is an error."""
-    frame, compressed, place, count = None, b"", 0, _COMPRESSED_BYTES[_suffix(name)]
+    frame, compressed, head, place, count = None, b"", b"", 0, _COMPRESSED_BYTES[_suffix(name)]
     with open(path, "rb") as file:
         try:
             while compressed := compressed or file.read(count):
                 if frame is None and not (compressed := compressed.lstrip(b"\0")):  # padding between frames
                     continue
+                head = compressed[:_HEAD_BYTES] if frame is None else head + compressed[: _HEAD_BYTES - len(head)]
                 frame = frame or decoder()
                 piece = frame.decompress(compressed)
                 place += len(piece)
@@ -167,7 +172,28 @@ def _decompressed(path: str, name: str, decoder: Callable[[], Any]) -> Generator
                 raise EOFError("the file ends before its compressed data does")
         except Exception as error:  # zlib, zstandard and zstd of the standard library each raise their own
             what = f"{name} cannot be decompressed behind byte {place} of its text: {error}"
-            raise ValueError(f"{what}; it is damaged or was cut short: fetch it again") from error
+            raise ValueError(f"{what}; {_remedy(head)}") from error
+
+
+def _remedy(head: bytes) -> str:
+    """Tell what to do about a frame that cannot be decompressed, from its first bytes.
+
+    Source: RFC 8878, section 3.1.1.1.
+    """
+    head = head.ljust(_HEAD_BYTES, b"\0")
+    if head.startswith(_ZSTD):
+        described = head[4]
+        is_single, at = bool(described & 32), 5
+        id_bytes = (0, 1, 2, 4)[described & 3]
+        if not is_single:
+            log, eighths, at = 10 + (head[5] >> 3), head[5] & 7, 6
+            window = (1 << log) + (1 << log) // 8 * eighths
+            if window > _MOST_WINDOW_BYTES:
+                unpack = f"unpack it once, with zstd -d --long={log + bool(eighths)}"
+                return f"its window is {window:,} bytes, and {_MOST_WINDOW_BYTES:,} are read here: {unpack}"
+        if number := int.from_bytes(head[at : at + id_bytes], "little"):
+            return f"it was packed with dictionary {number}, which is not in the file: unpack it once, with zstd -d -D"
+    return "it is damaged or was cut short: fetch it again"
 
 
 def encoding_name(encoding: str) -> str:
