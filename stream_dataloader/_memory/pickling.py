@@ -54,10 +54,10 @@ def dumps_home(content: Any) -> bytes:
         return dumps_by_value(content, home=True)
 
 
-def dumps_by_value(content: Any, *, home: bool = False) -> bytes:
+def dumps_by_value(content: Any, *, home: bool = False, buffer_callback: Any = None) -> bytes:
     """Pickle, by value what is local or hidden; `home`: for the process that started this one."""
     file = io.BytesIO()
-    _ValuePickler(file, home=home).dump(content)
+    _ValuePickler(file, home=home, buffer_callback=buffer_callback).dump(content)
     return file.getvalue()
 
 
@@ -83,12 +83,12 @@ class _TensorPickler(ForkingPickler):
 class _ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
     """cloudpickle's pickler, which alone would take all of `__main__` by value, and duplicate classes that return."""
 
-    def __init__(self, file: io.BytesIO, *, home: bool) -> None:
+    def __init__(self, file: io.BytesIO, *, home: bool, buffer_callback: Any = None) -> None:
         known: Any = cloudpickle.Pickler.dispatch_table
         maps: Any = {} if home else {np.memmap: reduce_map}  # items go home as they are now
         # set before pickle's constructor looks at it
         self.dispatch_table = collections.ChainMap(maps, known, _handles() if spawning() else {})
-        super().__init__(file)
+        super().__init__(file, buffer_callback=buffer_callback)
         self._home = home
 
     def reducer_override(self, obj: Any) -> Any:

@@ -2,8 +2,9 @@
 
 A Python list handed to workers grows into a copy each, because touching an element writes its reference
 count (https://github.com/pytorch/pytorch/issues/13246). `PackedSources` are blocks of sources, pickled back to back
-into one buffer; a worker unpickles the block it reads from and writes nothing. An immutable sequence, which knows its
-sources by a rule, is kept as it is (`MadeSources`).
+into one buffer; a worker unpickles the block it reads from and writes nothing. A large array is kept beside them, once
+for all sources that have it (`array_buffers`). An immutable sequence, which knows its sources by a rule, is kept as it
+is (`MadeSources`).
 """
 
 from __future__ import annotations
@@ -11,17 +12,24 @@ from __future__ import annotations
 import copyreg
 import functools
 import io
-import itertools
 import pickle
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, MutableSequence, Sequence
+from collections.abc import Iterable, Iterator, MutableSequence, Sequence
 from typing import Any, overload
 
 import numpy as np
+import torch
 
 from stream_dataloader._memory.fields import Carver, SharedFields
 from stream_dataloader._memory.mapped_arrays import reduce_map
 from stream_dataloader._memory.pickling import ByValue, dumps, dumps_by_value, mentions_hidden, spawning
+from stream_dataloader._reading.array_buffers import (
+    ArrayBuffers,
+    Block,
+    BufferTaker,
+    PickleBlock,
+    RepeatedArrayError,
+)
 from stream_dataloader._reading.opening import declares_early
 from stream_dataloader.errors import shorten
 
@@ -109,7 +117,7 @@ def _made_sources(sequence: ByValue) -> MadeSources:
 
 
 class PackedSources(Sources, SharedFields):
-    """Picklable sources, packed.
+    """Picklable sources, packed; arrays that several sources have are one read-only array in all of them.
 
     Args:
         pickle_block: How; None is pickle, or by value what that cannot take.
@@ -118,50 +126,75 @@ class PackedSources(Sources, SharedFields):
         TypeError: A source cannot be pickled; names it.
     """
 
-    def __init__(self, sources: Iterable[Any], pickle_block: Callable[[Any], bytes] | None = None) -> None:
+    def __init__(self, sources: Iterable[Any], pickle_block: PickleBlock | None = None) -> None:
         listed = sources if isinstance(sources, list) else list(sources)
-        self._set(len(listed), list(_blocks(listed, pickle_block or _by_reference)))
+        arrays = ArrayBuffers()
+        ways = (_by_reference, _by_value) if pickle_block is None else (pickle_block,)
+        blocks = list(_blocks(listed, ways, arrays))
+        self._set(len(listed), blocks, arrays.contents, arrays.shared_in(block.arrays for _, block in blocks))
 
-    def _set(self, length: int, blocks: Sequence[tuple[int, bytes]]) -> None:
-        ends = np.cumsum([len(block) for _, block in blocks], dtype=np.int64)
+    def _set(
+        self, length: int, blocks: Sequence[tuple[int, Block]], contents: Sequence[Any], shared: Sequence[bool]
+    ) -> None:
+        ends = np.cumsum([len(block.pickled) for _, block in blocks], dtype=np.int64)
+        sizes = [memoryview(content).nbytes for content in contents]
         self._length, self._sizes = length, (len(blocks), int(ends[-1]) if blocks else 0)
+        self._array_sizes = sum(len(block.arrays) for _, block in blocks), tuple(sizes), tuple(shared)
         SharedFields.__init__(self)
         self._firsts[:], self._ends[:] = [first for first, _ in blocks], ends
+        self._used_ends[:] = np.cumsum([len(block.arrays) for _, block in blocks], dtype=np.int64)
+        self._used[:] = [number for _, block in blocks for number in block.arrays]
         for (_, block), end in zip(blocks, ends.tolist(), strict=True):
-            self._blob[end - len(block) : end] = block
+            self._blob[end - len(block.pickled) : end] = block.pickled
+        for piece, content in zip(self._arrays, contents, strict=True):
+            piece[:] = np.frombuffer(content, np.uint8)
 
     def _lay_out(self, carve: Carver) -> None:
-        blocks, blob_bytes = self._sizes
+        (blocks, blob_bytes), (used, sizes, _) = self._sizes, self._array_sizes
         self._firsts = carve(blocks)  # the index of each block's first source
         self._ends = carve(blocks)  # where each block ends
+        self._used_ends = carve(blocks)  # where the numbers of its arrays end
+        self._used = carve(used)
         self._blob = memoryview(carve(blob_bytes, dtype=np.uint8).data)  # the blocks, one behind the other
+        self._arrays = [carve(size, dtype=np.uint8) for size in sizes]
 
     def __len__(self) -> int:
         return self._length
 
     def _source(self, index: int) -> Any:
-        block = int(np.searchsorted(self._firsts, index, side="right")) - 1
-        begin = self._ends[block - 1] if block else 0
-        return pickle.loads(self._blob[begin : self._ends[block]])[index - int(self._firsts[block])]
+        number = int(np.searchsorted(self._firsts, index, side="right")) - 1
+        return self._load(self._block(number))[index - int(self._firsts[number])]
+
+    def _block(self, number: int) -> Block:
+        begin, first = (self._ends[number - 1], self._used_ends[number - 1]) if number else (0, 0)
+        return Block(self._blob[begin : self._ends[number]], self._used[first : self._used_ends[number]].tolist())
+
+    def _load(self, block: Block) -> Any:
+        shared = self._array_sizes[2]
+        # Others read a shared array too: writing to it is an error. Any other is the caller's own copy.
+        buffers = [
+            self._arrays[number].data.toreadonly() if shared[number] else bytearray(self._arrays[number])
+            for number in block.arrays
+        ]
+        return pickle.loads(block.pickled, buffers=buffers)
 
     def __iter__(self) -> Iterator[Any]:
-        begin = 0
-        for end in self._ends.tolist():
-            yield from pickle.loads(self._blob[begin:end])
-            begin = end
+        for number in range(len(self._firsts)):
+            yield from self._load(self._block(number))
 
     def __getstate__(self) -> dict[str, Any]:
         if spawning():  # on the way to a worker: share
             portable = self._portable or self
-            return {name: getattr(portable, name) for name in ("_length", "_sizes", "_memory")}
-        bounds = itertools.pairwise([0, *self._ends.tolist()])
-        blocks = [bytes(self._blob[begin:end]) for begin, end in bounds]
-        return {"given": (self._length, list(zip(self._firsts.tolist(), blocks, strict=True)))}
+            return {name: getattr(portable, name) for name in ("_length", "_sizes", "_array_sizes", "_memory")}
+        found = map(self._block, range(len(self._firsts)))
+        blocks = [Block(bytes(block.pickled), block.arrays) for block in found]
+        contents, (_, _, shared) = [bytes(array) for array in self._arrays], self._array_sizes
+        return {"given": (self._length, list(zip(self._firsts.tolist(), blocks, strict=True)), contents, shared)}
 
     @functools.cached_property
     def _portable(self) -> PackedSources | None:
         """The same for processes that are started anew; None if this will do."""
-        return PackedSources(self, dumps_by_value) if mentions_hidden(self._blob) else None
+        return PackedSources(self, _by_value) if mentions_hidden(self._blob) else None
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         if "given" in state:
@@ -170,36 +203,42 @@ class PackedSources(Sources, SharedFields):
             super().__setstate__(state)
 
 
-def _blocks(sources: list[Any], dumps: Callable[[Any], bytes]) -> Iterator[tuple[int, bytes]]:
+def _blocks(sources: list[Any], ways: Sequence[PickleBlock], arrays: ArrayBuffers) -> Iterator[tuple[int, Block]]:
     for first in range(0, len(sources), _BLOCK):
-        block = _pickle(sources[first : first + _BLOCK], first, dumps)
-        if len(block) <= _LARGEST_BLOCK_BYTES:
+        block = _pickle(sources[first : first + _BLOCK], first, ways, arrays)
+        if len(block.pickled) <= _LARGEST_BLOCK_BYTES and not block.arrays:
             yield first, block
         else:
             for i in range(first, min(first + _BLOCK, len(sources))):
-                yield i, _pickle(sources[i : i + 1], i, dumps)
+                yield i, _pickle(sources[i : i + 1], i, ways, arrays)
 
 
-def _by_reference(block: list[Any]) -> bytes:
-    try:
-        file = io.BytesIO()
-        pickler: Any = pickle.Pickler(file, protocol=5)
-        pickler.dispatch_table = copyreg.dispatch_table | {np.memmap: reduce_map}
-        pickler.dump(block)
-        return file.getvalue()
-    except Exception:  # the second one says why, if it cannot either
-        return dumps_by_value(block)
+def _by_reference(block: list[Any], taker: BufferTaker) -> bytes:
+    file = io.BytesIO()
+    pickler: Any = pickle.Pickler(file, protocol=5, buffer_callback=taker.take)
+    copied = {np.ndarray: taker.reduce_array, torch.Tensor: taker.reduce_tensor}
+    pickler.dispatch_table = copyreg.dispatch_table | copied | {np.memmap: reduce_map}
+    pickler.dump(block)
+    return file.getvalue()
 
 
-def _pickle(block: list[Any], start: int, dumps: Callable[[Any], bytes]) -> bytes:
-    try:
-        return dumps(block)
-    except Exception:
-        if len(block) > 1:  # find out which one
-            half = len(block) // 2
-            _pickle(block[:half], start, dumps)
-            _pickle(block[half:], start + half, dumps)
-        raise TypeError(
-            f"source {start} ({shorten(block[0])}) cannot be pickled, which sending it to workers needs; "
-            "make the source what the stream is opened from (a path, say) and open it in open_stream"
-        ) from None
+def _by_value(block: list[Any], taker: BufferTaker) -> bytes:
+    return dumps_by_value(block, buffer_callback=taker.take)
+
+
+def _pickle(block: list[Any], start: int, ways: Sequence[PickleBlock], arrays: ArrayBuffers) -> Block:
+    for way in ways:
+        try:
+            return arrays.pickled(block, way)
+        except RepeatedArrayError:
+            raise
+        except Exception:  # noqa: S112 - another way may be able to; what none can is the error below
+            continue
+    if len(block) > 1:  # find out which one
+        half = len(block) // 2
+        _pickle(block[:half], start, ways, arrays)
+        _pickle(block[half:], start + half, ways, arrays)
+    raise TypeError(
+        f"source {start} ({shorten(block[0])}) cannot be pickled, which sending it to workers needs; "
+        "make the source what the stream is opened from (a path, say) and open it in open_stream"
+    )

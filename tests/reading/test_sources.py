@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 import psutil
 import pytest
+import torch
 from helpers import START_METHODS
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,6 +23,7 @@ from torch.utils.data import DataLoader, get_worker_info
 from stream_dataloader import OpenError, StreamDataLoader, StreamDataset, interleave
 from stream_dataloader._reading.sources import PackedSources
 from stream_dataloader._schedule.order import Permutation
+from stream_dataloader.streams import ArrayStream
 
 
 def paths(count):
@@ -311,3 +313,46 @@ def test_a_map_whose_file_is_gone_is_copied_or_an_error(tmp_path):
     os.unlink(tmp_path / "table.bin")
     (found,) = PackedSources([table])
     assert np.array_equal(found, table)
+
+
+@pytest.mark.parametrize("method", [None, *START_METHODS])
+def test_an_array_that_many_sources_have_is_kept_once(method):
+    tokens = np.arange(40_000)
+    recording = {"x": tokens[:-1], "y": np.asfortranarray(np.stack([tokens[1:], -tokens[1:]], axis=1))}
+    sources = [(recording, at, min(at + 1000, 39_999)) for at in range(0, 39_999, 1000)]
+    dataset = StreamDataset(sources, ArrayStream(), 5, time_steps=1000)
+    read = []
+    for batch in StreamDataLoader(dataset, 2 if method else 0, multiprocessing_context=method):
+        x, y = (batch.data[name][batch.mask] for name in "xy")
+        assert (y == torch.stack([x + 1, -x - 1], dim=1)).all()
+        read += x.tolist()
+    assert sorted(read) == list(range(39_999))
+    assert len(pickle.dumps(dataset)) < 3.2 * tokens.nbytes  # x, and two columns in y
+    for copied in (dataset.sources, pickle.loads(pickle.dumps(dataset.sources))):
+        (first, *_), (second, *_) = copied[0], copied[7]
+        assert all(np.shares_memory(first[name], second[name]) for name in recording)
+        with pytest.raises(ValueError, match="read-only"):
+            first["x"][0] = 7  # the other lanes and workers would read it
+
+
+def test_an_array_of_one_source_is_its_own_copy():
+    table = np.zeros(100_000)
+    packed = PackedSources([table, "other", np.ones(100_000)])
+    packed[0][:] = 3
+    assert not packed[0].any()
+    assert packed[2].all()
+
+
+@pytest.mark.parametrize(
+    ("array", "remedy"),
+    [
+        (torch.zeros(20_000), r"tensor of 80,000 bytes.*its \.numpy\(\).*range\(n\)"),
+        (np.zeros((20_000, 2))[:, 0], "strided array of 160,000 bytes.*ascontiguousarray"),
+    ],
+)
+def test_copies_that_would_take_too_much_are_refused(array, remedy, monkeypatch):
+    monkeypatch.setattr("stream_dataloader._reading.array_buffers._MOST_COPIED_BYTES", 1_000_000)
+    sources = [(array, at, at + 1) for at in range(30)]
+    StreamDataset(sources[:3], ArrayStream(), 1, time_steps=1)
+    with pytest.raises(ValueError, match=remedy):
+        StreamDataset(sources, ArrayStream(), 1, time_steps=1)

@@ -67,7 +67,7 @@ class TestNpy(StreamContract):
 
 
 class TestInMemory(StreamContract):
-    @pytest.fixture(params=["array", "strided", "bool", "tensor", "bfloat16", "memmap", "list", "mapping"])
+    @pytest.fixture(params=["array", "strided", "bool", "tensor", "bfloat16", "memmap", "list", "mapping", "paths"])
     def sources(self, request, tmp_path):
         array = {
             "strided": np.repeat(TABLE, 2, axis=1)[:, ::2],
@@ -83,6 +83,13 @@ class TestInMemory(StreamContract):
         elif request.param == "mapping":
             both = {"table": TABLE, "frames": torch.from_numpy(FRAMES[:20])}
             sources = [both, (both, 3, 9), {"table": TABLE[:0], "frames": torch.from_numpy(FRAMES[:0])}]
+        elif request.param == "paths":
+            both = {
+                "npy": saved(tmp_path / "b.npy", TABLE),
+                "hdf5": str(stored(tmp_path / "b.h5", rows=FRAMES[:20])),
+                3: TABLE,
+            }
+            sources = [both, (both, 3, 9)]
         yield sources
         sources.clear()  # closes the memory map, which is ours, before open files are counted
 

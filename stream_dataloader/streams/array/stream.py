@@ -24,7 +24,7 @@ _NPY, _HDF5, _ZIP = b"\x93NUMPY", b"\x89HDF\r\n\x1a\n", b"PK\x03\x04"
 class ArrayStream:
     """Opens arrays: each row of the first axis is an item.
 
-    A source is the path or URL of a `.npy` or HDF5 file, a NumPy array, a tensor, a mapping of arrays,
+    A source is the path or URL of a `.npy` or HDF5 file, a NumPy array, a tensor, a mapping of those,
     or `(source, start, stop)`: some rows of one. HDF5 files need the extra `h5py`.
 
     Args:
@@ -96,14 +96,26 @@ class ArrayStream:
 
     def _open(self, whole: Any, opened: ExitStack) -> dict[Any, Table]:
         """The arrays by their keys."""
-        if isinstance(whole, (str, os.PathLike)):
-            local = opened.enter_context(open_local(whole, self.cache))
-            return self._open_file(local.path, os.fspath(whole), opened)
-        if isinstance(whole, Mapping):
-            if not whole:
-                raise ValueError("the source is an empty mapping")
-            return {key: MemoryTable(array, f"the source's {key!r}") for key, array in whole.items()}
-        return {_ALONE: MemoryTable(whole, "the source")}
+        if not isinstance(whole, Mapping):
+            return self._open_one(whole, "the source", opened)
+        if not whole:
+            raise ValueError("the source is an empty mapping")
+        tables = {}
+        for key, one in whole.items():
+            found = self._open_one(one, f"the source's {key!r}", opened)
+            if _ALONE not in found:
+                raise ValueError(
+                    f"the source's {key!r} has several datasets, {[*found]}; give dataset= one name, or none"
+                )
+            tables[key] = found[_ALONE]
+        return tables
+
+    def _open_one(self, one: Any, name: str, opened: ExitStack) -> dict[Any, Table]:
+        """A file's arrays by their keys, or an array in memory alone."""
+        if not isinstance(one, (str, os.PathLike)):
+            return {_ALONE: MemoryTable(one, name)}
+        local = opened.enter_context(open_local(one, self.cache))
+        return self._open_file(local.path, os.fspath(one), opened)
 
     def _open_file(self, path: str, name: str, opened: ExitStack) -> dict[Any, Table]:
         check_file(path)
