@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from stream_dataloader._descriptors import above_standard
+
 __all__ = ["reduce_map"]
 
 
@@ -37,7 +39,8 @@ def reduce_map(array: np.memmap[Any, Any]) -> Any:
 def _mapped(path: str, identity: tuple[int, int], mode: Any, offset: int, size: int, view: tuple[Any, ...]) -> Any:
     if _identity(path) != identity:
         raise OSError(f"{path}, which a source is a part of, is another file now; map it anew")
-    file = np.memmap(path, np.uint8, mode, offset, (size,))
+    with above_standard():
+        file = np.memmap(path, np.uint8, mode, offset, (size,))
     shape, dtype, before, strides = view
     array: Any = np.ndarray.__new__(np.memmap, shape, dtype, file, before, strides)
     for name in ("_mmap", "filename", "mode", "offset"):

@@ -28,6 +28,7 @@ from multiprocessing.context import get_spawning_popen
 from types import ModuleType
 from typing import Any
 
+from stream_dataloader._descriptors import above_standard
 from stream_dataloader._memory.endings import WeakItems, deliver, interrupts_held, when_gone
 
 fcntl: ModuleType | None
@@ -49,13 +50,15 @@ _ALIGNMENT = 64
 def anonymous_file(label: str = "stream_dataloader") -> int:
     """A descriptor of an empty, nameless file in memory; OSError if there is none."""
     if hasattr(os, "memfd_create"):
-        return os.memfd_create(label, os.MFD_CLOEXEC)
+        with above_standard():
+            return os.memfd_create(label, os.MFD_CLOEXEC)
     try:
         import _posixshmem  # what multiprocessing.shared_memory is made of, which cannot grow what it made
     except ImportError:
         raise OSError("there is neither memfd_create nor POSIX shared memory") from None
     name = f"/stream_{secrets.token_hex(8)}"
-    fd: int = _posixshmem.shm_open(name, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
+    with above_standard():
+        fd: int = _posixshmem.shm_open(name, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
     _posixshmem.shm_unlink(name)
     return fd
 
@@ -89,7 +92,8 @@ class SharedFile:
             os.posix_fallocate(self._fd, 0, size)
 
     def map(self) -> mmap.mmap:
-        return mmap.mmap(self._fd, os.fstat(self._fd).st_size)
+        with above_standard():  # mmap duplicates the descriptor
+            return mmap.mmap(self._fd, os.fstat(self._fd).st_size)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -156,7 +160,7 @@ class _Arena(SharedFile):
         try:
             return anonymous_file(BLOCKS)
         except OSError:  # small blocks may lie on a disk: the page cache is shared as well
-            with tempfile.TemporaryFile() as file:
+            with above_standard(), tempfile.TemporaryFile() as file:
                 return os.dup(file.fileno())
 
     def take(self, size: int) -> int | None:

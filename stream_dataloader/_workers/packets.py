@@ -26,15 +26,15 @@ import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from queue import Empty
 from typing import IO, Any, Protocol
 
+from stream_dataloader._descriptors import above_standard, has_standard
 from stream_dataloader._memory.endings import when_gone
 from stream_dataloader._memory.shared_memory import SharedMemory
-from stream_dataloader._workers.torch_quirks import heed_reaping
 
 _LINUX = sys.platform == "linux"
 _KIND = socket.SOCK_SEQPACKET if _LINUX else socket.SOCK_DGRAM
@@ -84,12 +84,14 @@ class PacketQueue:
         self._context: PacketContext | None = context
         self._owner = os.getpid()
         self._ended = ended
-        self._reader, self._writer = socket.socketpair(socket.AF_UNIX, _KIND)
+        with above_standard():
+            self._reader, self._writer = socket.socketpair(socket.AF_UNIX, _KIND)
         self._writer.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
         self._open()
 
     def _open(self) -> None:
         """Set up what each process has for itself."""
+        self._has_standard = has_standard()
         for end in (self._reader, self._writer):
             end.setblocking(False)
             when_gone(self, functools.partial(_socket.socket.close, end))  # of C
@@ -139,6 +141,12 @@ class PacketQueue:
         return message
 
     def _receive(self) -> Any:
+        if self._has_standard:
+            return self._receive_any()
+        with above_standard():  # for the file that is received, and for memory of torch that a message opens
+            return self._receive_any()
+
+    def _receive_any(self) -> Any:
         try:
             size, with_it, flags, _ = self._reader.recvmsg_into([self._buffer], _DESCRIPTOR_BYTES)
         except BlockingIOError:
@@ -177,22 +185,15 @@ class PacketContext(BaseContext):
         self._ended = Flag()
         self._poll = select.poll()
         self._awaited: dict[int, BaseProcess | None] = {}
-        self._processes: list[BaseProcess] = []
+        self.processes: list[BaseProcess] = []
         self.full: set[PacketQueue] = set()  # queues that have to send what there was no room for
         self.watch: Watch  # says how long to wait; to be set before anything is awaited
 
     def Process(self, *args: Any, **options: Any) -> BaseProcess:  # noqa: N802
         options["target"] = functools.partial(run_untraced, options["target"])
         process: BaseProcess = self._base.Process(*args, **options)
-        self._processes.append(process)
+        self.processes.append(process)
         return process
-
-    @property
-    def processes(self) -> Sequence[BaseProcess]:
-        """Those that torch made; not all of them need have started."""
-        for process in self._processes:
-            heed_reaping(process)
-        return self._processes
 
     def Queue(self, maxsize: int = 0) -> Any:  # noqa: ARG002, N802
         return PacketQueue(self, self._ended)
@@ -205,7 +206,7 @@ class PacketContext(BaseContext):
         return self._base.get_start_method(allow_none)
 
     def forget(self) -> None:
-        self._processes.clear()
+        self.processes.clear()
         self._awaited.clear()
         self.full.clear()
 
@@ -247,7 +248,8 @@ def _is_ready(end: socket.socket, event: int, seconds: float | None) -> bool:
 
 def _file_of(content: bytes) -> IO[bytes]:
     memory = hasattr(os, "memfd_create")
-    file: IO[bytes] = open(os.memfd_create("message"), "wb") if memory else tempfile.TemporaryFile()  # noqa: SIM115
+    with above_standard():
+        file: IO[bytes] = open(os.memfd_create("message"), "wb") if memory else tempfile.TemporaryFile()  # noqa: SIM115
     try:
         file.write(content)
         file.flush()

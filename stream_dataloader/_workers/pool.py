@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader
 
 from stream_dataloader._assembly.part import Part, unpack
 from stream_dataloader._assembly.slots import Slot
+from stream_dataloader._descriptors import above_standard
 from stream_dataloader._memory.endings import Ending, deliver, interrupts_held
 from stream_dataloader._notices import warn
 from stream_dataloader._reading.plan import Recovery, Start
@@ -141,7 +142,7 @@ class WorkerPool(Pool):
         if self.method == "forkserver":
             torch_quirks.preload_forkserver()
         iterator: Iterator[Arrived] | None = None
-        with interrupts_held(self.method) as interrupts:
+        with above_standard(), interrupts_held(self.method) as interrupts:  # multiprocessing makes pipes
             crew.session = session  # not before: of an interrupted start, nobody is to be taken for dead
             try:
                 crew.iterator = iterator = torch_quirks.iterator_of(self._dataloader)
@@ -150,6 +151,9 @@ class WorkerPool(Pool):
             except RuntimeError:  # torch's signal handler may have raised a death
                 if not crew.died(or_ended=True):
                     raise
+            finally:
+                for process in packets.processes:
+                    torch_quirks.heed_reaping(process)
         try:
             deliver(interrupts)
         except BaseException:  # a handler that raises nothing changes nothing

@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 
+from stream_dataloader._descriptors import hold_standard
 from stream_dataloader._memory import main_module
 from stream_dataloader._memory.pickling import ByValue, note_fork
 from stream_dataloader._reading.activity import ActivityBoard
@@ -46,6 +47,7 @@ class WorkerInit:
 
     def __call__(self, worker_id: int) -> None:
         sys.tracebacklimit = self._traceback_limit
+        hold_standard()
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # forkserver does not pass on a blocked one
         if self.forked:
             note_fork()

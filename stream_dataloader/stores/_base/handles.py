@@ -14,6 +14,7 @@ from collections.abc import Callable, Hashable
 from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
+from stream_dataloader._descriptors import above_standard
 from stream_dataloader.streams.cache import LocalFile
 
 __all__ = ["Handles", "Lease", "ShardReader", "Shards"]
@@ -42,7 +43,8 @@ class Handles(Generic[KeyT, HandleT]):
         with self._lock:
             known, latest = self._shared, self._latest
             if (shared := known.get(key)) is None:
-                shared = known[key] = _Shared(self._open(key))
+                with above_standard():
+                    shared = known[key] = _Shared(self._open(key))
             latest.pop(key, None)
             latest[key] = shared
             while len(latest) > self._most_idle:

@@ -14,6 +14,7 @@ from contextlib import closing, contextmanager
 from multiprocessing.context import BaseContext
 from typing import Any
 
+from stream_dataloader._descriptors import above_standard
 from stream_dataloader._items.content import hash_content
 from stream_dataloader._reading.lists import SourceList, SourceLists
 from stream_dataloader._reading.stream import Retries
@@ -125,7 +126,7 @@ def pack(
     } | ({} if seed is None else {"seed": seed})
     if is_url(os.fspath(path)) and format not in INDEXES:
         raise ValueError(f"format {format!r} is not read by URL; pack into a folder")
-    with Partial(path, storage_options) as partial, _telling_how_to_go_on(partial, len(names)):
+    with above_standard(), Partial(path, storage_options) as partial, _telling_how_to_go_on(partial, len(names)):
         packer = packer_class(partial.store, **options)
         begun = partial.begin(header)
         factory = StreamPacker(lists, names, packer, partial.journal, transform, **how)

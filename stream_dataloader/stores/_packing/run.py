@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 import threading
 import time
 import warnings
@@ -104,6 +105,8 @@ class Run:
         self.before, self._used_before = len(self._done), disk_bytes(partial.store)
         self._call = shown if callable(shown) else None
         quiet = None if shown is None else not shown or self._call is not None
+        if sys.stderr is None:  # of a program that was started without it
+            quiet = True
         name, total = f"packing {os.path.basename(partial.path)}", len(factory.keys)
         self._bar = Bar(desc=name, initial=self.before, total=total, unit="stream", disable=quiet)
         self._steps = 0

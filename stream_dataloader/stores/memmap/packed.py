@@ -29,6 +29,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from stream_dataloader._descriptors import above_standard
 from stream_dataloader.errors import StoreError
 from stream_dataloader.stores._base.files import damage_named, hashed, in_folder, read_json, write_synced
 from stream_dataloader.stores._base.leaves import chosen, classes_of, structure_of
@@ -116,7 +117,8 @@ def _load_table(name: str, checksum: Sequence[int], check: bool, cache: FileCach
         found = os.fstat(file.fileno()).st_size
         if found != size:
             raise StoreError(f"{name} is damaged: {found:,} bytes of {size:,}")
-        mapped: Any = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
+        with above_standard():  # mmap duplicates the descriptor
+            mapped: Any = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
     if check and zlib.crc32(mapped) != crc:
         raise StoreError(f"{name} is damaged: checksum mismatch")
     return mapped

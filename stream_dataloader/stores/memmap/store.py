@@ -24,6 +24,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from stream_dataloader._descriptors import above_standard
 from stream_dataloader._items.layout import as_array
 from stream_dataloader._items.structure import LEAF, Node, flatten
 from stream_dataloader.errors import StoreError
@@ -143,14 +144,16 @@ class LeafFile:
         wanted = steps * spec.step_bytes
         flat: Any = b""
         if wanted or os.path.exists(path):
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            with above_standard():
+                descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             weakref.finalize(self, os.close, descriptor).atexit = False
             known = KnownFile.of(path, descriptor)
             if known.size < wanted or (exact and known.size > wanted):
                 raise StoreError(f"{path} is damaged: {known.size:,} bytes of {wanted:,}")
         if wanted:
             self._known = known
-            self._map = flat = mmap.mmap(descriptor, wanted, access=mmap.ACCESS_READ)
+            with above_standard():  # mmap duplicates the descriptor
+                self._map = flat = mmap.mmap(descriptor, wanted, access=mmap.ACCESS_READ)
             if not readahead:
                 self._map.madvise(mmap.MADV_RANDOM)
         self.rows = np.frombuffer(flat, spec.stored).reshape(steps, *spec.shape)

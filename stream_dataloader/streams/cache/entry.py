@@ -20,6 +20,8 @@ import weakref
 from collections.abc import Callable
 from contextlib import suppress
 
+from stream_dataloader._descriptors import above_standard
+
 __all__ = ["CacheEntry", "LocalFile", "lock", "make_room"]
 
 
@@ -54,7 +56,8 @@ def lock(path: str, *, shared: bool = False, wait: bool = True, create: bool = F
     flags = (os.O_RDONLY if shared else os.O_RDWR) | (os.O_CREAT if create else 0)
     while True:
         try:
-            held = LocalFile(path, os.open(path, flags, 0o666))
+            with above_standard():
+                held = LocalFile(path, os.open(path, flags, 0o666))
         except FileNotFoundError:
             if create:
                 raise
