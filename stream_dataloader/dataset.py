@@ -81,7 +81,8 @@ class StreamDataset(IterableDataset[StreamBatch]):
             `open_stream` says, as stores do (`protocols.KnowsLengths`). Makes `len(loader)` known. A stream of another
             length is then an error.
         on_error: `"raise"`; `"skip"`: the lane continues with its next source; or a callable that is given the
-            `StreamError`, in the worker, and returns one of the two. Streams that do not fit each other always raise.
+            `StreamError`, in the worker, and returns one of the two; another answer is an error. Streams that do not
+            fit each other always raise.
         max_failures: How many sources may be skipped, over all epochs and resumes; one more is an error. A source that
             fails in each epoch counts once. None: any number.
         retries: How often in a row a stream that raises is opened again, at the item it had reached, after 0.1 s,

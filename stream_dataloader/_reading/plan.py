@@ -18,7 +18,7 @@ from stream_dataloader._schedule.outlook import Outlook
 from stream_dataloader._schedule.rules import Reader, Rules, deal_members
 from stream_dataloader._schedule.sections import Cuts, Lengths, Section
 from stream_dataloader._schedule.snapshot import Snapshot
-from stream_dataloader.errors import StreamError
+from stream_dataloader.errors import ReadError, StreamError, shorten
 from stream_dataloader.protocols import OnError
 
 
@@ -66,9 +66,25 @@ class ReadingPlan:
         return Section(number, 0, length, length)
 
     def skips(self, error: StreamError) -> bool:
-        """Whether a lane goes on with its next source after an error."""
-        answer = self.on_error(error) if callable(self.on_error) else self.on_error
+        """Whether a lane goes on with its next source after an error.
+
+        Raises:
+            ReadError: The user's `on_error` raised, or returned another answer.
+        """
+        if not callable(self.on_error):
+            return self.on_error == "skip"
+        try:
+            answer: Any = self.on_error(error)
+        except Exception as raised:
+            raise self._without_answer(error, f"raised {shorten(raised, 2000)}") from raised
+        if not isinstance(answer, str) or answer not in ("raise", "skip"):
+            raise self._without_answer(error, f"returned {shorten(answer)}") from error
         return answer == "skip"
+
+    def _without_answer(self, error: StreamError, what: str) -> ReadError:
+        return ReadError(
+            f"on_error {what}, and must return 'raise' or 'skip'; it was asked about: {error}", **error.place
+        )
 
 
 class Start(NamedTuple):

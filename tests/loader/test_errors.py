@@ -159,6 +159,27 @@ def test_a_policy_decides_per_error():
     assert seen == [errors.OpenError, errors.ReadError]
 
 
+def confused(_):
+    raise KeyError("severity")
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(
+    ("policy", "told"),
+    [
+        (lambda _: "Skip", "returned 'Skip'"),
+        (bool, "returned True"),
+        (lambda _: np.array(["skip"]), "returned array"),
+        (confused, "raised KeyError"),
+    ],
+)
+def test_a_policy_without_one_of_the_two_answers_is_an_error_at_its_step(policy, told, workers):
+    dataset, batches = StreamDataset(range(4), opener("midway"), 2, time_steps=2, on_error=policy), []
+    with pytest.raises(errors.ReadError, match=rf"on_error {told}.*'raise' or 'skip'.*source 2 .2., item 3") as caught:
+        batches.extend(iter(StreamDataLoader(dataset, workers)))
+    assert (caught.value.source_index, caught.value.position, len(batches)) == (2, 3, 3)
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_an_epoch_without_any_item_is_empty_and_an_endless_one_an_error(workers):
     def loader(mode):
