@@ -19,7 +19,7 @@ from stream_dataloader._assembly.frames import FrameWatch
 from stream_dataloader._device import Destination, HasDestination
 from stream_dataloader._loader.attributes import KeptLength, TorchAttributes
 from stream_dataloader._loader.iteration import Output
-from stream_dataloader._loader.position import LoaderPosition
+from stream_dataloader._loader.position import KeptLanes, LoaderPosition
 from stream_dataloader._loader.starter import Starter
 from stream_dataloader._memory.pickling import ByValue
 from stream_dataloader._progress import with_progress
@@ -323,6 +323,11 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
             self._starter.end()
             self._find_place()
             self._position.load(state, changes, loaded)
+
+    @property
+    def _kept_lanes(self) -> KeptLanes | None:
+        """What became of the lanes of the state that was loaded last, for carried states; None before one was."""
+        return self._position.kept_lanes
 
     def skip(self, batches: int) -> int:
         """Pass over the next batches, to the epoch's end at most; the next `iter()` goes on behind them.

@@ -35,6 +35,35 @@ class Place(NamedTuple):
     over: tuple[bool, ...]
 
 
+class KeptLanes(NamedTuple):
+    """The lanes of a loaded state, as they go on here.
+
+    Attributes:
+        saved: Number of lanes of this rank's groups when the state was saved.
+        lanes: For each lane here the one that it was then; -1 for one that is new.
+    """
+
+    saved: int
+    lanes: list[int]
+
+
+def _kept_lanes(members: Sequence[Member], loaded: Sequence[LoadedState]) -> KeptLanes:
+    """Return the lanes that go on: each group keeps its first ones.
+
+    ::
+
+    saved    0 1 | 2 3          two groups here, of two lanes
+    here     0 1 - | 2 3 -      of three; lanes 2 and 5 are new
+    """
+    saved, lanes = 0, list[int]()
+    for member, own in zip(members, loaded, strict=True):
+        rules, width = member.ranks.reading.rules, own.lanes_of_a_group
+        for _ in range(rules.groups.count):
+            lanes += [saved + lane if lane < width else -1 for lane in range(rules.lanes_of_a_group)]
+            saved += width
+    return KeptLanes(saved, lanes)
+
+
 class LoaderPosition:
     """Where a loader stands.
 
@@ -55,6 +84,7 @@ class LoaderPosition:
         self._position = Position(run)
         self._resting: dict[int, Start] = {}  # where members stand that go on in the next epoch
         self._requests_heeded = 0  # of the dataset's set_epoch
+        self.kept_lanes: KeptLanes | None = None
         self.loaded: tuple[Mapping[str, Any], Collection[str]] | None = None  # while it may be another rank's
         self._resumed_at: int | None = None  # the step at which the last epoch went on from a state
         self.epoch: Epoch | None = None  # the last; None once another was set or loaded
@@ -202,6 +232,7 @@ class LoaderPosition:
             place = Place(int(state["step"]), starts, over)
         self._position.load(run, place, loaded[0].epoch_place)
         self._resting, self.epoch, self.loaded = {}, None, (state, changes)
+        self.kept_lanes = _kept_lanes(self.members, loaded)
 
     def later(self, state: Mapping[str, Any], count: int) -> tuple[dict[str, Any], int] | None:
         """The state some batches after another, and how many they are; None if only reading tells."""

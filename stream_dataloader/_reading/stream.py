@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from stream_dataloader._descriptors import above_standard
 from stream_dataloader._items.step_writer import Taken
 from stream_dataloader._items.structure import Misfit
 from stream_dataloader._reading.opening import END, Handle, takes_start, text_of
@@ -136,7 +135,7 @@ class OpenedStream(Handle):
         else:
             iterator = self.iterator
             try:
-                item = self._open_first() if iterator is None else next(iterator, END)
+                item = next(self._begin() if iterator is None else iterator, END)
             except Exception as error:
                 item = self._next_item_again(error, "the stream")
         if item is not END:
@@ -144,11 +143,6 @@ class OpenedStream(Handle):
         if stop is not None:
             self._check_length(stop, ended=item is END)
         return item
-
-    def _open_first(self) -> Any:
-        """The first item; generators open what they read only now."""
-        with above_standard():
-            return next(self._begin(), END)
 
     def _is_over(self, stop: int) -> bool:
         return self.items >= stop and not self.section.ends
@@ -229,7 +223,7 @@ class OpenedStream(Handle):
             self.close()
             time.sleep(wait)
             try:
-                return self._open_first()
+                return next(self._begin(), END)
             except Exception as again:
                 error = again
 

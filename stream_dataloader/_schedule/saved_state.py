@@ -125,6 +125,7 @@ class LoadedState(NamedTuple):
         failures: The sources whose streams were skipped, by group hosted.
         epoch_place: Where in an epoch of n batches; None if it was saved without such.
         items: What items look like, if the state says so.
+        lanes_of_a_group: Number of lanes that each group had.
     """
 
     seed: int
@@ -133,6 +134,7 @@ class LoadedState(NamedTuple):
     failures: list[set[int]]
     epoch_place: EpochPlace | None
     items: Mapping[str, Any] | None
+    lanes_of_a_group: int
 
 
 def plain_epoch(place: EpochPlace, length: int) -> dict[str, Any]:
@@ -258,7 +260,8 @@ def _from_plain(state: Mapping[str, Any], rules: Rules) -> LoadedState:
     # Older states only count what was skipped: those sources have no name, and get numbers that no other has.
     skipped = [set(range(-failed, 0)) if isinstance(failed, int) else set(failed) for failed in failures]
     epoch_place = _epoch_place_of(state)
-    return LoadedState(int(state["seed"]), int(state["epoch"]), snapshot, skipped, epoch_place, items)
+    width = int(state["lanes_of_a_group"])
+    return LoadedState(int(state["seed"]), int(state["epoch"]), snapshot, skipped, epoch_place, items, width)
 
 
 def _grant_of(saved: Any, waiting: dict[int, LaneState]) -> int:

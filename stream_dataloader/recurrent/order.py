@@ -172,7 +172,8 @@ class LaneOrder:
             fed[window.lanes] = True
             lanes, had = named(np.flatnonzero(fed)), named(np.flatnonzero(saved))
             what = f"the state was saved with {had}, and the batches have {lanes}"
-            raise StateError(f"{what}; build the dataset with the batch_size that it had, or call reset()")
+            remedy = "load_state_dict(state, loader=loader) carries it to another number of lanes"
+            raise StateError(f"{what}; {remedy}, where the loader has loaded its own state; reset() begins anew")
 
     def advance(self, window: Window, *, counts: bool) -> None:
         """Note a batch as the lanes' last one; `counts`: also of how many items their states are made now."""
@@ -202,6 +203,12 @@ class LaneOrder:
                 self._grow(chosen)
                 self._last[0, chosen] = _ANYWHERE
                 self.begin_anew(chosen)
+
+    def begin(self, lanes: npt.NDArray[np.int64]) -> None:
+        """Add lanes that have had no item: each begins with a stream."""
+        if len(lanes):
+            self._grow(lanes)
+            self._last[:, lanes] = -1
 
     def last(self, lanes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         return self._last[:, lanes]

@@ -23,13 +23,15 @@ from stream_dataloader.batch import StreamBatch
 from stream_dataloader.errors import NonFiniteStateError, StateError
 from stream_dataloader.recurrent.checkpoint import as_state, of_rank
 from stream_dataloader.recurrent.initial import Initial
-from stream_dataloader.recurrent.order import LaneOrder, Window, check_no_start_inside, on_host
-from stream_dataloader.recurrent.states import dims_of, states_of
+from stream_dataloader.recurrent.order import LaneOrder, Window, check_no_start_inside, named, on_host
+from stream_dataloader.recurrent.states import Lanes, dims_of, states_of
 from stream_dataloader.recurrent.store import LaneStore, Piece
 from stream_dataloader.segments import to_device
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+    from stream_dataloader.dataloader import StreamDataLoader
 
 __all__ = ["RecurrentState"]
 
@@ -271,26 +273,28 @@ class RecurrentState:
             raise StateError(f"{what}, which cannot be saved; save after a call of after() that returned True")
         return as_state(self._store, self._order, *self.place)
 
-    def load_state_dict(self, state: Mapping[str, Any], batch_size: int | None = None) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], *, loader: StreamDataLoader[Any] | None = None) -> None:
         """Go on from a saved state; what was kept is forgotten.
 
         Args:
             state: What `state_dict()` returned on this rank, with the same number of ranks; or what `merge_states` made
                 of all ranks' states, of any number. It is not copied, but moved where the first batch is.
-            batch_size: The number of lanes, of one group, where the loader's state was loaded with another
-                (`changes=["batch_size"]`): those that are gone are left out, and new ones begin with their streams.
+            loader: The loader, if it has loaded its state with another number of lanes (`changes=["batch_size"]`): it
+                knows which lane each one was. Those that are gone are left out, and new ones begin with their streams.
 
         Raises:
-            StateError: It is no state, that of another model, or has not this rank's lanes.
+            StateError: It is no state, that of another model, or has not this rank's lanes; or the loader has loaded no
+                state, or one of other lanes.
         """
         carried = of_rank(state, *self.place)
         if carried is None:
             self._store, self._order = LaneStore(), LaneOrder()
             return
         lanes, states, last = carried
-        if batch_size is not None:
-            kept = np.flatnonzero(lanes < batch_size)
-            lanes, states, last = lanes[kept], states.columns(kept), last[:, kept]
+        new: Lanes = np.empty(0, np.int64)
+        if loader is not None:
+            lanes, rows, new = _moved(lanes, loader)
+            states, last = states.columns(rows), last[:, rows]
         if (known := self._store.known or self._initial.states) is not None:
             states.check_like(known, "the saved state")
         if self._batch_dim is not None:
@@ -300,8 +304,7 @@ class RecurrentState:
         self._store = LaneStore()
         self._store.put(Piece(lanes, states, is_checked=self._nonfinite != "keep"))
         self._order = LaneOrder.of(lanes, last)
-        if batch_size is not None:
-            self._order.forget(np.setdiff1d(range(batch_size), lanes))
+        self._order.begin(new)
 
     @property
     def place(self) -> tuple[int, int]:
@@ -368,3 +371,20 @@ class RecurrentState:
         self._order.begin_anew(window.lanes[bad])
         warnings.warn(f"{text}{more}; it begins anew with the initial value", RuntimeWarning, stacklevel=3)
         return bad
+
+
+def _moved(lanes: Lanes, loader: StreamDataLoader[Any]) -> tuple[Lanes, Lanes, Lanes]:
+    """The lanes of a loader that go on with saved ones, the rows of those in `lanes`, and the lanes that are new."""
+    kept = loader._kept_lanes
+    if kept is None:
+        raise StateError("the loader has loaded no state; load its state first, saved as of the same batch")
+    if len(lanes) and lanes[-1] >= kept.saved:
+        what = f"the carried state has {named(lanes)}, and the loader's had {kept.saved} lanes on this rank"
+        raise StateError(
+            f"{what}; load both as of the same batch, and give RecurrentState rank= and world_size= where the loader "
+            "has them"
+        )
+    row_of = {lane: row for row, lane in enumerate(lanes.tolist())}
+    moved = [(lane, row_of[before]) for lane, before in enumerate(kept.lanes) if before in row_of]
+    numbers = np.array(moved, np.int64).reshape(-1, 2)
+    return numbers[:, 0], numbers[:, 1], np.flatnonzero(np.array(kept.lanes) < 0)

@@ -170,6 +170,58 @@ def test_a_state_of_another_batch_size_is_refused(lanes):
     assert len([step(gru, batch, carry) for batch in loader_of(lanes=lanes)]) > 3
 
 
+@pytest.mark.parametrize("groups", [1, 2, 4])
+def test_each_lane_keeps_its_state_with_any_number_of_lanes_groups_and_ranks(groups):
+    """A lane's state is the number of its source, which tells whose it is."""
+    lengths = [40 + i for i in range(40)]
+
+    def ranks(world, lanes):
+        for rank in range(world):
+            dataset = StreamDataset(lengths, range, lanes // world, "cycle", time_steps=4, seed=0)
+            place = {"rank": rank, "world_size": world}
+            yield StreamDataLoader(dataset, groups=groups, **place), RecurrentState(batch_dim=0, **place)
+
+    def go(loader, carry, steps):
+        for batch in itertools.islice(loader, steps):
+            before, goes_on = carry.before(batch), ~batch.reset & batch.mask[0]
+            source = batch.source[0]
+            if before is None:
+                assert not goes_on.any()
+            else:
+                assert torch.equal(before[goes_on, 0], source[goes_on] + 1), "the state is another stream's, or none"
+            carry.after(batch, source[:, None] + 1)
+            yield batch
+
+    worlds = [world for world in (1, 2, 4) if groups % world == 0]
+    for before, between, after in itertools.product(worlds, repeat=3):
+        states, lanes_before = None, 0
+        for world, lanes in zip((before, between, after), (8, 4, 16) if before == 1 else (4, 16, 8), strict=True):
+            loaders = list(ranks(world, lanes))
+            if states is not None:
+                for loader, carry in loaders:
+                    loader.load_state_dict(states[0], changes=["batch_size"])
+                    carry.load_state_dict(states[1], loader=loader)
+            continuing = 0
+            for loader, carry in loaders:
+                found = list(go(loader, carry, 3))
+                continuing += int((~found[0].reset).sum())
+            assert continuing == min(lanes, lanes_before)
+            lanes_before = lanes
+            states = (
+                merge_states([loader.state_dict() for loader, _ in loaders]),
+                recurrent.merge_states([carry.state_dict() for _, carry in loaders]),
+            )
+
+
+def test_what_does_not_belong_to_the_loaders_state_is_refused():
+    loader, carry = loader_of(lanes=4), carry_of()
+    with pytest.raises(StateError, match="the loader has loaded no state"):
+        carry.load_state_dict(saved(), loader=loader)
+    loader.load_state_dict(loader.state_dict())
+    with pytest.raises(StateError, match="lanes 0 to 5, and the loader's had 4 lanes on this rank"):
+        carry.load_state_dict(saved(lanes=6), loader=loader)
+
+
 def test_gradients_that_go_back_cannot_be_saved():
     carry, gru = carry_of(detach_every=2), gru_of()
     for batch in loader_of():

@@ -214,7 +214,7 @@ def test_carried_states_go_along_with_their_lanes(lanes):
     saved = loader.state_dict(), carry.state_dict()
     loader, carry = StreamDataLoader(of(batch_size=lanes, time_steps=3)), RecurrentState(batch_dim=0)
     loader.load_state_dict(saved[0], changes=ALL)
-    carry.load_state_dict(saved[1], batch_size=lanes)
+    carry.load_state_dict(saved[1], loader=loader)
     begun = torch.zeros(lanes, dtype=torch.int64)
     for batch, counts in counted(loader, carry):
         begun = torch.where(batch.is_start[0], batch.position[0], begun)  # a stream that another lane left

@@ -14,6 +14,7 @@ import av.container
 import av.error
 from av.sidedata.sidedata import SideDataContainer
 
+from stream_dataloader._descriptors import above_standard
 from stream_dataloader.streams._media.extent import missing
 from stream_dataloader.streams._media.section import check_file
 
@@ -48,7 +49,8 @@ def open_container(path: str) -> av.container.InputContainer:
     """Open a media file; to be closed by the caller."""
     path = check_file(path)
     try:
-        container: av.container.InputContainer = av.open(ffmpeg_path(path), "r", **ANY_METADATA)
+        with above_standard():
+            container: av.container.InputContainer = av.open(ffmpeg_path(path), "r", **ANY_METADATA)
     except av.error.FFmpegError as error:
         raise ValueError(f"{path} cannot be read as a media file ({error.strerror}); is it cut off?") from error
     return container

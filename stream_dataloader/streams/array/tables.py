@@ -14,6 +14,7 @@ from typing import Any, BinaryIO, NamedTuple, Protocol
 import numpy as np
 import torch
 
+from stream_dataloader._descriptors import above_standard
 from stream_dataloader.streams._media.section import KnownFile, closed_on_error
 
 __all__ = ["MemoryTable", "NpyHeader", "NpyTable", "Table", "check_rows", "checked_header", "chunks_of", "read_header"]
@@ -133,8 +134,9 @@ class NpyTable:
     """Rows of a `.npy` file, through a memory map of its own."""
 
     def __init__(self, path: str, name: str) -> None:
-        self._file = open(path, "rb")  # noqa: SIM115
-        with closed_on_error(self._file):
+        with above_standard():
+            self._file = open(path, "rb")  # noqa: SIM115
+        with above_standard(), closed_on_error(self._file):  # the map has a descriptor of its own
             header = checked_header(self._file, name)
             self._known = KnownFile.of(path, self._file.fileno(), name=name)
             self._array: Any = np.memmap(
