@@ -1,6 +1,6 @@
-"""Structures and layouts as plain data, for saved states.
+"""Structures and layouts as plain data, for saved states and for other ranks.
 
-Guarantee: what is read back equals what was written, or there is an error; nothing is imported for it.
+Guarantee: what is read back equals what was written, or there is a StateError; nothing is imported for it.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from stream_dataloader._items.layout import Layout, Spec
-from stream_dataloader._items.structure import LEAF, Node
-from stream_dataloader.errors import StateError
+from stream_dataloader._items.structure import LEAF, Node, dataclass_fields
+from stream_dataloader.errors import StateError, shorten
 
 _BUILTIN: dict[str, type] = {"tuple": tuple, "list": list, "dict": dict, "None": type(None)}
 
@@ -41,12 +41,16 @@ def from_plain(plain: Mapping[str, Any] | None) -> Node:
     """The structure that `to_plain` made plain data of."""
     if plain is None:
         return LEAF
-    kind = _BUILTIN.get(plain["type"]) or _found(plain["type"])
+    name, keys, order = plain["type"], tuple(plain["keys"]), plain["order"]
+    kind = _BUILTIN.get(name) or _found(name)
     if kind is None:
-        raise StateError(f"the state holds a {plain['type']}, which is not imported; import its module first")
+        raise StateError(f"the state holds a {name}, which is not imported; import its module first")
     children = tuple(map(from_plain, plain["children"]))
-    order = None if plain["order"] is None else tuple(plain["order"])
-    return Node(f"{kind.__module__}.{kind.__qualname__}", tuple(plain["keys"]), children, kind, order)
+    if len(keys) != len(children) or (order is not None and sorted(order) != list(range(len(keys)))):
+        raise StateError(f"the state holds a {name} with {len(keys)} keys, {len(children)} values and order {order}")
+    if name not in _BUILTIN and keys != _fields_of(kind):
+        raise StateError(f"the state holds a {name} with {list(keys)}, and the class has {list(_fields_of(kind))}")
+    return Node(f"{kind.__module__}.{kind.__qualname__}", keys, children, kind, None if order is None else tuple(order))
 
 
 def _found(name: str) -> type | None:
@@ -54,13 +58,20 @@ def _found(name: str) -> type | None:
     module, _, path = name.partition(":")
     found: Any = sys.modules.get(module)
     for part in path.split("."):
-        found = getattr(found, part, None)
+        # Not `getattr`: a module's own `__getattr__` may import what it is asked for.
+        found = getattr(found, "__dict__", {}).get(part)
     is_container = isinstance(found, type) and (dataclasses.is_dataclass(found) or hasattr(found, "_fields"))
     return found if is_container else None
 
 
+def _fields_of(kind: Any) -> tuple[str, ...]:
+    return tuple(getattr(kind, "_fields", None) or dataclass_fields(kind) or ())
+
+
 def _has_plain_keys(node: Node) -> bool:
-    return all(isinstance(key, (str, int)) for key in node.keys) and all(map(_has_plain_keys, node.children))
+    return all(key is None or isinstance(key, (str, int, float)) for key in node.keys) and all(
+        map(_has_plain_keys, node.children)
+    )
 
 
 def layout_to_plain(layout: Layout) -> dict[str, Any] | None:
@@ -77,13 +88,26 @@ def layout_to_plain(layout: Layout) -> dict[str, Any] | None:
     return {"structure": structure, "specs": specs, "windowed": layout.windowed}
 
 
-def layout_from_plain(plain: Mapping[str, Any] | None) -> Layout | None:
-    """The layout of which this is the plain data; None if a type in it is not there."""
-    if plain is None:
-        return None
+def layout_from_plain(plain: Mapping[str, Any]) -> Layout:
+    """The layout of which this is the plain data.
+
+    Raises:
+        StateError: It is none, or a type in it is not imported.
+    """
     try:
-        structure = from_plain(plain["structure"])
-    except StateError:
-        return None
-    specs = (Spec(dtype and getattr(torch, dtype), tuple(shape), timed) for dtype, shape, timed in plain["specs"])
-    return Layout(structure, tuple(specs), plain["windowed"])
+        structure, specs = from_plain(plain["structure"]), [_spec(*spec) for spec in plain["specs"]]
+        layout = Layout(structure, tuple(specs), bool(plain["windowed"]))
+        if len(layout.paths) != len(specs):
+            raise ValueError(f"{len(layout.paths)} leaves, and {len(specs)} of them described")
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        if isinstance(error, StateError):
+            raise
+        raise StateError(f"what it says of items cannot be read: {error!r}") from error
+    return layout
+
+
+def _spec(dtype: str | None, shape: list[int], timed: bool) -> Spec:
+    found = None if dtype is None else getattr(torch, dtype, None)
+    if (dtype is not None and not isinstance(found, torch.dtype)) or not all(type(n) is int and n >= 0 for n in shape):
+        raise ValueError(f"no leaf is a {shorten(dtype)} {shorten(shape)}")
+    return Spec(found, tuple(shape), bool(timed))

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from stream_dataloader._items.layout import Layout
@@ -30,7 +31,7 @@ from stream_dataloader._schedule.rules import Rules
 from stream_dataloader._schedule.saved_state import LoadedState, plain_epoch, to_plain
 from stream_dataloader._schedule.snapshot import PackedSnapshot, Progress, Snapshot, nothing_left
 from stream_dataloader.dataset import StreamDataset
-from stream_dataloader.errors import FailureLimitError, StreamError
+from stream_dataloader.errors import FailureLimitError, StateError, StreamError
 
 _KEPT_RECORDS = 64  # trainers fetch ahead: the state can be had as of so many batches ago
 
@@ -48,7 +49,10 @@ class Member:
 
     def load(self, loaded: LoadedState) -> Start:
         self._failed = dict(enumerate(loaded.failures))
-        self.layout = layout_from_plain(loaded.items)
+        self.layout = None
+        if loaded.items is not None:
+            with suppress(StateError):  # a class is not imported; only a rank without items needs to know
+                self.layout = layout_from_plain(loaded.items)
         return Start(*self.ranks.resumed(loaded))
 
     def forget_place(self) -> None:

@@ -14,19 +14,19 @@ Guarantee: a step is delivered on every rank or on none, unless a rank leaves be
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import cloudpickle
-
+from stream_dataloader._items.plain import layout_from_plain, layout_to_plain
 from stream_dataloader._ranks import keys
 from stream_dataloader._ranks.rendezvous import Rendezvous
 from stream_dataloader._ranks.speaker import FAREWELL_SECONDS, speak
 from stream_dataloader._ranks.store import StoreConnection
-from stream_dataloader.errors import RankError
+from stream_dataloader.errors import RankError, StateError
 
 _FOREVER_SECONDS = 86400.0
 _KEPT_STEPS = 64  # a process that is the same rank as another may lag behind
@@ -102,14 +102,14 @@ class AgreedSteps(Steps):
     def note_layout(self, layout: Any) -> None:
         if self._layout is None and layout is not None:
             with self._news:
-                self._layout = cloudpickle.dumps(layout).hex()
+                self._layout = _told(layout, self._rendezvous.place.rank)
                 self._news.notify()
 
     def layout(self) -> Any:
         def ask(connection: StoreConnection) -> str:
             return connection.wait(keys.LAYOUT, "tell what its items are like", keys.END)
 
-        return cloudpickle.loads(bytes.fromhex(self._rendezvous.ask(ask)))
+        return _understood(self._rendezvous.ask(ask))
 
     def _listen(self, connect: Callable[[], StoreConnection]) -> None:
         """Wait for the first rank to end, and from there on say which steps this one has."""
@@ -202,3 +202,25 @@ class AgreedSteps(Steps):
         for waited in {step if self._asked is None else self._asked, step}:  # what others wait for now, or next
             connection.put_first(keys.has(waited), error)
         self._rendezvous.wait_until_read(connection, keys.HERE, keys.LEFT, keys.OVER)
+
+
+def _told(layout: Any, rank: int) -> str:
+    """A layout as a value for other ranks; an error as one, if they could not read it.
+
+    It is JSON and no pickle: the store has no password, so anyone who reaches its port can set this value.
+    """
+    plain = layout_to_plain(layout)
+    if plain is None:
+        what = "made of a class that no module has by name, or of a dict whose keys are no strings and numbers"
+        remedy = "define the class at the top level of a module"
+        text = f"rank {rank} reads items {what}, so ranks without items cannot know what to pad; {remedy}"
+        return keys.pack(RankError(text, [rank]))
+    return json.dumps(plain)
+
+
+def _understood(told: str) -> Any:
+    """The layout that another rank told."""
+    try:
+        return layout_from_plain(json.loads(keys.checked(told)))
+    except (StateError, ValueError, RecursionError) as error:
+        raise RankError(f"this rank has no item to read, and cannot pad as others do: {error}") from error

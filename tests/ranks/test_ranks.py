@@ -1,9 +1,12 @@
 """Several ranks, as real processes: the same global batch for any world size, the same steps on all, no hang."""
 
+import dataclasses
 import functools
 import gc
 import itertools
+import json
 import os
+import pickle
 import re
 import signal
 import threading
@@ -150,6 +153,64 @@ def test_a_rank_without_an_item_pads_what_others_read(ranks, kind, known):
     idle, busy = ranks.run(2, padded, kind, known)[:: -1 if known else 1]  # known lengths are dealt longest first
     assert len(busy) > 2
     assert idle == [(repr(PADDING[kind][-1]), False)] * len(busy)
+
+
+def padded_by_what_is_in_the_store(rank, value, make_item):
+    """Of two ranks one reads items, the other pads; `value` is what a neighbour writes over the layout."""
+
+    def put(connection, name, own):
+        original(connection, name, own if value is None or name != keys_of_ranks.LAYOUT else value)
+
+    def open_stream(length):
+        return (make_item() for _ in range(length))
+
+    original = StoreConnection.put
+    with mock.patch.object(StoreConnection, "put", put):
+        dataset = StreamDataset([0, 5, 0, 0], open_stream, 2, seed=0, time_steps=2)
+        list(StreamDataLoader(dataset, process_group=group(2)))
+
+
+class Code:
+    def __init__(self, marker):
+        self._marker = marker
+
+    def __reduce__(self):
+        return open, (self._marker, "w")
+
+
+def leaf_of(spec):
+    return json.dumps({"structure": None, "specs": [spec], "windowed": False})
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (lambda marker: pickle.dumps(Code(marker)).hex(), "cannot pad as others do"),
+        (lambda _: '{"a":' * 100_000, "cannot pad as others do"),
+        (lambda _: leaf_of(["float32.__class__", [2], True]), "no leaf is a 'float32.__class__'"),
+        (lambda _: leaf_of(["float32", [-1], True]), "no leaf is a 'float32' \\[-1\\]"),
+        (lambda _: leaf_of(["float32", [2], True]).replace("null", '{"type": "os:system"}'), "cannot be read"),
+    ],
+    ids=["pickle", "deep", "no dtype", "no shape", "no class"],
+)
+def test_what_a_neighbour_writes_to_the_store_is_data(ranks, tmp_path, value, text):
+    marker = str(tmp_path / "marker")
+    told = ranks.run(2, padded_by_what_is_in_the_store, value(marker), int, failing=True)
+    assert any(isinstance(one, Failed) and re.search(text, one.message) for one in told), told
+    assert not os.path.exists(marker)
+
+
+def made_of(name):
+    return globals()[name](1)
+
+
+Unnamed = dataclasses.make_dataclass("another name", ["x"])
+
+
+@pytest.mark.parametrize("make_item", [functools.partial(dict, [((1, 2), 3)]), functools.partial(made_of, "Unnamed")])
+def test_items_that_other_ranks_cannot_know_are_an_error_that_says_what_to_do(ranks, make_item):
+    told = ranks.run(2, padded_by_what_is_in_the_store, None, make_item, failing=True)
+    assert any("define the class at the top level of a module" in str(one) for one in told), told
 
 
 LENGTHS = [4, 9, 3, 8, 2, 2, 1, 9, 5, 3, 7, 1] * 4
