@@ -8,6 +8,7 @@ from typing import Any, Literal
 from torch.utils.data import IterableDataset
 
 from stream_dataloader import _options as options
+from stream_dataloader._schedule.state_check import number
 from stream_dataloader.batch import StreamBatch
 from stream_dataloader.dataset import StreamDataset
 from stream_dataloader.errors import StateError
@@ -83,6 +84,8 @@ class SideBySide(IterableDataset[StreamBatch]):
                 raise StateError(f"the state was saved with {what} {state.get(name)!r}, and this loader has {value!r}")
         if missing := {"epoch", "step", "over", "members"} - state.keys():
             raise StateError(f"the state is not whole: it has no {sorted(missing)[0]}; pass all of it")
+        for name in ("epoch", "step"):
+            number(name, state[name])
         return list(state["members"])
 
     def __iter__(self) -> Iterator[StreamBatch]:

@@ -226,10 +226,10 @@ class LoaderPosition:
             run, resume, _ = starts[0]
             place = None if resume is None else Place(resume.step, starts, (False,))
         else:
-            run = int(state["epoch"])
+            run = state["epoch"]
             ended = zip(state["over"], self._goes_on, starts, strict=True)
             over = tuple(bool(saved) or (not goes_on and start.epoch > run) for saved, goes_on, start in ended)
-            place = Place(int(state["step"]), starts, over)
+            place = Place(state["step"], starts, over)
         self._position.load(run, place, loaded[0].epoch_place)
         self._resting, self.epoch, self.loaded = {}, None, (state, changes)
         self.kept_lanes = _kept_lanes(self.members, loaded)

@@ -15,6 +15,7 @@ from stream_dataloader._ranks.rendezvous import Rendezvous, counted_name
 from stream_dataloader._schedule.rules import Groups
 from stream_dataloader._schedule.saved_state import LoadedState, SourceIdentity, from_plain, groups_of
 from stream_dataloader._schedule.snapshot import Snapshot
+from stream_dataloader._schedule.state_check import number
 from stream_dataloader._workers.torch_quirks import default_store
 from stream_dataloader.dataset import StreamDataset
 from stream_dataloader.errors import StateError
@@ -68,7 +69,8 @@ class Ranks:
             groups = Groups.of_rank(total, place.rank, place.world_size)
         except ValueError as error:
             raise StateError(f"the state cannot be loaded here: {error}") from None
-        identity = identity_of(self._dataset, state.get("num_sources") if "sources" in changes else None)
+        grown = number("num_sources", state.get("num_sources")) if "sources" in changes else None
+        identity = identity_of(self._dataset, grown)
         loaded = from_plain(state, dataclasses.replace(self._dataset.rules, groups=groups), identity, changes)
         self._seed, self._groups = loaded.seed, total
         return loaded

@@ -14,6 +14,7 @@ from stream_dataloader._schedule.mix import Mix
 from stream_dataloader._schedule.position import EpochPlace
 from stream_dataloader._schedule.rules import Groups, Rules
 from stream_dataloader._schedule.snapshot import Changed, LaneState, Snapshot
+from stream_dataloader._schedule.state_check import MOST_GROUPS, check_group, check_shared, checksum, number
 from stream_dataloader._schedule.tickets import returned_by_group
 from stream_dataloader.errors import StateError
 
@@ -70,16 +71,19 @@ def to_plain(
         """A grant; of a stream that waits for a lane, where it stands."""
         return _plain_lane(waiting[grant], plain) if grant in waiting else grant
 
+    own_state: dict[str, tuple[Any, ...]] = {}
     for hosted, failed in enumerate(failures):
         place: tuple[Any, ...] = ()
         if snapshot is not None:
             own = snapshot.lanes[hosted * lanes : (hosted + 1) * lanes]
             again = list(map(plain, returned[hosted]))
-            place = (snapshot.cursors[hosted], again, [_plain_lane(lane, plain) for lane in own])
-            if items is not None and groups.total > 1:  # whoever hosts the group then may read nothing more of it
-                place += (items,)
-        state[key_of(groups.first + hosted)] = (sorted(failed) or 0, *place)
-    return state
+            # Another rank that hosts the group later may read nothing more of it, and must know how to pad.
+            known = items if groups.total > 1 else None
+            place = (snapshot.cursors[hosted], again, [_plain_lane(lane, plain) for lane in own], known)
+        own_state[key_of(groups.first + hosted)] = (sorted(failed) or 0, *place)
+    if snapshot is not None:
+        own_state = {name: (*group, checksum(state, group)) for name, group in own_state.items()}
+    return state | own_state
 
 
 def key_of(group: int) -> str:
@@ -145,10 +149,8 @@ def plain_epoch(place: EpochPlace, length: int) -> dict[str, Any]:
 def _epoch_place_of(state: Mapping[str, Any]) -> EpochPlace | None:
     if "stretch" not in state:
         return None
-    place = EpochPlace(int(state["stretch"]["number"]), int(state["stretch"]["delivered"]))
-    if min(place) < 0:
-        raise StateError(f"the state's place in an epoch is {place._asdict()}, which cannot be negative")
-    return place
+    saved = state["stretch"]
+    return EpochPlace(number("epoch of n batches", saved["number"]), number("batches of it", saved["delivered"]))
 
 
 def groups_of(state: Any) -> int:
@@ -163,7 +165,7 @@ def groups_of(state: Any) -> int:
         raise StateError(f"the state is of version {state['version']}, and this library reads version {VERSION}")
     if "groups" not in state:
         raise StateError("the state is not whole: it has no groups; pass what state_dict() returned, all of it")
-    return int(state["groups"])
+    return number("groups", state["groups"], 1, MOST_GROUPS)
 
 
 def missing_groups(state: Mapping[str, Any], groups: Groups) -> list[int]:
@@ -184,7 +186,7 @@ def from_plain(state: Any, rules: Rules, identity: SourceIdentity, changes: Coll
     try:
         _check(state, rules, identity, changes)
         return _from_plain(state, rules)
-    except (KeyError, TypeError, IndexError, ValueError) as error:
+    except (KeyError, TypeError, IndexError, ValueError, AttributeError, OverflowError, RecursionError) as error:
         if isinstance(error, StateError):
             raise
         raise StateError(f"the state is not whole: {error!r}; pass what state_dict() returned, all of it") from error
@@ -193,6 +195,7 @@ def from_plain(state: Any, rules: Rules, identity: SourceIdentity, changes: Coll
 def _check(state: Any, rules: Rules, identity: SourceIdentity, changes: Collection[str]) -> None:
     """Refuse a state of other sources or options."""
     groups = rules.groups
+    check_shared(state)
     if groups_of(state) != groups.total:
         raise StateError(f"the state is of {state['groups']} groups, and the loader has {groups.total}")
     if ("mix" in state) != (rules.mix is not None):
@@ -241,10 +244,15 @@ def _from_plain(state: Mapping[str, Any], rules: Rules) -> LoadedState:
             f"{key_of(missing[0])} is missing; load the rank's own state, or all ranks' together: merge_states([...]); "
             f"to load a distributed checkpoint, build the loader with groups={groups.total}"
         )
+    before = replace(rules, num_sources=state["num_sources"])
+    for hosted, group in enumerate(groups.hosted):
+        # Other modes hand each source out once; `"data"` and `"cycle"` go on.
+        ends = rules.padding_mode in ("zeros", "drop") and "growth" not in state
+        check_group(state, key_of(group), *([before.shares[hosted]] if ends else []))
     own = [state[key_of(group)] for group in groups.hosted]
     failures, *places = zip(*(group[:4] for group in own), strict=True)
     items = next((group[4] for group in own if len(group) > 4), None)
-    step, snapshot = int(state["step"]), None
+    step, snapshot = state["step"], None
     if places:
         cursors, returned, lanes = places
         waiting: dict[int, LaneState] = {}
@@ -256,12 +264,12 @@ def _from_plain(state: Mapping[str, Any], rules: Rules) -> LoadedState:
         saved = replace(rules, lanes=width, num_sources=state["num_sources"], time_steps=state["time_steps"])
         if saved != rules:
             given = {group: int(state[key_of(group)][1]) for group in groups_in(state)}
-            snapshot = with_changes(snapshot, saved, rules, int(state["epoch"]), given)
+            snapshot = with_changes(snapshot, saved, rules, state["epoch"], given)
     # Older states only count what was skipped: those sources have no name, and get numbers that no other has.
     skipped = [set(range(-failed, 0)) if isinstance(failed, int) else set(failed) for failed in failures]
     epoch_place = _epoch_place_of(state)
-    width = int(state["lanes_of_a_group"])
-    return LoadedState(int(state["seed"]), int(state["epoch"]), snapshot, skipped, epoch_place, items, width)
+    width = state["lanes_of_a_group"]
+    return LoadedState(state["seed"], state["epoch"], snapshot, skipped, epoch_place, items, width)
 
 
 def _grant_of(saved: Any, waiting: dict[int, LaneState]) -> int:

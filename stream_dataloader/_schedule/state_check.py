@@ -1,0 +1,121 @@
+"""Checks of a saved state's numbers before anything is done with them.
+
+A state is input: it may be damaged, mixed up from two files, or edited. One number that is off can make an epoch leave
+sources out without an error, so each group carries a checksum of all that decides what is read, and numbers that fit
+their checksum must still be within range, as anybody can compute it anew.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from stream_dataloader.errors import StateError, shorten
+
+#: Numbers of a state fit into 64 bits, with room to add to them.
+_MOST = 2**62
+
+#: More groups than any number of ranks can share.
+MOST_GROUPS = 1 << 20
+
+#: What a state has beside its groups that does not decide where in the run it is.
+_NOT_COUNTED = {"stretch"}
+
+#: Places of a group's tuple: failures, grants given, grants to be given again, lanes, what items look like, checksum.
+_PLACE, _CHECKSUM = 4, 5
+
+
+def number(name: str, value: Any, least: int = 0, most: int = _MOST) -> int:
+    """A number of a state.
+
+    Raises:
+        StateError: It is no whole number, or not within `[least, most]`.
+    """
+    if type(value) is not int or not least <= value <= most:
+        raise StateError(f"the state's {name} is {shorten(value)}, and must be a whole number from {least} to {most}")
+    return value
+
+
+def checksum(state: Mapping[str, Any], group: Sequence[Any]) -> int:
+    """The CRC-32 of what all groups share and of one group's place; what streams say of themselves is left out."""
+    shared = {
+        name: value for name, value in state.items() if not name.startswith("group_") and name not in _NOT_COUNTED
+    }
+    text = json.dumps([shared, _without_streams(group[:_PLACE])], sort_keys=True, default=lambda number: number.item())
+    return zlib.crc32(text.encode())
+
+
+def _without_streams(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _without_streams(inner) for name, inner in value.items() if name != "stream"}
+    return list(map(_without_streams, value)) if isinstance(value, (list, tuple)) else value
+
+
+def check_shared(state: Mapping[str, Any]) -> None:
+    """Refuse numbers that all groups share and that cannot be."""
+    number("seed", state["seed"], 0, 2**64)
+    for name in ("epoch", "step", "num_sources"):
+        number(name, state[name])
+    number("lanes_of_a_group", state["lanes_of_a_group"], 1)
+    if state["time_steps"] is not None:
+        number("time_steps", state["time_steps"], 1)
+    for pass_index, sources in state.get("growth", ()):
+        number("pass in which the list grew", pass_index)
+        number("list before it grew", sources, 0, state["num_sources"])
+
+
+def check_group(state: Mapping[str, Any], name: str, most_given: int = _MOST) -> None:
+    """Refuse a group whose numbers cannot be, or are not those that were saved.
+
+    Args:
+        name: The group's key.
+        most_given: How many grants the group can have been given.
+    """
+    group = state[name]
+    if isinstance(group[0], int):
+        number(f"{name}, skipped sources,", group[0], 0, state["num_sources"])
+    else:
+        for skipped in group[0]:
+            number(f"{name}, a skipped source,", skipped, -_MOST)
+    if len(group) < _PLACE:
+        return
+    _, given, again, lanes = group[:_PLACE]
+    number(f"{name}, sources handed out,", given, 0, most_given)
+    if len(lanes) != state["lanes_of_a_group"]:
+        raise StateError(f"the state's {name} has {len(lanes)} lanes, and must have {state['lanes_of_a_group']}")
+    held = [grant for one in again for grant in _grants_of(one, name)]
+    held += [grant for lane in lanes for grant in _grants_of(lane, name)]
+    total, own = state["groups"], int(name.removeprefix("group_"))
+    for grant in held:
+        if grant % total != own or grant // total >= given:
+            raise StateError(f"the state's {name} holds source number {grant}, and {given} sources were handed out")
+    if len(set(held)) < len(held):
+        raise StateError(f"the state's {name} has the same source in two places")
+    if len(group) > _CHECKSUM and group[_CHECKSUM] != checksum(state, group):
+        raise StateError(
+            f"the state's {name} has other numbers than were saved: it is damaged, or was put together of two states; "
+            "load another one"
+        )
+
+
+def _grants_of(saved: Any, name: str) -> Iterator[int]:
+    """The grants of a lane or of a grant, but for none; their numbers are looked at."""
+    if not isinstance(saved, Mapping):
+        if number(f"{name}, a source's number,", saved, -1) >= 0:
+            yield saved
+        return
+    yield from _grants_of(saved["grant"], name)
+    for grant in saved["reserved"] or ():
+        yield from _grants_of(grant, name)
+    is_open, *counts, draws, idle = saved["after"]
+    number(f"{name}, whether a stream is open,", is_open, 0, 1)
+    number(f"{name}, whether a lane is idle,", idle, 0, 1)
+    number(f"{name}, sources without an item,", draws, -_MOST)
+    for count in counts:
+        number(f"{name}, items that were read,", count)
+    if len(counts) != 3 or bool(is_open) != (saved["grant"] >= 0):
+        raise StateError(
+            f"the state's {name} has a lane of source {saved['grant']} that says {shorten(saved['after'])}"
+        )

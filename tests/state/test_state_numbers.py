@@ -1,0 +1,141 @@
+"""A saved state is input: whichever number in it is another one, loading it is an error, or nothing is lost."""
+
+import copy
+import itertools
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kinds_of_loaders import KINDS
+
+from stream_dataloader import StateError, StreamDataLoader, StreamDataset
+from stream_dataloader._schedule.state_check import checksum
+
+LENGTHS = [9, 0, 4, 7, 1, 3, 8, 2, 5, 6]
+ALL = {(source, i) for source, length in enumerate(LENGTHS) for i in range(length)}
+#: Numbers that are off by little, by much, or of another kind.
+OTHERS = [-1, 0, 1, 2, 3, 7, 19, 2**31, 10**9, 10**15, 2**62, 2**63, 2**64, -(2**63), True, 1.5, None, "1"]
+
+
+def opened(length):
+    return iter(range(length))
+
+
+def loader(**options):
+    return StreamDataLoader(StreamDataset(LENGTHS, opened, 3, time_steps=2, seed=0, shuffle=True, **options))
+
+
+def delivered(batches):
+    """The items in batches, in order."""
+    return [
+        (source, position)
+        for batch in batches
+        for source, position in zip(batch.source[batch.mask].tolist(), batch.position[batch.mask].tolist(), strict=True)
+    ]
+
+
+def numbers_in(value, way=()):
+    """The ways to all numbers in plain data."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from numbers_in(inner, (*way, key))
+    elif isinstance(value, (list, tuple)):
+        for key, inner in enumerate(value):
+            yield from numbers_in(inner, (*way, key))
+    elif isinstance(value, (int, float)):
+        yield way
+
+
+def put(value, way, other):
+    for key in way[:-1]:
+        value = value[key]
+    value[way[-1]] = other
+
+
+def plain(state):
+    return json.loads(json.dumps(state))
+
+
+def sealed(state):
+    """The state with checksums that fit, as whoever forges one would make them."""
+    for name, group in state.items():
+        if name.startswith("group_") and len(group) > 5:
+            group[5] = checksum(state, group)
+    return state
+
+
+def after(steps, **options):
+    """A state after some batches, and the items until then."""
+    batches = iter(own := loader(**options))
+    before = delivered(itertools.islice(batches, steps))
+    return plain(own.state_dict()), before
+
+
+@pytest.mark.parametrize("mode", ["zeros", "data", "drop"])
+@settings(max_examples=150)
+@given(data=st.data())
+def test_a_number_that_is_another_one_is_an_error_or_changes_nothing(mode, data):
+    state, _ = after(data.draw(st.integers(0, 7)), padding_mode=mode, lookahead=data.draw(st.integers(0, 2)))
+    way = data.draw(st.sampled_from(list(numbers_in(state))))
+    changed = copy.deepcopy(state)
+    put(changed, way, data.draw(st.sampled_from(OTHERS)))
+    own = loader(padding_mode=mode, lookahead=state["lookahead"])
+    try:
+        own.load_state_dict(changed)
+    except StateError:
+        return
+    expected = loader(padding_mode=mode, lookahead=state["lookahead"])
+    expected.load_state_dict(state)
+    if changed["epoch"] == state["epoch"] and changed["seed"] == state["seed"]:
+        assert delivered(own) == delivered(expected), way
+    else:  # of an epoch that has not begun: it is read whole
+        assert len(state["group_0"]) == 1, f"{way} was taken for what was saved"
+        assert mode == "drop" or set(delivered(own)) == ALL
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=60)
+@given(data=st.data())
+def test_numbers_that_are_forged_are_an_error_or_are_read_within_bounds(kind, data):
+    own = KINDS[kind]()
+    batches = iter(own)
+    for _ in itertools.islice(batches, data.draw(st.integers(0, 3))):
+        pass
+    state = plain(own.state_dict())
+    way = data.draw(st.sampled_from(list(numbers_in(state))))
+    put(state, way, data.draw(st.sampled_from(OTHERS)))
+    other = KINDS[kind]()
+    try:
+        other.load_state_dict(sealed(state))
+    except StateError:
+        return
+    other.state_dict()
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "text"),
+    [
+        (0, 10**9, "skipped sources, is 1000000000"),
+        (1, 10**15, "sources handed out, is 1000000000000000, and must be a whole number from 0 to 10"),
+        (2, [3, 3], "the same source in two places"),
+        (2, [10**9], "holds source number 1000000000"),
+        (3, [], "has 0 lanes, and must have 3"),
+    ],
+)
+def test_a_forged_state_is_refused_with_what_is_wrong(place, value, text):
+    state, _ = after(2, lookahead=0)
+    state["group_0"][place] = value
+    with pytest.raises(StateError, match=text):
+        loader(lookahead=0).load_state_dict(sealed(state))
+    if place == 1:
+        state["group_0"][place] = after(2, lookahead=0)[0]["group_0"][1] + 1
+        state["group_0"][5] -= 1
+        with pytest.raises(StateError, match="damaged, or was put together of two states"):
+            loader(lookahead=0).load_state_dict(state)
+
+
+def test_groups_that_no_ranks_share_are_refused_at_once():
+    state, _ = after(1)
+    with pytest.raises(StateError, match="groups is 1000000000000000"):
+        loader().load_state_dict(state | {"groups": 10**15})
