@@ -46,3 +46,37 @@ def test_what_is_no_dataset_is_told(tmp_path):
     (folder / "features.json").write_text("{")
     with pytest.raises(StoreError, match=r"features.json cannot be read"):
         TfdsStore(folder)
+
+
+OURS = {"pythonClassName": "tensorflow_datasets.core.features.features_dict.FeaturesDict"}
+
+
+@pytest.mark.parametrize(
+    "features",
+    [
+        {"pythonClassName": "evil_feature.Feature"},
+        {"python_class_name": "evil_feature.Feature"},
+        {"type": "evil_feature.Feature", "content": {}},
+        OURS | {"featuresDict": {"features": {"steps": {"sequence": {"pythonClassName": "evil_feature.Feature"}}}}},
+        OURS | {"jsonFeature": {"json": json.dumps({"inner": [{"type": "evil_feature.Feature"}]})}},
+        {"pythonClassName": "evil_feature.tensorflow_datasets.Feature"},
+    ],
+    ids=["json name", "proto name", "legacy", "nested", "json in json", "prefix"],
+)
+def test_no_module_that_features_name_is_imported(tmp_path, monkeypatch, features):
+    (tmp_path / "evil_feature.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    folder = written(tmp_path / "1.0.0", fileFormat="array_record")
+    (folder / "features.json").write_text(json.dumps(features))
+    with pytest.raises(StoreError, match=r"names the class 'evil_feature.*import its module before"):
+        TfdsStore(folder)
+    assert "evil_feature" not in sys.modules
+
+
+def test_a_feature_of_ones_own_is_taken_once_its_module_is_imported(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "own_feature", sys)
+    monkeypatch.setitem(sys.modules, "tensorflow_datasets", None)
+    folder = written(tmp_path / "1.0.0", fileFormat="array_record")
+    (folder / "features.json").write_text(json.dumps(OURS | {"type": {"pythonClassName": "own_feature.Feature"}}))
+    with pytest.raises(ImportError):  # the package is asked next
+        TfdsStore(folder)

@@ -1,7 +1,7 @@
 """A TFDS or RLDS dataset, decoded as TFDS's `as_data_source` does (4.9.10).
 
 Guarantee: sizes that its JSON files claim are compared with the files.
-No file outside of the directory is read, and no code of the dataset's builder is imported.
+No file outside of the directory is read, and no module is imported that `features.json` names, but TFDS's own.
 """
 
 from __future__ import annotations
@@ -9,15 +9,17 @@ from __future__ import annotations
 import bisect
 import functools
 import itertools
+import json
 import operator
 import os
+import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from stream_dataloader.errors import StoreError
+from stream_dataloader.errors import StoreError, shorten
 from stream_dataloader.stores._base.files import damage_named, hashed, inside, package, plain, read_json
 from stream_dataloader.stores._base.formats import given_columns
 from stream_dataloader.stores._base.handles import Handles
@@ -30,6 +32,9 @@ from stream_dataloader.streams._media.section import KnownFile
 __all__ = ["TfdsStore"]
 
 _INFO, _FEATURES = "dataset_info.json", "features.json"
+
+#: What may name a feature's class in JSON: of the message `Feature`, and before TFDS 4.4.
+_NAMES_OF_CLASSES = {"pythonClassName", "python_class_name", "type"}
 
 
 class TfdsStore(Store):
@@ -68,7 +73,7 @@ class TfdsStore(Store):
         if "array_record" not in formats:
             what = f"{path} holds {' and '.join(map(str, formats))} files"
             raise StoreError(f"{what}; prepare it with file_format='array_record', or by stores.pack")
-        read_json(os.path.join(path, _FEATURES), dict)
+        _check_classes(read_json(os.path.join(path, _FEATURES), dict), os.path.join(path, _FEATURES))
         tfds = package("tensorflow_datasets", path, "tfds")
         with damage_named(f"{path}, by tensorflow_datasets {tfds.__version__},"):
             builder = tfds.builder_from_directory(path, file_format="array_record")
@@ -114,6 +119,29 @@ class TfdsStore(Store):
     def _metadata(self) -> Mapping[str, Any]:
         info = self.index.info
         return {"name": info.get("name"), "config": info.get("configName"), "split": self._options["split"]}
+
+
+def _check_classes(features: Any, name: str) -> None:
+    """Refuse classes of features that TFDS would import a module for; JSON may hold JSON as text."""
+    left = [features]
+    while left:
+        found = left.pop()
+        if isinstance(found, list):
+            left += found
+        elif isinstance(found, str) and found.lstrip().startswith(("{", "[")):
+            with suppress(ValueError, RecursionError):
+                left.append(json.loads(found))
+        elif isinstance(found, dict):
+            left += found.values()
+            for key in _NAMES_OF_CLASSES & found.keys():
+                full = found[key]
+                if isinstance(full, str) and "." in full and not _is_known(full):
+                    what = f"{name} names the class {shorten(full)}, and data imports no modules but TFDS's own"
+                    raise StoreError(f"{what}; import its module before you open the store, if you trust it")
+
+
+def _is_known(full: str) -> bool:
+    return full.startswith("tensorflow_datasets.") or full.rpartition(".")[0] in sys.modules
 
 
 class _Shard(NamedTuple):
