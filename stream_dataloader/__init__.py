@@ -1,5 +1,6 @@
 """Temporally coherent batches for PyTorch: row b of every batch continues row b of the batch before."""
 
+from stream_dataloader import _own_folder as _own_folder  # before any other import
 from stream_dataloader._ranks.merged_states import merge_states, split_state
 from stream_dataloader._schedule.rules import split_batch_size, split_dataset_sizes
 from stream_dataloader._torch_loader import regroup

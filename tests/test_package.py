@@ -14,7 +14,7 @@ import stream_dataloader
 PACKAGE = pathlib.Path(stream_dataloader.__file__).parent
 
 ROOMS = [
-    *("errors", "protocols", "stream_info", "_html", "_notices", "_descriptors", "_memory"),
+    *("_own_folder", "errors", "protocols", "stream_info", "_html", "_notices", "_descriptors", "_memory"),
     *("_schedule", "_advice", "stats", "_options", "sectioning"),
     *("_items", "_kept_fields", "segments", "conventions", "batch", "_assembly"),
     *("_reading", "_map_style", "dataset", "interleaved", "members", "_torch_loader"),
