@@ -18,8 +18,8 @@ import pytest
 from file_server import serving
 from helpers import PATIENCE
 
-from stream_dataloader.streams.cache.entry import LocalFile, lock
 from stream_dataloader.streams.cache.file_cache import FileCache, is_url, open_local
+from stream_dataloader.streams.cache.own_folder import LocalFile, lock
 
 fork = multiprocessing.get_context("fork")
 

@@ -34,7 +34,7 @@ from stream_dataloader.errors import StoreError
 from stream_dataloader.stores._base.files import in_folder, plain_path, stamp_of, sync_folder
 from stream_dataloader.stores._base.formats import format_at
 from stream_dataloader.streams.cache import FileCache, cache_directory, is_url
-from stream_dataloader.streams.cache.entry import LocalFile, lock
+from stream_dataloader.streams.cache.own_folder import LocalFile, lock, make_own_folder
 
 __all__ = ["Packed", "Partial", "begin_part", "enter", "packed_in"]
 
@@ -83,7 +83,7 @@ class Partial:
         path = os.path.join(self.folder, "lock")
         deadline = time.monotonic() + _PATIENCE_SECONDS
         while True:
-            os.makedirs(self.folder, exist_ok=True)
+            make_own_folder(self.folder)
             with contextlib.suppress(FileNotFoundError):  # the folder was just removed
                 if (held := lock(path, wait=False, create=True)) is not None:
                     break

@@ -12,81 +12,41 @@ A directory, one for each URL::
 
 from __future__ import annotations
 
-import fcntl
 import glob
 import os
 import time
-import weakref
 from collections.abc import Callable
 from contextlib import suppress
 
-from stream_dataloader._descriptors import above_standard
+from stream_dataloader.streams.cache.own_folder import LocalFile, Wait, lock, make_own_folder, new_file
 
-__all__ = ["CacheEntry", "LocalFile", "lock", "make_room"]
-
-
-class LocalFile:
-    """A local file that is not deleted while this is open; `fd` is locked, or -1."""
-
-    def __init__(self, path: str, fd: int = -1) -> None:
-        self.path, self.fd = path, fd
-        self._release = None if fd < 0 else weakref.finalize(self, _release, fd, os.getpid())
-
-    def close(self) -> None:
-        """Release the file; the cache may then delete it."""
-        if self._release is not None:
-            self._release()
-
-    def __enter__(self) -> LocalFile:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-def _release(fd: int, process: int) -> None:
-    if os.getpid() == process:  # a forked copy must not release its parent's lock
-        # Closing is not enough: a forked process may have a copy of the descriptor.
-        fcntl.flock(fd, fcntl.LOCK_UN)
-    os.close(fd)
-
-
-def lock(path: str, *, shared: bool = False, wait: bool = True, create: bool = False) -> LocalFile | None:
-    """Lock a file, also against threads; None if there is none, or it is held."""
-    flags = (os.O_RDONLY if shared else os.O_RDWR) | (os.O_CREAT if create else 0)
-    while True:
-        try:
-            with above_standard():
-                held = LocalFile(path, os.open(path, flags, 0o666))
-        except FileNotFoundError:
-            if create:
-                raise
-            return None
-        try:
-            fcntl.flock(held.fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
-            if os.path.samestat(os.fstat(held.fd), os.stat(path)):
-                return held
-        except BlockingIOError:
-            return None
-        except FileNotFoundError:
-            pass
-        held.close()  # it was deleted while we waited
+__all__ = ["CacheEntry", "make_room"]
 
 
 class CacheEntry:
-    """What the cache has of one URL."""
+    """What the cache has of one URL.
 
-    def __init__(self, directory: str, name: str) -> None:
-        self._directory = directory
-        self._name = name
+    Args:
+        directory: The entry's own, in that of the cache.
+        name: The file's name.
+        shared: Several users write to the cache.
+        wait_seconds: How long another process may hold it without getting on.
+    """
+
+    def __init__(self, directory: str, name: str, shared: bool, wait_seconds: float) -> None:
+        self._directory, self._name = directory, name
+        self._shared, self._wait_seconds = shared, wait_seconds
         self.part = os.path.join(directory, "part")
 
     def get(self, held: Callable[[], LocalFile | None], fetch: Callable[[], None]) -> LocalFile:
+        if os.path.lexists(self._directory):
+            self._check_folders()
         if (file := held()) is not None:
             return file
         with self._locked():
             if (file := held()) is None:
                 try:
+                    new_file(self.part, shared=self._shared)
                     fetch()
                 finally:
                     with suppress(OSError):
@@ -101,15 +61,28 @@ class CacheEntry:
         found = None
         while found is None:
             try:
-                os.makedirs(self._directory, exist_ok=True)
-                found = lock(os.path.join(self._directory, "lock"), create=True)
+                self._check_folders()
+                mode = 0o666 if self._shared else 0o600
+                wait = Wait(self._wait_seconds, self._size_of_part)
+                found = lock(os.path.join(self._directory, "lock"), create=True, wait=wait, mode=mode)
             except FileNotFoundError:
                 pass  # another process removed the directory in between
             except OSError as error:
+                if error.errno is None:  # it says itself what is wrong
+                    raise
                 why = f"the cache of remote files cannot be written ({error.strerror})"
                 remedy = "set STREAM_DATALOADER_CACHE to a directory that can"
                 raise type(error)(error.errno, f"{why}; {remedy}", self._directory) from error
         return found
+
+    def _check_folders(self) -> None:
+        for folder in (os.path.dirname(self._directory), self._directory):
+            make_own_folder(folder, shared=self._shared)
+
+    def _size_of_part(self) -> int:
+        with suppress(OSError):
+            return os.stat(self.part).st_size
+        return -1
 
     def versions(self, version: str = "", since: float = 0.0) -> list[str]:
         """The whole files of a version, checked since a time; the newest first."""
@@ -124,7 +97,7 @@ class CacheEntry:
 
     def hold(self, version: str = "", since: float = 0.0) -> LocalFile | None:
         for path in self.versions(version, since):
-            if (held := lock(path, shared=True)) is not None:
+            if (held := lock(path, shared=True, wait=Wait(self._wait_seconds))) is not None:
                 with suppress(OSError):  # another user's
                     os.utime(held.fd, ns=(time.time_ns(), os.fstat(held.fd).st_mtime_ns))
                 return held

@@ -27,12 +27,14 @@ from urllib.parse import unquote, urlsplit
 import numpy as np
 from numpy.typing import NDArray
 
-from stream_dataloader.streams.cache.entry import CacheEntry, LocalFile, make_room
+from stream_dataloader.streams.cache.entry import CacheEntry, make_room
+from stream_dataloader.streams.cache.own_folder import LocalFile, make_own_folder
 from stream_dataloader.streams.cache.remote import RemoteFile, SizeError, UnreachableError
 
 __all__ = ["FileCache", "LocalFile", "cache_directory", "is_url", "keep_tables", "kept_tables", "open_local"]
 
 _DIRECTORY, _LIMIT = "STREAM_DATALOADER_CACHE", "STREAM_DATALOADER_CACHE_BYTES"
+_SHARED = "STREAM_DATALOADER_CACHE_SHARED"
 
 #: A protocol has more than one letter; `::` chains file systems.
 _URL = re.compile(r"([a-z][a-z0-9+.-]+)(://|::)", re.IGNORECASE)
@@ -66,6 +68,10 @@ class FileCache:
         storage_options: Options of fsspec's file systems, by protocol: `{"s3": {"anon": True}}`.
         check_seconds: How long until the server is asked again for changes. A new run asks.
         timeout_seconds: How long a server may be silent before that is an error.
+        wait_seconds: How long another process may hold a file that it fetches without getting on.
+        shared: Users who trust each other share the directory. Otherwise it is made for this user
+            alone, and one that others may write to is an error. None: whether the environment
+            variable STREAM_DATALOADER_CACHE_SHARED is 1.
 
     Raises:
         ValueError: A number is out of range, or the environment variable is no number.
@@ -85,6 +91,8 @@ class FileCache:
     storage_options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, hash=False, repr=False)
     check_seconds: float = 3600.0
     timeout_seconds: float = 15.0
+    wait_seconds: float = 600.0
+    shared: bool | None = None
 
     def __post_init__(self) -> None:
         limit = self.size_limit_bytes
@@ -92,8 +100,9 @@ class FileCache:
             raise ValueError(f"size_limit_bytes is {limit!r}; give 1 or more, or None for no limit")
         if not self.check_seconds >= 0:
             raise ValueError(f"check_seconds is {self.check_seconds!r}; give 0 or more")
-        if not self.timeout_seconds > 0:
-            raise ValueError(f"timeout_seconds is {self.timeout_seconds!r}; give more than 0")
+        for name in ("timeout_seconds", "wait_seconds"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} is {getattr(self, name)!r}; give more than 0")
 
     def open(self, path: str | os.PathLike[str]) -> LocalFile:
         """Make the file of a URL or a path local, fetched unless it is here; close what is returned once it is read.
@@ -155,7 +164,8 @@ class FileCache:
     def _entry(self, url: str) -> CacheEntry:
         place = _PASSWORD.sub(r"\1@", url), sorted(_places(self.storage_options))
         key = hashlib.sha256("{} {}".format(*place).encode()).hexdigest()[:24]
-        return CacheEntry(os.path.join(self._directory(), key), _name_of(url))
+        shared = _is_shared() if self.shared is None else self.shared
+        return CacheEntry(os.path.join(self._directory(), key), _name_of(url), shared, self.wait_seconds)
 
     def _directory(self) -> str:
         if self.directory is not None:
@@ -204,6 +214,10 @@ def cache_directory(kind: str) -> str:
     return os.path.join(home, "stream_dataloader", kind)
 
 
+def _is_shared() -> bool:
+    return os.environ.get(_SHARED, "") == "1"
+
+
 _DEFAULT = FileCache()
 
 
@@ -216,7 +230,7 @@ def keep_tables(folder: str, name: str, tables: Mapping[str, Any]) -> None:
     """Keep arrays of numbers in a folder of the cache."""
     file = _kept_at(folder, name)
     with contextlib.suppress(OSError):
-        os.makedirs(os.path.dirname(file), exist_ok=True)
+        make_own_folder(os.path.dirname(file), shared=_is_shared())
         with tempfile.NamedTemporaryFile(dir=os.path.dirname(file), suffix=".tmp", delete=False) as unfinished:
             try:
                 np.savez(unfinished, **tables)
@@ -227,9 +241,12 @@ def keep_tables(folder: str, name: str, tables: Mapping[str, Any]) -> None:
 
 
 def kept_tables(folder: str, name: str) -> dict[str, NDArray[Any]] | None:
-    """What was kept; None if nothing was, or it is damaged."""
+    """What was kept; None if nothing was, it is damaged, or others may write there."""
+    path = _kept_at(folder, name)
     try:
-        with open(_kept_at(folder, name), "rb") as file, np.load(file, allow_pickle=False) as tables:
+        if os.path.exists(path):
+            make_own_folder(os.path.dirname(path), shared=_is_shared())
+        with open(path, "rb") as file, np.load(file, allow_pickle=False) as tables:
             return dict(tables)
     except (OSError, ValueError, EOFError, zipfile.BadZipFile):
         return None
