@@ -86,7 +86,8 @@ def check_group(state: Mapping[str, Any], name: str, most_given: int = _MOST) ->
     if len(lanes) != state["lanes_of_a_group"]:
         raise StateError(f"the state's {name} has {len(lanes)} lanes, and must have {state['lanes_of_a_group']}")
     held = [grant for one in again for grant in _grants_of(one, name)]
-    held += [grant for lane in lanes for grant in _grants_of(lane, name)]
+    for lane in lanes:
+        held += [*_grants_of(lane, name), *(grant for one in lane["reserved"] or () for grant in _grants_of(one, name))]
     total, own = state["groups"], int(name.removeprefix("group_"))
     for grant in held:
         if grant % total != own or grant // total >= given:
@@ -101,14 +102,15 @@ def check_group(state: Mapping[str, Any], name: str, most_given: int = _MOST) ->
 
 
 def _grants_of(saved: Any, name: str) -> Iterator[int]:
-    """The grants of a lane or of a grant, but for none; their numbers are looked at."""
+    """The grant of a lane, or of a stream that waits for one, or none; its numbers are looked at.
+
+    What a waiting stream's lane had reserved is among the grants to be given again, and is not counted twice.
+    """
     if not isinstance(saved, Mapping):
         if number(f"{name}, a source's number,", saved, -1) >= 0:
             yield saved
         return
     yield from _grants_of(saved["grant"], name)
-    for grant in saved["reserved"] or ():
-        yield from _grants_of(grant, name)
     is_open, *counts, draws, idle = saved["after"]
     number(f"{name}, whether a stream is open,", is_open, 0, 1)
     number(f"{name}, whether a lane is idle,", idle, 0, 1)

@@ -82,9 +82,9 @@ def open(
     """Open a store: the first two arguments of `StreamDataset`.
 
     Args:
-        path: A folder, a file, a URL where the format allows, or `owner/name`:
-            a LeRobot dataset of the Hub. Or a `Dataset`, `DatasetDict` or
-            `IterableDataset` of Hugging Face.
+        path: A folder, a file, a URL where the format allows, or
+            `hf://datasets/owner/name`: a LeRobot dataset of the Hub. Or a `Dataset`,
+            `DatasetDict` or `IterableDataset` of Hugging Face.
         format: The store's format, such as `"memmap"`. None finds it out.
         deltas: Windows of their own for entries of items that are dicts: steps,
             counted from the item's own. With `{"action": range(16)}` an item's

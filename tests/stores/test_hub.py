@@ -93,7 +93,7 @@ def read(hub, tmp_path):
 
 
 def test_files_are_fetched_once_when_they_are_first_read(hub, read):
-    read("me/robot")
+    read("hf://datasets/me/robot")
     assert all(name.startswith("meta/") for name in hub.fetched)
     sources, local = stores.open(hub.folder, task=False)
     batches = StreamDataLoader(StreamDataset(sources, local, 2, time_steps=4))
@@ -103,20 +103,32 @@ def test_files_are_fetched_once_when_they_are_first_read(hub, read):
     assert any(name.startswith("data/") for name in hub.fetched)
     assert max(hub.fetched.values()) == 1
     hub.shutdown()
-    assert read("me/robot", 0, HF_HUB_OFFLINE="1") == expected
+    assert read("hf://datasets/me/robot", 0, HF_HUB_OFFLINE="1") == expected
+
+
+@pytest.mark.parametrize("options", [{}, {"format": "lerobot"}, {"format": "memmap"}], ids=str)
+def test_a_path_that_is_missing_here_is_not_asked_for_at_the_hub(tmp_path, monkeypatch, options):
+    def asked(*_, **__):
+        raise AssertionError("the Hub was asked")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("stream_dataloader.stores._base.hub._asked", asked)
+    for path in ("me/robot", "me/robot@main", Path("me/robot")):
+        with pytest.raises(FileNotFoundError, match=r"no store at me/robot.*is hf://datasets/me/robot"):
+            stores.open(path, **options)
 
 
 @pytest.mark.slow
 def test_what_is_not_there_is_an_error_that_names_it(hub, read):
-    with pytest.raises(AssertionError, match=r"FileNotFoundError: .* me/other of the Hugging Face Hub"):
-        read("me/other")
+    with pytest.raises(AssertionError, match=r"OSError: .*me/other of the Hugging Face Hub"):
+        read("hf://datasets/me/other")
     data = next(Path(hub.folder, "data").rglob("*.parquet"))
     data.unlink()
     with pytest.raises(AssertionError, match=data.name):
-        read("me/robot", 0)
+        read("hf://datasets/me/robot", 0)
     Path(hub.folder, "meta/info.json").unlink()
     with pytest.raises(AssertionError, match=r"no meta/info\.json"):
-        read("me/robot", HF_HOME=str(hub.folder / "elsewhere"))
+        read("hf://datasets/me/robot", HF_HOME=str(hub.folder / "elsewhere"))
 
 
 def test_a_folder_here_comes_first(tmp_path, monkeypatch):

@@ -4,7 +4,8 @@ Files go to the Hub's own cache, whose folders tell where a file is from::
 
     .../datasets--lerobot--pusht/snapshots/<commit>/meta/info.json
 
-Guarantee: all files of a store are of one commit.
+Guarantee: all files of a store are of one commit. The Hub is asked for names that begin with `hf://` alone: whoever owns
+the name of a folder that is missing here must not decide what is read.
 """
 
 from __future__ import annotations
@@ -25,19 +26,19 @@ _SNAPSHOT = re.compile(r"(.*)/datasets--([^/]+)/snapshots/([^/]+)/(.+)")
 def hub_folder(path: str) -> str:
     """The folder of a dataset of the Hub, with `meta` alone; any other path as it is.
 
-    It is `hf://datasets/owner/name`, or `owner/name` if no folder is; `@revision` may follow.
+    It is `hf://datasets/owner/name`; `@revision` may follow.
+
+    Raises:
+        FileNotFoundError: It is a path that is not there, or a name of the Hub without `hf://datasets/`.
     """
     found = _NAME.fullmatch(path)
-    is_named = path.startswith("hf://")
-    if found is None or (not is_named and os.path.exists(path.partition("/")[0])):
+    if found is None or os.path.lexists(path):
         return path
+    if not path.startswith("hf://"):
+        what = f"there is no store at {path}, which is a path on this machine"
+        raise FileNotFoundError(f"{what}; a dataset of the Hugging Face Hub is hf://datasets/{path}")
     repo, revision = found.groups()
-    try:
-        folder = _asked("snapshot_download", repo, revision=revision, allow_patterns="meta/*")
-    except (OSError, ImportError) as error:
-        if is_named:
-            raise
-        raise FileNotFoundError(f"there is nothing at {path} here, and {error}") from error
+    folder = _asked("snapshot_download", repo, revision=revision, allow_patterns="meta/*")
     if not os.path.exists(os.path.join(folder, "meta", "info.json")):
         what = f"{path}: the dataset {repo} of the Hub has no meta/info.json, as LeRobot's have"
         raise StoreError(f"{what}; give files by a pattern, 'hf://datasets/{repo}/**/*.parquet'")
