@@ -18,6 +18,10 @@ import torch
 ALIKE = 'make all streams alike, or have open_stream raise for those that are not, which on_error="skip" skips'
 
 
+#: How deep containers of an item may be nested.
+MOST_NESTED = 64
+
+
 class Misfit(Exception):
     """An item does not fit; the text says which leaf, what it is and what it should be."""
 
@@ -83,11 +87,19 @@ def step_to(kind: type, key: Any) -> str:
     return f".{key}" if kind is not dict and isinstance(key, str) else f"[{key!r}]"
 
 
-def flatten(item: Any, children_of: Callable[[Any], Parts | None] = children_of) -> tuple[Node, list[Any]]:
-    """The structure of `item` and its leaves, as they are; `children_of` says what a container is."""
+def flatten(
+    item: Any, children_of: Callable[[Any], Parts | None] = children_of, depth: int = 0
+) -> tuple[Node, list[Any]]:
+    """The structure of `item` and its leaves, as they are; `children_of` says what a container is.
+
+    Raises:
+        Misfit: It is nested too deeply.
+    """
     parts = children_of(item)
     if parts is None:
         return LEAF, [item]
+    if depth == MOST_NESTED:  # Python's own limit would end the epoch wherever it is met, and not the stream
+        raise Misfit(f"the item is nested more than {MOST_NESTED} deep")
     kind, keys, values = parts
     order = None
     if kind is dict:
@@ -97,7 +109,7 @@ def flatten(item: Any, children_of: Callable[[Any], Parts | None] = children_of)
             order = tuple(place[key] for key in keys)
             by_key = dict(zip(keys, values, strict=True))
             keys, values = tuple(ranked), [by_key[key] for key in ranked]
-    flat = [flatten(value, children_of) for value in values]
+    flat = [flatten(value, children_of, depth + 1) for value in values]
     node = Node(f"{kind.__module__}.{kind.__qualname__}", keys, tuple(child for child, _ in flat), kind, order)
     return node, [leaf for _, leaves in flat for leaf in leaves]
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from stream_dataloader._items.structure import flatten
+from stream_dataloader._items.structure import Misfit, flatten
 from stream_dataloader._reading.global_draws import GlobalDraws
 from stream_dataloader._reading.opening import END, takes_start
 from stream_dataloader._reading.stream import OpenedStream
@@ -57,7 +57,7 @@ def is_start_ignored(stream: OpenedStream) -> bool:
             return False
         content = hash(str(_content(stream.first, _MOST_BYTES)))
         other, alike = known.setdefault(source, (stream.items, content))
-    except TypeError:  # not hashable: there is nothing to compare
+    except (TypeError, Misfit):  # not hashable, or nested too deeply: there is nothing to compare
         return False
     if other == stream.items or alike != content:
         return False

@@ -236,3 +236,28 @@ def test_a_skipped_item_that_fits_no_dtype_leaves_others_alone(workers, lengths)
         batches = list(StreamDataLoader(dataset, workers))
     read_values = sorted(float(v) for b in batches for v in b.data[b.mask])
     assert read_values == sorted(s + 1 + i / 10 for s, n in enumerate(lengths) for i in range(n))
+
+
+class Nested:
+    """Streams of which the last one's items are nested 300 deep; they can begin anywhere."""
+
+    def __init__(self, wrap):
+        self._wrap = wrap
+
+    def __call__(self, source, *, start=0):
+        for i in range(start, 2):
+            item = self._wrap(i)
+            for _ in range(300 if source == 2 else 0):
+                item = self._wrap(item)
+            yield item
+
+
+@pytest.mark.filterwarnings("ignore:skipped")
+@pytest.mark.parametrize("wrap", [lambda item: {"a": item}, lambda item: (item,)], ids=["dict", "tuple"])
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_items_that_are_nested_too_deeply_are_an_error_of_their_stream(wrap, batch_size):
+    loader = make_loader([0, 1, 2], Nested(wrap), batch_size, time_steps=2, on_error="skip")
+    assert sum(int(batch.mask.sum()) for batch in loader) == 4
+    assert [failure.source_index for failure in loader.failures] == [2]
+    with pytest.raises(errors.StreamError, match="nested more than 64 deep"):
+        list(make_loader([0, 1, 2], Nested(wrap), batch_size, time_steps=2))

@@ -75,7 +75,7 @@ def check_rows(batch, indices, lengths):
 
 def without_items(state):
     """A loader's state without what its items look like, which a sampler does not know."""
-    return {name: value[:4] if name.startswith("group_") else value for name, value in state.items()}
+    return {name: (*value[:4], *value[5:]) if name.startswith("group_") else value for name, value in state.items()}
 
 
 @random_cases(1000, 50)
@@ -98,7 +98,7 @@ def test_rows_are_those_of_a_loader(case):
             read = zip(loader, sampler, strict=True)
         for number, (batch, indices) in enumerate(read):
             check_rows(batch, indices, lengths)
-            assert sampler.state_dict(number + 1) == without_items(batch.state_dict())
+            assert without_items(sampler.state_dict(number + 1)) == without_items(batch.state_dict())
 
 
 def has_items(sampler):
@@ -146,11 +146,11 @@ def test_epochs_of_n_batches_are_those_of_a_loader(case, n, data):
     sampler, loader = sampler_of(case, batches_per_epoch=n), loader_of(case, batches_per_epoch=n)
     assert len(sampler) == n
     for _ in range(3):
-        assert sampler.state_dict() == without_items(loader.state_dict())
+        assert without_items(sampler.state_dict()) == without_items(loader.state_dict())
         drawn = list(sampler)
         for used, (indices, batch) in enumerate(zip(drawn, loader, strict=True)):
             check_rows(batch, indices, case[0])
-            assert sampler.state_dict(used + 1) == without_items(batch.state_dict())
+            assert without_items(sampler.state_dict(used + 1)) == without_items(batch.state_dict())
     used = data.draw(st.integers(0, n))
     resumed = sampler_of(case, batches_per_epoch=n)
     resumed.load_state_dict(json.loads(json.dumps(sampler.state_dict(used))))
@@ -220,7 +220,7 @@ def test_the_state_as_of_each_batch_of_a_long_run_is_that_of_a_loader():
     list(itertools.islice(sampler, 70))
     batches = list(itertools.islice(loader, 70))
     for batch in batches:
-        assert sampler.state_dict(batch.step + 1) == without_items(batch.state_dict())
+        assert without_items(sampler.state_dict(batch.step + 1)) == without_items(batch.state_dict())
     assert plain(itertools.islice(pickle.loads(pickle.dumps(sampler)), 3)) == plain(itertools.islice(sampler, 3))
 
 

@@ -106,6 +106,7 @@ def test_half_read_epochs_of_seekable_streams_read_nothing_again(workers):
     next(iter(loader))
     state = loader.state_dict()
     state["step"] = 1000
+    state["group_0"] = state["group_0"][:4]  # its checksum is for other numbers
     for lane in state["group_0"][-1]:
         lane["after"][1:3] = 50_000, 50_000
     other.load_state_dict(state)
