@@ -40,8 +40,8 @@ def train(config: dict[str, Any]) -> None:
     rank, first = get_context().get_world_rank(), 0
     if (checkpoint := get_checkpoint()) is not None:
         with checkpoint.as_directory() as folder:
-            model.load_state_dict(torch.load(Path(folder, "model.pt")))
-            loader.load_state_dict(torch.load(Path(folder, f"loader_{rank}.pt")))
+            model.load_state_dict(torch.load(Path(folder, "model.pt"), weights_only=True))
+            loader.load_state_dict(torch.load(Path(folder, f"loader_{rank}.pt"), weights_only=True))
         first = loader.state_dict()["epoch"]
         print(f"rank {rank} goes on with epoch {first}", flush=True)
     for epoch in range(first, config["epochs"]):

@@ -33,7 +33,7 @@ if __name__ == "__main__":
     if with_model:
         model, optimizer = accelerator.prepare(model, optimizer)
     if itself and not stop:
-        loader.load_state_dict(torch.load(folder))
+        loader.load_state_dict(torch.load(folder, weights_only=True))
         carry.reset()
     elif not stop:
         accelerator.load_state(folder)

@@ -4,8 +4,8 @@ Files go to the Hub's own cache, whose folders tell where a file is from::
 
     .../datasets--lerobot--pusht/snapshots/<commit>/meta/info.json
 
-Guarantee: all files of a store are of one commit. The Hub is asked for names that begin with `hf://` alone: whoever owns
-the name of a folder that is missing here must not decide what is read.
+Guarantee: all files of a store are of one commit. The Hub is asked for names that begin with `hf://` alone, so that
+the owner of a name does not decide what is read in place of a folder that is missing here.
 """
 
 from __future__ import annotations
