@@ -237,6 +237,9 @@ class LaneBatchSampler(Sampler[list[int]]):
             groups = Groups.of_rank(total, place.rank, place.world_size)
         except ValueError as error:
             raise StateError(f"the state cannot be loaded here: {error}") from None
+        if self._rules.lanes % groups.count:
+            what = f"it is of {total} groups, of which {groups.count} cannot share {self._rules.lanes} lanes evenly"
+            raise StateError(f"the state cannot be loaded here: {what}")
         rules = replace(self._rules, groups=groups)
         loaded = saved_state.from_plain(self._with_own(state, rules), rules, self._identity())
         if loaded.snapshot is not None and loaded.snapshot.changed is not None:
@@ -255,6 +258,7 @@ class LaneBatchSampler(Sampler[list[int]]):
         """A state with the places of this rank's groups, which follow from the number of batches."""
         if not saved_state.missing_groups(state, rules.groups) or not {"seed", "epoch", "step"} <= state.keys():
             return state
+        saved_state.check_held(state)  # before batches are counted up to the step that it says
         rules, lengths, place = replace(rules, seed=state["seed"]), self._groups.lengths, None
         if state["step"]:
             replay = Replay(rules, SourceOrder(rules, state["epoch"], lengths), lengths)

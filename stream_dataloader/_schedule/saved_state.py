@@ -119,6 +119,10 @@ _KNOWN_AS = {
 }
 
 
+#: What reading a state raises that is none, or not all of one.
+_NOT_WHOLE = KeyError, TypeError, IndexError, ValueError, AttributeError, OverflowError, RecursionError
+
+
 class LoadedState(NamedTuple):
     """What a state says.
 
@@ -173,6 +177,22 @@ def missing_groups(state: Mapping[str, Any], groups: Groups) -> list[int]:
     return [group for group in groups.hosted if key_of(group) not in state]
 
 
+def check_held(state: Mapping[str, Any]) -> None:
+    """Refuse a state whose groups, of any rank, have other numbers than were saved."""
+    try:
+        check_shared(state)
+        for group in groups_in(state):
+            check_group(state, key_of(group))
+    except _NOT_WHOLE as error:
+        if isinstance(error, StateError):
+            raise
+        raise _not_whole(error) from error
+
+
+def _not_whole(error: Exception) -> StateError:
+    return StateError(f"the state is not whole: {error!r}; pass what state_dict() returned, all of it")
+
+
 def from_plain(state: Any, rules: Rules, identity: SourceIdentity, changes: Collection[str] = ()) -> LoadedState:
     """What a state says of the groups that are hosted here; it may hold others too.
 
@@ -186,10 +206,10 @@ def from_plain(state: Any, rules: Rules, identity: SourceIdentity, changes: Coll
     try:
         _check(state, rules, identity, changes)
         return _from_plain(state, rules)
-    except (KeyError, TypeError, IndexError, ValueError, AttributeError, OverflowError, RecursionError) as error:
+    except _NOT_WHOLE as error:
         if isinstance(error, StateError):
             raise
-        raise StateError(f"the state is not whole: {error!r}; pass what state_dict() returned, all of it") from error
+        raise _not_whole(error) from error
 
 
 def _check(state: Any, rules: Rules, identity: SourceIdentity, changes: Collection[str]) -> None:
