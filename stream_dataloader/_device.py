@@ -55,7 +55,7 @@ def pinned(leaf: Any) -> Any:
     if leaf.device.type != "cpu" or not is_dense(leaf):
         return leaf
     if not leaf.is_contiguous():  # one worker's lanes, say
-        return torch.empty(leaf.shape, dtype=leaf.dtype, pin_memory=True).copy_(leaf)
+        return torch.empty(leaf.shape, dtype=leaf.dtype, device="cpu", pin_memory=True).copy_(leaf)
     return leaf if leaf.is_pinned() else leaf.pin_memory()
 
 

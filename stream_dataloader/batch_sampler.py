@@ -112,7 +112,7 @@ class LaneBatchSampler(Sampler[list[int]]):
         self._groups = groups_of(groups_or_lengths, dataset_length, order=order, numbers=numbers, **left_out)
         time_steps = self.time_steps = options.integer("time_steps", time_steps, 1, 2**31)
         self._seed_is_given = seed is not None  # and so every rank's
-        seed = int(torch.randint(2**62, ()).item()) if seed is None else seed
+        seed = int(torch.randint(2**62, (), dtype=torch.int64, device="cpu").item()) if seed is None else seed
         count = len(self._groups)
         rules = Rules(
             count, batch_size, padding_mode, windows, time_steps, 0, shuffle, schedule, seed, deterministic=True

@@ -174,7 +174,7 @@ class Conventions:
             return _rows(self.position.clamp(min=0)).reshape(1, -1)
         if within != "segment":
             raise ValueError(f'within must be "segment" or "stream", and is {within!r}')
-        step = torch.arange(len(self.is_start), device=self.is_start.device).unsqueeze(1)
+        step = torch.arange(len(self.is_start), dtype=torch.int64, device=self.is_start.device).unsqueeze(1)
         begins = begins_segment(self.is_start, self.source < 0)
         begun = torch.where(begins, step, 0).cummax(0).values
         return _rows(step - begun).reshape(1, -1)

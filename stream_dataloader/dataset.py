@@ -142,7 +142,11 @@ class StreamDataset(IterableDataset[StreamBatch]):
             one = SourceList.checked(sources, open_stream, open_early, lengths, sections, fingerprint)
             sources = SourceLists([one])
         self.source_lists = lists = sources  # of `interleave` those of several datasets
-        seed = int(torch.randint(2**62, ()).item()) if seed is None else options.integer("seed", seed, 0)
+        seed = (
+            int(torch.randint(2**62, (), dtype=torch.int64, device="cpu").item())
+            if seed is None
+            else options.integer("seed", seed, 0)
+        )
         self.cuts: Cuts | None = lists.cuts(seed)  # what the schedule hands out in place of the sources
         if time_steps is not None:  # else it may be an idle lane's window, of any type
             check_fill(fill_value)

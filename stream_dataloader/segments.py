@@ -137,8 +137,10 @@ def find_segments(is_start: torch.Tensor, padding: torch.Tensor, device: torch.d
     row = first // steps
     is_padding = padding.T.reshape(-1)[first]
     started = is_start.T.reshape(-1)[first]
-    rank = torch.arange(count) + count * ~is_padding  # of a lane, real segments are above padding, then the latest
-    last = torch.zeros(lanes, dtype=torch.int64).scatter_reduce(0, row, rank, "amax") % max(count, 1)
+    rank = (
+        torch.arange(count, dtype=torch.int64, device="cpu") + count * ~is_padding
+    )  # of a lane, real segments are above padding, then the latest
+    last = torch.zeros(lanes, dtype=torch.int64, device="cpu").scatter_reduce(0, row, rank, "amax") % max(count, 1)
     found: dict[str, Any] = {
         "cu_seqlens": torch.cat([first, first.new_tensor([steps * lanes])]).to(torch.int32),
         "row": row,

@@ -152,4 +152,4 @@ def _unlock(runtime: Any, address: int, copies: PendingCopies, owner: int, _mapp
 def _clear_last_error() -> None:
     """Have torch's check of a kernel clear the error that a call left behind, or it would be raised far from here."""
     with contextlib.suppress(RuntimeError):
-        torch.ones(1, device=torch.device("cuda", cuda.current_device()))
+        torch.ones(1, dtype=torch.float32, device=torch.device("cuda", cuda.current_device()))

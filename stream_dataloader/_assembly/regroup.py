@@ -47,10 +47,10 @@ class Regrouper:
         self._judge = judge
         self._mark_ends = mark_ends
         self._all_lanes = range(lanes[0].start, lanes[-1].stop)
-        self._lane = torch.arange(lanes[0].start, lanes[-1].stop)
-        members = torch.tensor([reader.member for reader in readers for _ in reader.lanes])
+        self._lane = torch.arange(lanes[0].start, lanes[-1].stop, dtype=torch.int64, device="cpu")
+        members = _numbers([reader.member for reader in readers for _ in reader.lanes])
         self._member = members if numbered else None
-        self._owners = torch.tensor([reader.worker_id for reader in readers for _ in reader.lanes])
+        self._owners = _numbers([reader.worker_id for reader in readers for _ in reader.lanes])
 
     def batch(
         self,
@@ -142,3 +142,7 @@ class Regrouper:
                 if count < time_steps:
                     column[count:, rows] = fill.of(layout)[i]
         return column
+
+
+def _numbers(listed: list[int]) -> torch.Tensor:
+    return torch.tensor(listed, dtype=torch.int64, device="cpu")

@@ -42,7 +42,11 @@ def _is_array(value: Any) -> bool:
 
 def _tensor(path: str, value: Any) -> torch.Tensor:
     try:
-        return torch.as_tensor(0 if value is None else value)
+        if isinstance(value, torch.Tensor):
+            return value
+        if not hasattr(value, "dtype"):  # else a float would have the program's default dtype
+            value = np.asarray(0 if value is None else value)
+        return torch.as_tensor(value, device="cpu")
     except Exception as error:
         what = f"{path} is {shorten(value)}, a {type(value).__name__}"
         raise ValueError(f"{what}; give a number, an array, or a dict of them") from error

@@ -85,7 +85,7 @@ def _can_be_filled(dtype: torch.dtype) -> bool:
     if dtype in DTYPES_OF_NUMPY:
         return True
     try:
-        torch.zeros(()).to(dtype)
+        torch.zeros((), dtype=torch.float32, device="cpu").to(dtype)
     except (RuntimeError, TypeError):
         return False
     return True

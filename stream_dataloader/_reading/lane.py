@@ -20,6 +20,7 @@ from stream_dataloader._reading.windows import StreamWindows
 from stream_dataloader._schedule.rules import NEVER
 from stream_dataloader._schedule.snapshot import LaneState
 from stream_dataloader.errors import ReadError, StreamError
+from stream_dataloader.stream_info import running
 
 
 class Lane:
@@ -70,7 +71,9 @@ class Lane:
                 if current is None:
                     return False
                 stream, position, full, error = current.stream, current.position, False, None
-                before = stream.enter()
+                before, running.info = running.info, stream.info  # `enter` and `leave`, without their calls
+                if stream.draws is not None:
+                    stream.draws.enter()
                 try:
                     if self._killers:
                         self._spare_worker(stream, time)
@@ -78,7 +81,7 @@ class Lane:
                 except StreamError as broken:
                     error = broken
                 finally:
-                    stream.leave(before)
+                    running.info = before
                 if count := current.position - position:
                     source, starts = stream.info.source_index, position == current.begin
                     run = (self.batch_lane, t, count, source, position, stream.fresh, starts, stream.seed)

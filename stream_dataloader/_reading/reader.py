@@ -81,7 +81,8 @@ class PartReader:
             self.close()
             raise StopIteration from None
         finally:
-            give_back()
+            if self.reading.plan.seed_globals:
+                give_back()
         in_slot = part.contents.in_slot or self.reading.locally
         self._meter.step(part.step, begin, part.items, in_slot=in_slot)
         return part

@@ -133,6 +133,7 @@ class WorkerPool(Pool):
         if self._init is not None:
             self._init.folder = torch_quirks.shared_folder()
             self._init.forked = self.method == "fork"
+            self._init.dtype = torch.get_default_dtype()
         crew = self._crew
         if crew.packets is None:
             crew.packets = PacketContext(self._context or multiprocessing.get_context(self.method))
@@ -149,7 +150,7 @@ class WorkerPool(Pool):
             except (Unanswered, BrokenPipeError, ConnectionResetError, EOFError):
                 pass
             except RuntimeError:  # torch's signal handler may have raised a death
-                if not crew.died(or_ended=True):
+                if not crew.has_ended:  # what torch says of the program, such as of its default device
                     raise
             finally:
                 for process in packets.processes:

@@ -42,6 +42,7 @@ class WorkerInit:
     def __init__(self, user_init: Callable[[int], Any] | None) -> None:
         self.folder: str | None = None  # see `shared_folder`
         self.forked = False
+        self.dtype = torch.get_default_dtype()  # of the program, which only a process that is forked inherits
         self._traceback_limit = getattr(sys, "tracebacklimit", None)
         self._user_init = ByValue(user_init, "worker_init_fn")
 
@@ -55,6 +56,7 @@ class WorkerInit:
         os.environ.setdefault("OPENCV_FOR_THREADS_NUM", "1")  # read when it is loaded; workers are as many as cores
         if "cv2" in sys.modules:
             sys.modules["cv2"].setNumThreads(0)
+        torch.set_default_dtype(self.dtype)
         seed_worker(torch.initial_seed())  # torch seeds numpy in another way
         if self._user_init.value is not None:
             self._user_init.value(worker_id)
@@ -118,6 +120,11 @@ class ProcessCrew(Crew):
             who = f"worker {n}" if n in come else "a worker"
             found[n if n in come else -1] = f"{who} (pid {self._processes[n].pid}) {_describe(code)}"
         return found
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether one of them was started and has ended."""
+        return any(process.exitcode is not None for process in self._processes)
 
     def advice(self, died: Iterable[int], method: str) -> str:
         """What may have ended workers, and what to do about it."""

@@ -10,10 +10,12 @@ import multiprocessing
 import os
 import traceback
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from multiprocessing import forkserver, process, util
 from multiprocessing.process import BaseProcess
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch.autograd import profiler
 from torch.utils.data import DataLoader
@@ -30,7 +32,8 @@ JOIN_SECONDS = 5.0
 def iterator_of(dataloader: DataLoader[Any]) -> Iterator[Any]:
     """Torch's iterator, made not to raise workers' deaths in whatever code runs."""
     try:
-        iterator: Any = iter(dataloader)
+        with _on_cpu():
+            iterator: Any = iter(dataloader)
     except BaseException as error:
         _make_endable(error, dataloader.num_workers)
         raise
@@ -39,6 +42,15 @@ def iterator_of(dataloader: DataLoader[Any]) -> Iterator[Any]:
         iterator._worker_pids_set = False
         _iterators.add(iterator)
     return iterator  # type: ignore[no-any-return]
+
+
+def _on_cpu() -> AbstractContextManager[object]:
+    """Context in which torch draws its workers' seed from a CPU's generator, also if another device is the default.
+
+    Processes that are forked inside keep it. So the default device of workers is the CPU with each start method.
+    """
+    default = torch.get_default_device()
+    return nullcontext() if default.type == "cpu" else torch.device("cpu")
 
 
 def next_of(iterator: Any) -> Any:
@@ -52,6 +64,7 @@ def _make_endable(error: BaseException, num_workers: int) -> None:
         if frame.f_code is iterator_of.__code__:
             continue  # it has the error among its locals: to read them would make a circle, and the `__del__` late
         if isinstance(unfinished := frame.f_locals.get("self"), _MultiProcessingDataLoaderIter):
+            vars(unfinished).setdefault("_shutdown", True)  # else it has started workers
             vars(unfinished).setdefault("_workers_status", [True] * num_workers)
 
 

@@ -125,7 +125,7 @@ class PreparedLoader(Generic[Batch], DataLoaderStateMixin):
     def __init__(self, loader: StreamDataLoader[Batch]) -> None:
         self.loader = loader
         self.gradient_state = GradientState()
-        self.generator = torch.Generator()
+        self.generator = torch.Generator(device="cpu")
         self._place: _Place | None = None  # of the loop that is running, or was left; None between epochs
         self._ended: int | None = None  # the epoch whose last batch was in hand when the loaded state was saved
 

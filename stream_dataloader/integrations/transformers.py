@@ -126,7 +126,7 @@ class StreamTrainerMixin:
             self._run,
             batch_sampler=Numbers(self._run),
             collate_fn=operator.itemgetter(0),
-            generator=torch.Generator(),
+            generator=torch.Generator(device="cpu"),
         )
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:

@@ -93,7 +93,7 @@ def check_no_start_inside(batch: StreamBatch) -> None:
     """Raise if a stream starts after the first time step."""
     host = on_host(batch)
     if host.is_start[1:].any():
-        t, row = (host.is_start[1:].nonzero()[0] + torch.tensor([1, 0])).tolist()
+        t, row = (host.is_start[1:].nonzero()[0] + torch.tensor([1, 0], dtype=torch.int64, device="cpu")).tolist()
         what = f"lane {host.lane[row]} starts source {host.source[t, row]} at t = {t}, inside the window"
         raise ValueError(f'{what}; use windows="aligned", or packed=True with a model that looks at is_start')
 

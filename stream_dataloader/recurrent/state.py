@@ -220,7 +220,7 @@ class RecurrentState:
             window = self._window(batch)
             young = window.ages(self._order.age(window))[:-1] < self._burn_in
             return real & to_device(torch.from_numpy(young), real.device)
-        t = torch.arange(batch.time_steps, device=real.device)
+        t = torch.arange(batch.time_steps, dtype=torch.int64, device=real.device)
         return real & (t < self._burn_in)[:, None]
 
     def loss_mask(self, batch: StreamBatch) -> torch.Tensor:

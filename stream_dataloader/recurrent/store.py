@@ -31,7 +31,7 @@ class FiniteCheck:
         self._states = states.map(lambda leaf, _: leaf.detach())
         sums = [_sum(leaf) for leaf in self._states.leaves if leaf.is_floating_point() or leaf.is_complex()]
         self._copied: torch.cuda.Event | None = None
-        self._total = torch.zeros(())
+        self._total = torch.zeros((), dtype=torch.float32, device="cpu")
         for i, one in enumerate(sums):
             self._total = self._total.to(one.device) + one if i else one
         if self._total.device.type == "cuda":

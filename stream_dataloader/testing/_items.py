@@ -70,7 +70,7 @@ def _rows_of(item: Any, count: int) -> Any:
 
     def room(leaf: Any) -> Any:
         if isinstance(leaf, torch.Tensor):
-            return torch.full((count + 1, *leaf.shape), float("nan"), dtype=leaf.dtype)
+            return torch.full((count + 1, *leaf.shape), float("nan"), dtype=leaf.dtype, device=leaf.device)
         rows: Any = np.empty((count + 1, *leaf.shape), leaf.dtype)
         rows.reshape(-1).view(np.uint8)[:] = 255
         return rows
