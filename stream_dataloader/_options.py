@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch.utils.data import IterableDataset
 
+from stream_dataloader._hints import hint_for
 from stream_dataloader._schedule.changes import CHANGES
 from stream_dataloader._schedule.mix import Mix
 from stream_dataloader._schedule.rules import IntArray, Rules
@@ -199,12 +200,16 @@ _BELONGS = {
 }
 
 
-def refuse_misplaced(given: Mapping[str, Any], dataset: type) -> None:
+def refuse_misplaced(given: Mapping[str, Any], dataset: type, loader: type) -> None:
     """Say where options belong that a loader does not have."""
     if given:
         dataset_has = inspect.signature(dataset).parameters
         of_dataset = f"{{0}} is the dataset's: {dataset.__name__}(..., {{0}}=...)".format
-        unknown = "a StreamDataLoader has no option {}".format
+
+        def unknown(name: str) -> str:
+            known = [*inspect.signature(loader).parameters, *dataset_has]
+            return "; ".join(filter(None, [f"a StreamDataLoader has no option {name}", hint_for(name, known)]))
+
         told = (_BELONGS.get(name) or (of_dataset if name in dataset_has else unknown)(name) for name in given)
         raise TypeError("; ".join(told))
 

@@ -133,7 +133,7 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
         patience: float | None = None,
         **misplaced: Never,
     ) -> None:
-        options.refuse_misplaced(misplaced, StreamDataset)
+        options.refuse_misplaced(misplaced, StreamDataset, StreamDataLoader)
         self.dataset: StreamDataset = check_dataset(dataset)
         members = self.dataset.members
         for member in members:

@@ -14,6 +14,7 @@ import torch
 from torch.utils.data import IterableDataset
 
 from stream_dataloader import _options as options
+from stream_dataloader._hints import hinted
 from stream_dataloader._items.fill import check_fill
 from stream_dataloader._map_style.streams import map_style
 from stream_dataloader._memory.pickling import by_value, spawning
@@ -44,6 +45,7 @@ _NO_INDICES = (
 )
 
 
+@hinted
 class StreamDataset(IterableDataset[StreamBatch]):
     """Sources, a factory that opens one of them, and how their streams fill the lanes of a batch.
 

@@ -14,7 +14,7 @@ import stream_dataloader
 PACKAGE = pathlib.Path(stream_dataloader.__file__).parent
 
 ROOMS = [
-    *("_own_folder", "errors", "protocols", "stream_info", "_html", "_notices", "_descriptors", "_memory"),
+    *("_own_folder", "_hints", "errors", "protocols", "stream_info", "_html", "_notices", "_descriptors", "_memory"),
     *("_schedule", "_advice", "stats", "_options", "sectioning"),
     *("_items", "_kept_fields", "segments", "conventions", "batch", "_assembly"),
     *("_reading", "_map_style", "dataset", "interleaved", "members", "_torch_loader"),
@@ -75,7 +75,7 @@ def test_rooms_import_only_what_stands_before_them():
             assert other == room or ROOMS.index(other) < ROOMS.index(room), f"{module} imports {imported}"
 
 
-GROUND = {"errors", "protocols", "stream_info", "_descriptors"}
+GROUND = {"_hints", "errors", "protocols", "stream_info", "_descriptors"}
 
 
 @pytest.mark.parametrize(

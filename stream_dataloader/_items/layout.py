@@ -237,5 +237,7 @@ class Layout:
             return f"it nests its leaves in {types_of(other.structure)}, and the first in {types_of(self.structure)}"
         for path, ours, theirs in zip(self.paths, self.specs, other.specs, strict=True):
             if ours != theirs:
-                return f"{path} is {theirs}, and in the first was {ours}"
+                are_pictures = ours.dtype == theirs.dtype and len(ours.shape) == len(theirs.shape) == 3
+                size = "; size=(height, width) of VideoStream and ImageFolderStream gives pictures one size"
+                return f"{path} is {theirs}, and in the first was {ours}{size if are_pictures else ''}"
         return ""

@@ -268,5 +268,8 @@ class Handle:
 
 
 def text_of(error: Exception) -> str:
-    """What an error of a stream says."""
-    return shorten(error, 2000)
+    """What an error of a stream says; a hint follows what Python makes of a bare `next()` in a generator."""
+    text = shorten(error, 2000)
+    if isinstance(error, StopIteration) or isinstance(error.__cause__, StopIteration):
+        text += "; a next() in it found no more: give it a default, next(iterator, None), or catch StopIteration"
+    return text

@@ -17,6 +17,7 @@ import numpy.typing as npt
 import torch
 
 from stream_dataloader import _options as options
+from stream_dataloader._hints import hinted
 from stream_dataloader._items.structure import children_of
 from stream_dataloader._ranks.place import OwnRank
 from stream_dataloader.batch import StreamBatch
@@ -39,6 +40,7 @@ NonFinite = Literal["raise", "reset", "keep"]
 BurnInAt = Literal["start", "window"]
 
 
+@hinted
 class RecurrentState:
     """Carries the state of a recurrent model from batch to batch.
 

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from stream_dataloader._hints import hinted
 from stream_dataloader.streams._media.container import frame_rate
 from stream_dataloader.streams._media.section import check_numbers, closed_on_error
 from stream_dataloader.streams.audio.resample import Samples
@@ -23,6 +24,7 @@ from stream_dataloader.streams.video.stream import OpenVideo, VideoStream
 __all__ = ["AudioVisualStream"]
 
 
+@hinted
 @dataclass(frozen=True, kw_only=True)
 class AudioVisualStream:
     """Opens videos with sound: items are dicts of a `frame` and its `audio`, float32 `(channels, samples)`.

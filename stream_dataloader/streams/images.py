@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
+from stream_dataloader._hints import hinted
 from stream_dataloader.streams._media.items import PictureItems
 from stream_dataloader.streams._media.listing import entries_in, is_hidden
 from stream_dataloader.streams._media.opencv import check_opencv, decoded_image, import_opencv
@@ -28,6 +29,7 @@ SUFFIXES = frozenset(
 _NUMBER_FORMAT = re.compile(r"%(?:0?([1-9]\d*))?d")
 
 
+@hinted
 @dataclass(frozen=True, kw_only=True)
 class ImageFolderStream(PictureOptions):
     """Opens folders of images: each image is an item.

@@ -66,8 +66,10 @@ def choose_stream(container: av.container.InputContainer, kind: Literal["video",
     streams = [s for s in container.streams if s.type == kind and not s.disposition.value & _ATTACHED_PICTURE]
     if not 0 <= index < len(streams):
         kinds = ", ".join(sorted({s.type for s in container.streams}))
-        there = f"{len(streams)} of them, numbered from 0" if streams else f"only {kinds or 'no stream at all'}"
-        raise ValueError(f"{container.name} has no {kind} stream {index}; it has {there}")
+        there = f"it has {len(streams)} of them, numbered from 0" if streams else f"it has only {kinds}"
+        if not kinds:
+            there = "no stream at all is described in it: it was cut off, or is no media file; fetch it again"
+        raise ValueError(f"{container.name} has no {kind} stream {index}; {there}")
     stream: Any = streams[index]
     if stream.codec_context is None:
         raise ValueError(f"{container.name}: FFmpeg has no decoder for its {kind} stream {index}")

@@ -11,6 +11,7 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from stream_dataloader._hints import hinted
 from stream_dataloader.streams._media.section import check_file, section_of, whole_number
 from stream_dataloader.streams.array.tables import MemoryTable, NpyTable, Table
 from stream_dataloader.streams.cache import FileCache, open_local
@@ -20,6 +21,7 @@ __all__ = ["ArrayStream"]
 _NPY, _HDF5, _ZIP = b"\x93NUMPY", b"\x89HDF\r\n\x1a\n", b"PK\x03\x04"
 
 
+@hinted
 @dataclass(frozen=True, kw_only=True)
 class ArrayStream:
     """Opens arrays: each row of the first axis is an item.

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from numpy.lib.stride_tricks import as_strided
 
+from stream_dataloader._hints import hinted
 from stream_dataloader.streams._media.container import choose_stream, open_container
 from stream_dataloader.streams._media.section import (
     OnCorrupt,
@@ -36,6 +37,7 @@ _HIGHEST_RATE = 768_000
 _AHEAD_SAMPLES = 16384  # read together, for several windows
 
 
+@hinted
 @dataclass(frozen=True, kw_only=True)
 class AudioStream:
     """Opens audio files: an item is a window of samples, float32 `(channels, window)`, -1 to 1.

@@ -16,6 +16,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from stream_dataloader._hints import hinted
 from stream_dataloader.errors import shorten
 from stream_dataloader.streams._media.section import (
     check_numbers,
@@ -40,6 +41,7 @@ __all__ = ["TextStream"]
 _BLOCK_LIMITS = ("give at least 16", 16)
 
 
+@hinted
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TextStream:
     r"""Opens texts, one byte, character or token a time step.

@@ -14,6 +14,7 @@ from numbers import Real
 from types import NoneType
 from typing import Any, ClassVar
 
+from stream_dataloader._hints import hinted
 from stream_dataloader.errors import DeviceError
 from stream_dataloader.streams._media.items import PictureItems
 from stream_dataloader.streams._media.picture import AvConverter, PictureOptions
@@ -34,6 +35,7 @@ from stream_dataloader.streams.video.selection import Selection
 __all__ = ["OpenVideo", "VideoStream"]
 
 
+@hinted
 @dataclass(frozen=True, kw_only=True)
 class VideoStream(PictureOptions):
     """Opens videos: each frame is an item.

@@ -1,0 +1,101 @@
+"""Hints for names that users of other libraries try: options of constructors, and what is imported from where.
+
+Guarantee: nothing here runs before a call has failed.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import inspect
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
+
+__all__ = ["hint_for", "hinted", "room_of"]
+
+_Kind = TypeVar("_Kind", bound=type)
+
+_LANES = "batch_size= of StreamDataset is the number of lanes"
+_STEPS = "time_steps= of StreamDataset is the length of a window"
+_WORKERS = "num_workers= of StreamDataLoader"
+_AHEAD = "prefetch_factor= of StreamDataLoader is the number of batches that each worker reads ahead"
+_RANKS = "rank= and world_size= of StreamDataLoader; torch.distributed is asked if they are left out"
+_ENDLESS = 'padding_mode="cycle" of StreamDataset never ends'
+_MAPPED = "have open_stream apply it to each item: yield transform(item)"
+
+#: What other libraries (torch, grain, webdataset, datasets, pytorch-stream-dataloader, SPDL, litdata) call an option.
+_OPTIONS: Mapping[str, str] = {
+    **dict.fromkeys(("num_lanes", "lanes", "n_lanes", "num_streams", "num_envs", "bs", "batch"), _LANES),
+    **dict.fromkeys(
+        ("seq_len", "seq_length", "sequence_length", "max_seq_len", "block_size", "bptt", "tbptt_steps", "chunk_size"),
+        _STEPS,
+    ),
+    **dict.fromkeys(("clip_len", "frames_per_clip", "num_frames", "window", "window_size", "num_steps"), _STEPS),
+    **dict.fromkeys(("workers", "worker_count", "n_workers", "num_threads", "num_proc", "concurrency"), _WORKERS),
+    **dict.fromkeys(("prefetch", "prefetch_size", "buffer_size", "predownload", "num_prefetch"), _AHEAD),
+    **dict.fromkeys(("num_replicas", "num_shards", "shard_index", "shard_count", "shard_id", "num_ranks"), _RANKS),
+    **dict.fromkeys(("repeat", "num_epochs", "infinite", "loop"), _ENDLESS),
+    **dict.fromkeys(("transform", "transforms", "map_fn", "operations", "target_transform"), _MAPPED),
+    **dict.fromkeys(("stream_list", "paths", "files", "urls", "data", "input_dir", "data_source"), "sources="),
+    **dict.fromkeys(("streamer", "iterator_fun", "iterator_fn", "factory", "open_fn", "stream_fn"), "open_stream="),
+    **dict.fromkeys(("sampler", "batch_sampler"), "shuffle= and schedule= of StreamDataset decide the order"),
+    **dict.fromkeys(("generator", "random_state", "shuffle_seed"), "seed= of StreamDataset"),
+    **dict.fromkeys(("collate", "collator", "data_collator"), "collate_fn= of StreamDataLoader"),
+    "drop_last": 'padding_mode="drop" of StreamDataset ends an epoch at the first idle lane',
+    "drop_remainder": 'padding_mode="drop" of StreamDataset ends an epoch at the first idle lane',
+    "shuffle_buffer": "shuffle=True of StreamDataset shuffles all sources",
+    "in_order": "deterministic= of StreamDataset",
+    "mp_context": "multiprocessing_context= of StreamDataLoader",
+    "resize": "size=(height, width) of VideoStream and ImageFolderStream",
+    "pin": "pin_memory= of StreamDataLoader",
+}
+
+#: Public names that are not in the package itself, by the room that has them.
+_ROOMS: Mapping[str, tuple[str, ...]] = {
+    "streams": (
+        *("ArrayStream", "AudioStream", "AudioVisualStream", "CameraStream", "FileCache", "ImageFolderStream"),
+        *("TextStream", "VideoStream", "segment_videos"),
+    ),
+    "stores": (
+        *("Hdf5Store", "LeRobotStore", "LmdbStore", "MdsStore", "MdsWriter", "MemmapStore", "NpyStore"),
+        *("ParquetStore", "TensorDictStore", "TfdsStore", "TokenStore", "WebDatasetStore", "ZarrStore"),
+    ),
+    "recurrent": ("RecurrentState", "linear_scan", "masked_rnn"),
+    "errors": ("StoreError",),
+}
+
+
+def hint_for(name: str, known: Iterable[str]) -> str:
+    """Return what to write instead of an option's name, or an empty text."""
+    if name in _OPTIONS:
+        return _OPTIONS[name]
+    close = difflib.get_close_matches(name, [*known], 1)
+    return f"did you mean {close[0]}=?" if close else ""
+
+
+def room_of(name: str) -> str | None:
+    """Return the room that has a public name."""
+    return next((room for room, names in _ROOMS.items() if name in names), None)
+
+
+def hinted(kind: _Kind) -> _Kind:
+    """Add hints to the TypeError for an option that the constructor of a class does not have."""
+    kind.__init__ = _with_hints(kind.__init__)  # type: ignore[misc]
+    return kind
+
+
+def _with_hints(init: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(init)
+    def taking(*args: Any, **options: Any) -> None:
+        try:
+            init(*args, **options)
+        except TypeError as error:
+            call = error.__traceback__ and error.__traceback__.tb_next
+            found = None if call else re.search(r"unexpected keyword argument '(\w+)'", str(error))
+            hint = hint_for(found[1], inspect.signature(init).parameters) if found else ""
+            if not hint:
+                raise
+            raise TypeError(f"{error}; {hint}") from None
+
+    return taking

@@ -1,0 +1,96 @@
+"""What users of other libraries try is told the name that it has here."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import stream_dataloader
+from stream_dataloader import ItemError, StreamDataLoader, StreamDataset, recurrent, stores, streams
+from stream_dataloader._hints import _ROOMS
+from stream_dataloader.recurrent import RecurrentState
+from stream_dataloader.streams import ArrayStream, TextStream
+
+DATASET = StreamDataset([3], range, 1, time_steps=1)
+
+
+@pytest.mark.parametrize(
+    ("build", "hint"),
+    [
+        (lambda: StreamDataset([3], range, seq_len=4), r"'seq_len'; time_steps= of StreamDataset"),
+        (lambda: StreamDataset([3], range, num_lanes=4), r"'num_lanes'; batch_size= of StreamDataset"),
+        (lambda: StreamDataset([3], range, 1, transform=abs), r"'transform'; have open_stream apply it"),
+        (lambda: StreamDataset([3], range, 1, drop_last=True), r'padding_mode="drop"'),
+        (lambda: StreamDataset([3], range, 1, timesteps=3), r"did you mean time_steps=\?"),
+        (lambda: StreamDataset([3], streamer=range, batch_size=1), r"open_stream="),
+        (lambda: StreamDataset([3], range, 1, zebra=3), r"'zebra'$"),
+        (lambda: StreamDataLoader(DATASET, seq_len=3), r"no option seq_len; time_steps= of StreamDataset"),
+        (lambda: StreamDataLoader(DATASET, prefetch=3), r"no option prefetch; prefetch_factor="),
+        (lambda: StreamDataLoader(DATASET, pin_memry=True), r"did you mean pin_memory=\?"),
+        (lambda: StreamDataLoader(DATASET, zebra=True), r"no option zebra$"),
+        (lambda: StreamDataLoader(DATASET, shuffle=True), r"shuffle is the dataset's"),
+        (lambda: ArrayStream(transform=abs), r"have open_stream apply it"),
+        (lambda: TextStream(tokeniser=list), r"did you mean tokenizer=\?|did you mean tokens=\?"),
+        (lambda: RecurrentState(batch_dims=1), r"did you mean batch_dim=\?"),
+    ],
+)
+def test_an_option_by_another_name_is_told_ours(build, hint):
+    with pytest.raises(TypeError, match=hint) as raised:
+        build()
+    assert raised.value.__cause__ is None
+
+
+def test_a_type_error_of_what_a_constructor_calls_stays_as_it_is():
+    class Sources:
+        def __iter__(self):
+            return sorted([], seq_len=3)
+
+    with pytest.raises(TypeError) as raised:
+        StreamDataset(Sources(), range, 1)
+    assert "time_steps" not in str(raised.value)
+
+
+@pytest.mark.parametrize("room", _ROOMS)
+def test_a_name_of_another_room_is_told_its_room(room):
+    module = {"streams": streams, "stores": stores, "recurrent": recurrent, "errors": stream_dataloader.errors}[room]
+    for name in _ROOMS[room]:
+        with pytest.raises(ImportError, match=f"from stream_dataloader.{room} import {name}"):
+            exec(f"from stream_dataloader import {name}", {})
+        assert hasattr(module, name)
+    assert not hasattr(stream_dataloader, "nothing")
+    assert {*streams.__all__} == {*_ROOMS["streams"]}
+    assert {name for name in stores.__all__ if name.endswith(("Store", "Writer")) and name[0] != "S"} - {
+        "OpenedStore"
+    } == {*_ROOMS["stores"]}
+
+
+def bare_next(count):
+    numbers = iter(range(count))
+    while True:
+        yield next(numbers) + next(numbers)
+
+
+def refuses(_):
+    raise StopIteration
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("open_stream", [bare_next, refuses])
+def test_a_bare_next_gets_a_hint(open_stream, workers):
+    loader = StreamDataLoader(StreamDataset([4], open_stream, 1, time_steps=2), workers)
+    with pytest.raises(
+        stream_dataloader.StreamError, match=r"StopIteration.*; a next\(\) in it .* next\(iterator, None\)"
+    ):
+        list(loader)
+
+
+def test_pictures_of_two_sizes_are_told_of_size():
+    dataset = StreamDataset([4, 5], lambda n: iter(np.zeros((2, 3, n, n), np.uint8)), 2, time_steps=2)
+    with pytest.raises(ItemError, match=r"size=\(height, width\) of VideoStream"):
+        list(StreamDataLoader(dataset))
+
+
+def test_hints_cost_nothing_where_nothing_fails():
+    code = "import sys, stream_dataloader.streams; assert 'stream_dataloader.stores' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
