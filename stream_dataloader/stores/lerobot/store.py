@@ -26,6 +26,7 @@ from stream_dataloader.stores.lerobot.info import INFO, Feature, Info, read_info
 from stream_dataloader.stores.lerobot.tables import Episodes, Tables, meta_files, read_episodes
 from stream_dataloader.stores.parquet.columns import Numbers
 from stream_dataloader.streams._media.opencv import check_opencv
+from stream_dataloader.streams._media.picture import Conversion
 from stream_dataloader.streams.video.stream import VideoStream
 
 __all__ = ["LeRobotStore"]
@@ -49,6 +50,7 @@ class LeRobotStore(Store):
         layout: `"CHW"` or `"HWC"`.
         fit: `"stretch"`, `"letterbox"` or `"crop"`, as of `VideoStream`.
         image_dtype: `"uint8"`, 0 to 255, or `"float32"`, 0 to 1.
+        conversion: `"accurate"` or `"swscale"`, as of `VideoStream`; of cameras that are videos.
         tolerance_s: How far a frame may be off its row's time; None: a quarter of a step.
     """
 
@@ -65,10 +67,11 @@ class LeRobotStore(Store):
         layout: Literal["CHW", "HWC"] = "CHW",
         fit: Literal["stretch", "letterbox", "crop"] = "stretch",
         image_dtype: Any = "uint8",
+        conversion: Conversion = "accurate",
         tolerance_s: float | None = None,
     ) -> None:
         package("pyarrow", "LeRobotStore", "arrow")
-        self._video = VideoStream(size=size, layout=layout, fit=fit, dtype=image_dtype)
+        self._video = VideoStream(size=size, layout=layout, fit=fit, dtype=image_dtype, conversion=conversion)
         if tolerance_s is not None and not 0 <= tolerance_s < float("inf"):
             raise ValueError(f"tolerance_s is {tolerance_s!r}; give seconds, or None")
         cameras, columns = _names("cameras", cameras), _names("columns", columns)

@@ -1,7 +1,8 @@
 """How a picture is delivered, and the converters that write decoded ones straight into a batch.
 
 Guarantee: pictures have the one shape and dtype that was asked for, and colours by their own tags. Planes ("gbrp") are
-the most accurate way to RGB, and the fastest that honours tags.
+the most accurate way to RGB, and the fastest that honours tags. `conversion="swscale"` gives the pixels of PyAV's
+`to_ndarray(format="rgb24")` instead, bit for bit.
 """
 
 from __future__ import annotations
@@ -23,7 +24,10 @@ from stream_dataloader.streams._media.section import check_options
 if TYPE_CHECKING:
     import av
 
-__all__ = ["ArrayConverter", "AvConverter", "Picture", "PictureOptions"]
+__all__ = ["ArrayConverter", "AvConverter", "Conversion", "FrameOptions", "Picture", "PictureOptions"]
+
+#: How a decoded picture of YUV becomes RGB.
+Conversion = Literal["accurate", "swscale"]
 
 # Gray is the luma as it is: libswscale converts between matrices unless both are its default.
 _LUMA = {"src_colorspace": 5, "dst_colorspace": 5, "dst_color_range": 2}  # SWS_CS_ITU601, AVCOL_RANGE_JPEG
@@ -74,6 +78,7 @@ class Picture(PictureOptions):
 
     upright: bool = True  # images are turned as their EXIF says
     deep: bool = False  # they have 16 bits a channel, and come as uint16, 0 to 65535, where `dtype` is uint8
+    conversion: Conversion = "accurate"  # of decoded frames
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -85,6 +90,22 @@ class Picture(PictureOptions):
 
     def empty(self) -> Any:
         return np.empty(self.shape, "uint16" if self.deep else self.dtype)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FrameOptions(PictureOptions):
+    """How frames that PyAV decodes are delivered.
+
+    Attributes:
+        conversion: How YUV becomes RGB: `"accurate"`, each value the nearest one; or `"swscale"`, the pixels of
+            PyAV's `to_ndarray(format="rgb24")`, bit for bit.
+    """
+
+    conversion: Conversion = "accurate"
+
+    @property
+    def picture(self) -> Picture:
+        return dataclasses.replace(super().picture, conversion=self.conversion)
 
 
 def _dtype_name(dtype: Any) -> str:
@@ -157,7 +178,7 @@ def _centred(length: int, room: int) -> tuple[slice, slice]:
 
 
 class _Converter:
-    """Puts down planes `(H, W)` uint8, to which a subclass brings pictures."""
+    """Puts down planes `(H, W)` or pixels `(H, W, 3)`, uint8, to which a subclass brings pictures."""
 
     def __init__(self, picture: Picture) -> None:
         self.picture = picture
@@ -184,7 +205,11 @@ class _Converter:
         if plan.borders:
             out[...] = 0
         rows, columns = plan.place
-        place = out[:, rows, columns] if picture.layout == "CHW" else out[rows, columns].transpose(2, 0, 1)
+        if len(planes) == 1 and planes[0].ndim == 3:  # pixels (H, W, 3)
+            place = out[:, rows, columns].transpose(1, 2, 0) if picture.layout == "CHW" else out[rows, columns]
+            place = place[None]
+        else:
+            place = out[:, rows, columns] if picture.layout == "CHW" else out[rows, columns].transpose(2, 0, 1)
         if picture.layout == "HWC" and len(planes) == 3 and (pack := _packer()) is not None:  # faster than by planes
             pixels = out[rows, columns]
             straight = whole and pixels.flags.c_contiguous
@@ -219,11 +244,14 @@ class AvConverter(_Converter):
         super().__init__(picture)
         self._reformatter = VideoReformatter()
         self._pixel_aspect = pixel_aspect
+        self._gray = picture.color == "gray"
         # Bilinear averages all pixels that a smaller one covers.
         self._options: dict[str, Any] = {"interpolation": ACCURATE_BILINEAR, "threads": 1}
-        self._gray = picture.color == "gray"
         self._format = "gray" if self._gray else "gbrp"
-        self._order = (2, 0, 1) if picture.color == "rgb" else (0,)  # R, G, B among the planes G, B, R
+        if picture.conversion == "swscale":
+            self._options = {"threads": 1}
+            self._format = "gray" if self._gray else "rgb24"
+        self._order = (2, 0, 1) if self._format == "gbrp" else (0,)  # R, G, B among the planes G, B, R
 
     def empty(self, frame: av.VideoFrame) -> Any:
         self._planned(frame.width, frame.height, self._pixel_aspect, _orientation(frame))
@@ -232,7 +260,7 @@ class AvConverter(_Converter):
     def write(self, frame: av.VideoFrame, out: Any) -> None:
         plan = self._planned(frame.width, frame.height, self._pixel_aspect, _orientation(frame))
         options = self._options
-        if self._gray:
+        if self._gray and self.picture.conversion == "accurate":
             options = {**options, **_LUMA, "src_color_range": frame.color_range}
         converted = self._reformatter.reformat(frame, plan.width, plan.height, self._format, **options)
         planes: Any = converted.planes
@@ -240,7 +268,10 @@ class AvConverter(_Converter):
         for index in self._order:
             plane = planes[index]
             view = np.frombuffer(plane, np.uint8).reshape(-1, plane.line_size)  # rows are padded
-            views.append(view[: plan.height, : plan.width])
+            if self._format == "rgb24":
+                views.append(view[: plan.height, : 3 * plan.width].reshape(plan.height, plan.width, 3))
+            else:
+                views.append(view[: plan.height, : plan.width])
         self._put(views, plan, out)
 
 

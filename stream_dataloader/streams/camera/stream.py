@@ -20,7 +20,7 @@ import numpy as np
 from stream_dataloader._hints import hinted
 from stream_dataloader.streams._media.items import PictureItems
 from stream_dataloader.streams._media.opencv import check_opencv, import_opencv
-from stream_dataloader.streams._media.picture import ArrayConverter, AvConverter, PictureOptions
+from stream_dataloader.streams._media.picture import ArrayConverter, AvConverter, FrameOptions
 from stream_dataloader.streams._media.section import check_numbers, closed_on_error
 from stream_dataloader.streams.camera.live import Frame, LiveReader, av_frames, opencv_frames
 
@@ -35,7 +35,7 @@ _NUMBERS: dict[str, type[Any]] = {
 
 @hinted
 @dataclass(frozen=True, kw_only=True)
-class CameraStream(PictureOptions):
+class CameraStream(FrameOptions):
     """Opens live cameras and network video.
 
     A source is a camera's index (0, 1, ...), its device (`"/dev/video0"`), or a URL that FFmpeg
@@ -58,6 +58,7 @@ class CameraStream(PictureOptions):
         color: `"rgb"`, or `"gray"`: one channel.
         dtype: `"uint8"`, 0 to 255, or `"float32"`, 0 to 1.
         fit: `"stretch"`, `"letterbox"` or `"crop"`; see `PictureOptions`.
+        conversion: `"accurate"` or `"swscale"`, as of `VideoStream`; PyAV only.
         backend: `"av"` or `"opencv"`; None is PyAV for URLs and OpenCV for devices.
         items: `"dict"`, see above, or `"frame"`: the frame alone.
         fps: The most frames a second, evenly spaced; others do not count as `dropped`. None: all.
@@ -100,6 +101,8 @@ class CameraStream(PictureOptions):
             raise ValueError(f"reconnect_seconds is {waits}; give (first wait, longest wait), both above 0")
         if self.options and self.backend == "opencv":
             raise ValueError("options are for PyAV, and backend is 'opencv'; leave one of them out")
+        if self.conversion == "swscale" and self.backend == "opencv":
+            raise ValueError('conversion is for PyAV, and backend is "opencv"; leave one of them out')
         if self.backend == "opencv":
             check_opencv('CameraStream(backend="opencv")')
 

@@ -1,6 +1,8 @@
 """When each frame of a video is shown: read from its packets, and kept.
 
-Guarantee: the n-th entry is the time stamp of the n-th frame that is decoded of an intact file.
+Guarantee: the n-th entry is the time stamp of the n-th frame that is decoded of an intact file. Packets tell it where
+their bits say how many frames each holds (`pictures`), and where decoding times rise, and each key frame is shown after
+all before it. Otherwise the file is decoded once; if its frames' times do not rise, only their number is known.
 """
 
 from __future__ import annotations
@@ -10,34 +12,41 @@ import itertools
 import os
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from fractions import Fraction
 from typing import Any, NamedTuple
 
+import av
 import av.error
+import av.video.frame
 import numpy as np
 from numpy.typing import NDArray
 
 from stream_dataloader.streams._media.container import choose_stream, open_container, ticks_of_untimed
 from stream_dataloader.streams.cache import FileCache, keep_tables, kept_tables, open_local
+from stream_dataloader.streams.video.pictures import inspector
 
-__all__ = ["FrameIndex", "FrameTimes", "frame_index", "segment_videos"]
+__all__ = ["FrameIndex", "FrameTimes", "frame_index", "index_by_decoding", "is_key_picture", "segment_videos"]
 
-#: Time stamps of all frames in the order of display; None if the container has none.
+#: Time stamps of all frames in the order of display; None if the container has none, or if they do not rise.
 FrameTimes = NDArray[np.int64] | None
 
-_SLICE, _IDR, _SEI = 1, 5, 6  # nal_unit_type (ITU-T H.264, table 7-1)
-_RECOVERY_POINT = 6  # payloadType (annex D.1.1)
+_INTRA = av.video.frame.PictureType.I
+
+_RULES = 2  # of how an index is made: those made by others are not taken from the cache
 
 
 class FrameIndex(NamedTuple):
-    """The times of a video's frames, and the key frames from which decoding may begin.
+    """The times of a video's frames, their number, and the key frames from which decoding may begin.
 
-    `keys` has rows of time stamp and fingerprint, sorted. A fingerprint of -1 matches no packet.
+    `keys` has rows of time stamp and fingerprint, sorted. A fingerprint of -1 matches no packet. `total` is None if
+    nothing is known.
     """
 
     times: FrameTimes
     keys: NDArray[np.int64]
+    total: int | None
 
     def key_before(self, time: int) -> int | None:
         """The time stamp of the last key frame that is shown at a time or before."""
@@ -50,23 +59,51 @@ class FrameIndex(NamedTuple):
         return bool((self.keys[first:behind, 1] == _fingerprint(packet)).any())
 
 
-_NOTHING_KNOWN = FrameIndex(None, np.empty((0, 2), np.int64))
+_NOTHING_KNOWN = FrameIndex(None, np.empty((0, 2), np.int64), None)
 
 
 def frame_index(path: str, stream: int = 0) -> FrameIndex:
     """The index of one of a file's video streams."""
+    return _remembered(*_identity(path), stream)
+
+
+def index_by_decoding(path: str, stream: int = 0) -> FrameIndex:
+    """Make the index anew, by decoding all frames, where packets told something else than frames do."""
+    name = _kept_name(*_identity(path), stream)
+    found = _decoded(path, stream)
+    _keep(name, found)
+    _remembered.cache_clear()
+    return found
+
+
+def is_key_picture(frame: Any) -> bool:
+    """Whether a decoded frame refers to no other, as its decoder says."""
+    return bool(frame.key_frame) and frame.pict_type == _INTRA
+
+
+def _identity(path: str) -> tuple[str, int, int]:
     status = os.stat(path)
-    return _remembered(os.path.abspath(path), status.st_size, status.st_mtime_ns, stream)
+    return os.path.abspath(path), status.st_size, status.st_mtime_ns
+
+
+def _kept_name(path: str, size: int, changed: int, stream: int) -> str:
+    decoders = ".".join(map(str, av.library_versions["libavcodec"]))
+    return f"{path}\0{size}\0{changed}\0{stream}\0{_RULES}\0{decoders}"
 
 
 @functools.lru_cache(maxsize=64)
 def _remembered(path: str, size: int, changed: int, stream: int) -> FrameIndex:
-    name = f"{path}\0{size}\0{changed}\0{stream}"
+    name = _kept_name(path, size, changed, stream)
     if (known := kept_tables("probes", name)) is not None and "keys" in known:
-        return FrameIndex(known.get("times"), known["keys"])
+        total = known.get("total")
+        return FrameIndex(known.get("times"), known["keys"], None if total is None else int(total))
     found = _scan(path, stream)
-    keep_tables("probes", name, {"keys": found.keys, **({} if found.times is None else {"times": found.times})})
+    _keep(name, found)
     return found
+
+
+def _keep(name: str, found: FrameIndex) -> None:
+    keep_tables("probes", name, {field: value for field, value in found._asdict().items() if value is not None})
 
 
 def _fingerprint(packet: Any) -> int:
@@ -76,39 +113,116 @@ def _fingerprint(packet: Any) -> int:
 
 def _scan(path: str, stream: int) -> FrameIndex:
     """Read all packets. Frames before the first key frame cannot be decoded."""
-    found: list[int] = []
-    keys: list[tuple[int, int]] = []
-    first_key: int | None = None
+    packets = _Packets()
     with open_container(path) as container:
         video = choose_stream(container, "video", stream)
         ticks = ticks_of_untimed(container, video)
         # In program streams FFmpeg's times depend on where it begins to read.
         exact = container.format.name != "mpeg"
-        refreshed = video.codec_context.name == "h264"
+        look = inspector(video)
+        sure = look is not None
         try:
             for packet in container.demux(video):
-                if not packet.size:
-                    continue
-                time = packet.pts if ticks is None else round(len(found) * ticks)
-                if time is None:
-                    return _NOTHING_KNOWN
-                if packet.is_keyframe:
-                    first_key = time if first_key is None else first_key
-                    if not (refreshed and _is_gradual_refresh(packet)):
-                        keys.append((time, _fingerprint(packet)))
-                if not packet.is_discard:  # an edit list cuts off frames that others refer to
-                    found.append(time)
+                if look is None:
+                    break
+                if packet.size and not (sure := packets.add(packet, *look(packet), timed=ticks is None)):
+                    break
         except av.error.FFmpegError:  # the index ends here; reading the frames reports the damage
             pass
-    times = np.sort(np.array(found, np.int64))
-    if first_key is not None and ticks is None:
-        times = times[times >= first_key]
-    if not (np.diff(times) > 0).all():
-        return _NOTHING_KNOWN
-    if not exact:
-        alike = Counter(fingerprint for _, fingerprint in keys)
-        keys = [(time, fingerprint if alike[fingerprint] == 1 else -1) for time, fingerprint in keys]
-    return FrameIndex(times, np.array(sorted(keys), np.int64).reshape(-1, 2))
+    if not sure:
+        return _decoded(path, stream)
+    return packets.index(ticks, exact=exact)
+
+
+class _Packets:
+    """Packets of a video, in order: the times of their frames, as long as these are sure."""
+
+    def __init__(self) -> None:
+        self._times: list[int] = []
+        self._keys: list[tuple[int, int]] = []
+        self._first_key: int | None = None
+        self._latest: int | None = None  # the last moment at which a frame so far is shown
+        self._decoded_at: int | None = None
+        self._count = 0
+
+    def add(self, packet: Any, frames: int | None, key: bool, *, timed: bool) -> bool:
+        """Add a packet that holds `frames`; returns whether the times are still sure."""
+        if frames is None:
+            return False
+        if not timed:
+            if self._first_key is None and packet.is_keyframe:
+                self._first_key = 0
+            self._count += frames
+            return self._first_key is not None
+        if frames > 1 or (frames and packet.pts is None):
+            return False
+        if packet.dts is not None:
+            if self._decoded_at is not None and packet.dts < self._decoded_at:
+                return False  # the clock jumps back: files were joined
+            self._decoded_at = packet.dts
+        if packet.is_keyframe and self._first_key is None:
+            if not key:
+                return False
+            self._first_key = packet.pts
+        if not frames or self._first_key is None:
+            return True
+        if key:
+            if self._latest is not None and packet.pts <= self._latest:
+                return False
+            self._keys.append((packet.pts, _fingerprint(packet)))
+        self._latest = packet.pts if self._latest is None else max(packet.pts, self._latest)
+        if not packet.is_discard and packet.pts >= self._first_key:  # an edit list cuts off frames that others refer to
+            self._times.append(packet.pts)
+        return True
+
+    def index(self, ticks: Fraction | None, *, exact: bool) -> FrameIndex:
+        if ticks is not None:
+            times = np.array([round(frame * ticks) for frame in range(self._count)], np.int64)
+            return FrameIndex(times, _NOTHING_KNOWN.keys, self._count)
+        times = np.sort(np.array(self._times, np.int64))
+        if not (np.diff(times) > 0).all():
+            return FrameIndex(None, _NOTHING_KNOWN.keys, len(times))
+        keys = self._keys
+        if not exact:
+            alike = Counter(fingerprint for _, fingerprint in keys)
+            keys = [(time, fingerprint if alike[fingerprint] == 1 else -1) for time, fingerprint in keys]
+        return FrameIndex(times, np.array(keys, np.int64).reshape(-1, 2), len(times))
+
+
+def _decoded(path: str, stream: int) -> FrameIndex:
+    """Decode all frames; nothing is known of a file that is damaged."""
+    times: list[int | None] = []
+    fingerprints: dict[int, int] = {}
+    keys: list[tuple[int, int]] = []
+    with open_container(path) as container:
+        video = choose_stream(container, "video", stream)
+        untimed = ticks_of_untimed(container, video)
+        first_key: Any = None
+        try:
+            for packet in itertools.chain((packet for packet in container.demux(video) if packet.size), (None,)):
+                if packet is not None and packet.is_keyframe:
+                    first_key = packet if first_key is None else first_key
+                    if packet.pts is not None:
+                        fingerprints[packet.pts] = _fingerprint(packet)
+                for frame in video.decode(packet) if first_key is not None else ():
+                    if frame.is_corrupt:
+                        return _NOTHING_KNOWN
+                    time = frame.pts
+                    if not times and None not in (time, first_key.pts) and time < first_key.pts and untimed is None:
+                        continue  # it refers to frames before the first key frame
+                    times.append(time)
+                    if is_key_picture(frame) and time in fingerprints:
+                        keys.append((time, fingerprints[time]))
+        except av.error.EOFError:
+            pass
+        except av.error.FFmpegError:
+            return _NOTHING_KNOWN
+    if untimed is not None:
+        ticks = [round(frame * untimed) for frame in range(len(times))]
+        return FrameIndex(np.array(ticks, np.int64), _NOTHING_KNOWN.keys, len(times))
+    if None in times or not (np.diff(shown := np.array(times, np.int64)) > 0).all():
+        return FrameIndex(None, _NOTHING_KNOWN.keys, len(times))
+    return FrameIndex(shown, np.array(keys, np.int64).reshape(-1, 2), len(times))
 
 
 def segment_videos(
@@ -149,52 +263,10 @@ def segment_videos(
             found = tqdm(found, total=len(paths), desc="counting frames", unit="video")
         for path, times in zip(paths, found, strict=True):
             if times is None:
-                raise ValueError(f"{path} does not tell when its frames are shown; leave it whole")
+                raise ValueError(
+                    f"{path} does not tell when its frames are shown, or its clock jumps back; leave it whole"
+                )
             pieces = -(-len(times) // max_frames)
             borders = [len(times) * piece // pieces for piece in range(pieces + 1)] if pieces else []
             sections += [(path, start, stop) for start, stop in itertools.pairwise(borders)]
     return sections
-
-
-def _is_gradual_refresh(packet: Any) -> bool:
-    """Whether a key frame of H.264 begins a refresh of several frames."""
-    for unit in _units(bytes(packet)):
-        kind = unit[0] & 31
-        if kind in (_SLICE, _IDR):
-            return False
-        if kind == _SEI and _frames_to_recover(unit):
-            return True
-    return False
-
-
-def _units(data: bytes) -> Iterator[bytes]:
-    """The NAL units, each behind a start code, or (MP4, Matroska) a length of four bytes."""
-    if data[:3] == b"\0\0\1" or data[:4] == b"\0\0\0\1":
-        yield from (unit for unit in data.split(b"\0\0\1") if unit.strip(b"\0"))
-        return
-    while len(data) > 4:
-        length = int.from_bytes(data[:4], "big")
-        if not 0 < length <= len(data) - 4:
-            return
-        yield data[4 : 4 + length]
-        data = data[4 + length :]
-
-
-def _frames_to_recover(unit: bytes) -> bool:
-    """Whether a unit holds a recovery point frames away (7.3.2.3.1 and D.1.8)."""
-    # The third byte of 00 00 03 only prevents a false start code (7.4.1).
-    payload = unit.replace(b"\0\0\3", b"\0\0")[1:]
-    while len(payload) > 2:
-        kind, payload = _number(payload)
-        size, payload = _number(payload)
-        if kind == _RECOVERY_POINT and payload:
-            # recovery_frame_cnt is an Exp-Golomb code (9.1), in which the single bit 1 stands for 0.
-            return not payload[0] & 0x80
-        payload = payload[size:]
-    return False
-
-
-def _number(data: bytes) -> tuple[int, bytes]:
-    """The sum of bytes of 255 and of the one behind them; and the rest."""
-    full = len(data) - len(data.lstrip(b"\xff"))
-    return 255 * full + sum(data[full : full + 1]), data[full + 1 :]

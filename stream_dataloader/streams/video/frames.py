@@ -10,6 +10,8 @@ program streams do not know the times of what they land on::
     good                      ^ from here, decode up to n
     late                                  ^                    or no key frame of the index: try again from further
                                                                back; at last read the file from its beginning
+
+The first frame decoded must be a key picture with the key frame's time, and each frame shown when the index says.
 """
 
 from __future__ import annotations
@@ -23,11 +25,13 @@ from fractions import Fraction
 from typing import Any
 
 import av.error
+import numpy as np
 
 from stream_dataloader.streams._media.container import check_not_cut, choose_stream, open_container, ticks_of_untimed
 from stream_dataloader.streams._media.section import OnCorrupt, closed_on_error
 from stream_dataloader.streams.video.device import DeviceDecoder
-from stream_dataloader.streams.video.frame_index import FrameIndex, frame_index
+from stream_dataloader.streams.video.frame_index import FrameIndex, frame_index, index_by_decoding, is_key_picture
+from stream_dataloader.streams.video.pictures import Inspector, inspector
 
 __all__ = ["FrameReader"]
 
@@ -53,6 +57,7 @@ class FrameReader:
 
     def _open(self) -> None:
         self._begun = False
+        self._empty = 0  # packets that hold nothing
         self._container = open_container(self._path) if self._device is None else self._device.open()
         with closed_on_error(self._container):
             self.stream: Any = choose_stream(self._container, "video", self._index)
@@ -70,9 +75,8 @@ class FrameReader:
         return frame_index(self._path, self._index)
 
     def count(self) -> int | None:
-        """The number of frames; None if the container has no times."""
-        times = self._known.times
-        return None if times is None else len(times)
+        """The number of frames; None if it is not known."""
+        return self._known.total
 
     def time_of(self, frame: int) -> int | None:
         """The time stamp of a frame, in the stream's time base; None if there is none."""
@@ -83,7 +87,8 @@ class FrameReader:
         """The number of the first frame shown `seconds` after the first one, or later."""
         times = self._known.times
         if times is None:
-            raise ValueError(f"{self._path} does not tell when its frames are shown; give frames, not seconds")
+            what = "does not tell when its frames are shown, or its clock jumps back"
+            raise ValueError(f"{self._path} {what}; give frames, not seconds")
         if not len(times):
             return 0
         return bisect.bisect_left(times, int(times[0]) + seconds / float(self.stream.time_base))
@@ -95,20 +100,41 @@ class FrameReader:
         if start == 0:
             return self._decoded(_from_key(self._packets_from_start()))
         time, whole = self.time_of(start), self.on_corrupt == "raise"
-        if time is None and self.count() is not None and whole:
+        count = self.count()
+        if count is not None and start >= count and whole:
             return iter(())
         if time is None or self._ticks is not None or not whole:
             return itertools.islice(self.frames(), start, None)
         frames = (frame for frame in self.frames_from(time) if frame.pts is None or frame.pts >= time)
-        first = next(frames, None)
-        if first is not None and first.pts == time:
-            return itertools.chain([first], frames)
-        return itertools.islice(self.frames(), start, None)  # packets have other time stamps than frames
+        return self._as_known(frames, start)
+
+    def _as_known(self, frames: Iterator[Any], start: int) -> Iterator[Any]:
+        """Frames from `start` on; where one differs from the index, both are made anew."""
+        times = self._known.times
+        assert times is not None
+        number = start
+        for frame in frames:
+            if number >= len(times) or frame.pts != times[number]:
+                break
+            yield frame
+            number += 1
+        else:
+            if number == len(times):
+                return
+        known = index_by_decoding(self._path, self._index)
+        given = times[start:number]
+        if known.times is None or not np.array_equal(known.times[start:number], given):
+            self._refuse(f"frame {number} is not shown when its packets say")
+        self._known = known
+        yield from itertools.islice(self.frames(), number, None)
 
     def frames_from(self, time: int) -> Iterator[Any]:
         """The frames from a key frame at `time` or before it, in the stream's time base."""
-        for back in _BACK_SECONDS if self._ticks is None else ():
-            target = time - int(back / self.stream.time_base)
+        key = self._known.key_before(time) if self._ticks is None else None
+        if key is None:
+            return self.frames()
+        for back in _BACK_SECONDS:
+            target = key - int(back / self.stream.time_base)
             if target <= (self.stream.start_time or 0):
                 break
             try:
@@ -118,24 +144,33 @@ class FrameReader:
                 break
             packets = _from_key(self._packets())
             first = next(packets, None)
-            if first is None or first.pts is None or first.pts > time:
+            if first is None or first.pts is None or first.pts > time or not self._known.has_key(first):
                 continue
-            if self._known.has_key(first):
-                return self._decoded(itertools.chain([first], packets), sought=True)
-        return self._frames_from_key_before(time)
+            if (frames := self._from_sure_key(first, packets)) is not None:
+                return frames
+        return self._frames_from_key_at(key)
 
-    def _frames_from_key_before(self, time: int) -> Iterator[Any]:
-        """Read from the beginning, and decode from the last key frame before `time`."""
-        key = self._known.key_before(time) if self._ticks is None else None
-        if key is not None:
-            packets = itertools.dropwhile(
-                lambda packet: packet is not None and not (packet.is_keyframe and packet.pts == key),
-                self._packets_from_start(),
-            )
-            first = next(packets, None)
-            if first is not None:
-                return self._decoded(itertools.chain([first], packets), sought=True)
+    def _frames_from_key_at(self, time: int) -> Iterator[Any]:
+        """Read from the beginning, and decode from a key frame on."""
+        packets = itertools.dropwhile(
+            lambda packet: packet is not None and not (packet.is_keyframe and packet.pts == time),
+            self._packets_from_start(),
+        )
+        first = next(packets, None)
+        if first is not None and (frames := self._from_sure_key(first, packets)) is not None:
+            return frames
         return self.frames()
+
+    def _from_sure_key(self, key: Any, packets: Iterator[Any]) -> Iterator[Any] | None:
+        """Decode from a packet on, if the first frame is a key picture and has the packet's time."""
+        frames = self._decoded(itertools.chain([key], packets), sought=True)
+        try:
+            first = next(frames, None)
+        except ValueError:  # reading from the beginning tells whether it is damaged
+            return None
+        if first is None or first.pts != key.pts or not is_key_picture(first):
+            return None
+        return itertools.chain([first], frames)
 
     def _packets_from_start(self) -> Iterator[Any]:
         """All packets; the file is opened again if it was read before."""
@@ -146,13 +181,15 @@ class FrameReader:
         return self._packets()
 
     def _packets(self) -> Iterator[Any]:
-        failed = 0
+        failed = self._empty = 0
         while failed < _MOST_FAILURES:
             try:
                 for packet in self._container.demux(self.stream):
                     if packet.size:
                         failed = 0
                         yield packet
+                    elif packet.dts is not None:
+                        self._empty += 1  # as in an AVI file where a picture is to stay
                 break
             except av.error.FFmpegError as error:
                 self._refuse(f"cannot be read further ({error.strerror})", error)
@@ -161,7 +198,7 @@ class FrameReader:
 
     def _decoded(self, packets: Iterator[Any], *, sought: bool = False) -> Iterator[Any]:
         """Decode packets, the first of which is a key frame's."""
-        tally = Tally(self.stream.time_base)
+        tally = Tally(self.stream.time_base, inspector(self.stream))
         gaps = PacketGaps() if self._container.format.name == "mpegts" else None
         for packet in packets:
             if gaps is not None and gaps.has_one_before(packet):
@@ -191,8 +228,8 @@ class FrameReader:
     def _is_wanted(self, frame: Any, tally: Tally) -> bool:
         if self._ticks is not None:
             frame.pts = round(tally.frames * self._ticks)
-        elif frame.pts is not None and tally.first_time is not None and frame.pts < tally.first_time:
-            return False  # it comes after the key frame, and refers to frames before it
+        elif tally.is_leading(frame.pts):
+            return False
         if frame.is_corrupt and self.on_corrupt != "keep":
             self._refuse(f"the frame at {self.seconds(frame)} s is damaged")
             return False
@@ -208,8 +245,8 @@ class FrameReader:
         declared = self.stream.frames
         if self._container.format.name.startswith("mov,") and self.stream.index_entries:
             declared = min(declared, len(self.stream.index_entries))  # without what an edit list cuts off
-        if declared and tally.packets < declared:
-            what = f"{self._path} is cut off: it has {tally.packets} frames, and its header declares {declared}"
+        if declared and (found := tally.packets + self._empty) < declared:
+            what = f"{self._path} is cut off: it has {found} frames, and its header declares {declared}"
             raise ValueError(f'{what}; use on_corrupt="drop" for what there is')
         if not tally.frames:
             raise ValueError(f"{self._path}: its video stream {self._index} has no frame that can be decoded")
@@ -228,23 +265,33 @@ def _from_key(packets: Iterator[Any]) -> Iterator[Any]:
 class Tally:
     """How much of a video was read, from its first key frame on."""
 
-    def __init__(self, tick_seconds: Fraction) -> None:
+    def __init__(self, tick_seconds: Fraction, look: Inspector | None) -> None:
         self._tick_seconds = tick_seconds
+        self._look = look
         self.packets = 0
-        self.expected = 0  # frames that these packets should give
+        self.expected = 0  # frames that these packets give for sure
         self.frames = 0  # that were handed out
-        self.first_time: int | None = None  # of the first packet, a key frame's
+        self._first_time: int | None = None  # of the first packet, a key frame's
         self._last_time: int | None = None  # of the last frame that was handed out
+        self._leads = True  # packets may still be of frames that are shown before the first key frame
 
     def add_packet(self, packet: Any) -> None:
-        """Count a packet, and the frame that it should give."""
+        """Count a packet, and the frames that it should give."""
         self.packets += 1
-        if self.first_time is None:
-            self.first_time = packet.pts
-        if packet.is_discard:  # an edit list cuts its frame off
+        if self.packets == 1:
+            self._first_time = packet.pts
+        elif packet.is_keyframe:
+            self._leads = False
+        frames = self._look(packet).frames if self._look is not None else None
+        if frames is None or packet.is_discard:  # an edit list cuts its frame off
             return
-        untimed = packet.pts is None or self.first_time is None
-        self.expected += untimed or packet.pts >= self.first_time
+        untimed = packet.pts is None or self._first_time is None
+        if untimed or not self._leads or packet.pts >= self._first_time:
+            self.expected += frames
+
+    def is_leading(self, time: int | None) -> bool:
+        """Whether a frame comes after the first key frame, and is shown before it: it refers to frames before."""
+        return not self.frames and None not in (time, self._first_time) and time < self._first_time  # type: ignore[operator]
 
     def add_frame(self, time: int | None) -> None:
         self.frames += 1

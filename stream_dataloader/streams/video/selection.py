@@ -70,8 +70,8 @@ class Selection(NamedTuple):
         if self.fps is None or first == stop:
             return max(0, -((first - stop) // self.frame_step))
         origin, last, end = reader.time_of(first), reader.time_of(count - 1), reader.time_of(stop)
-        assert origin is not None
-        assert last is not None
+        if origin is None or last is None:
+            return None
         behind = last + ticks_a_frame(reader.stream) if end is None else Fraction(end)
         return math.ceil((behind - origin) / self._ticks_an_item(reader))
 
@@ -139,6 +139,9 @@ class Selection(NamedTuple):
             if frame.pts is None:
                 raise ValueError(f"{self.section.path} does not tell when its frames are shown; leave fps out")
             origin = frame.pts if origin is None else origin
+            if shown is not None and frame.pts < shown.pts:
+                where = f"{self.section.path}: its clock jumps back, from {reader.seconds(shown):.3f} s to "
+                raise ValueError(f"{where}{reader.seconds(frame):.3f} s, so fps cannot be kept; leave fps out")
             if end is not None and frame.pts >= end:
                 break
             while shown is not None and origin + item * ticks < frame.pts:

@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 from stream_dataloader._hints import hinted
 from stream_dataloader.errors import DeviceError
 from stream_dataloader.streams._media.items import PictureItems
-from stream_dataloader.streams._media.picture import AvConverter, PictureOptions
+from stream_dataloader.streams._media.picture import AvConverter, FrameOptions
 from stream_dataloader.streams._media.section import (
     OnCorrupt,
     Section,
@@ -37,7 +37,7 @@ __all__ = ["OpenVideo", "VideoStream"]
 
 @hinted
 @dataclass(frozen=True, kw_only=True)
-class VideoStream(PictureOptions):
+class VideoStream(FrameOptions):
     """Opens videos: each frame is an item.
 
     A source is a path, or `(path, start, stop)`, a section of a video. All that FFmpeg reads works.
@@ -50,6 +50,8 @@ class VideoStream(PictureOptions):
         dtype: uint8, 0 to 255, or float32, 0 to 1.
         fit: `"stretch"`, `"letterbox"` or `"crop"`; see `PictureOptions`.
         frame_step: Yield every n-th frame.
+        conversion: How YUV becomes RGB: `"accurate"`, each value the nearest one; or `"swscale"`, the pixels of
+            PyAV's `to_ndarray(format="rgb24")`, bit for bit.
         fps: Resample by time stamps: item n is the frame shown n / fps seconds after the first.
         start: The first frame: an int is its number, a float is seconds after the video's first.
         stop: The end, not included, like `start`; None is the video's end.
