@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from stream_dataloader.streams._media.container import choose_stream, open_container, ticks_of_untimed
 from stream_dataloader.streams.cache import FileCache, keep_tables, kept_tables, open_local
-from stream_dataloader.streams.video.pictures import inspector
+from stream_dataloader.streams.video.pictures import Shown, inspector
 
 __all__ = ["FrameIndex", "FrameTimes", "frame_index", "index_by_decoding", "is_key_picture", "segment_videos"]
 
@@ -125,10 +125,11 @@ def _scan(path: str, stream: int) -> FrameIndex:
             for packet in container.demux(video):
                 if look is None:
                     break
-                if packet.size and not (sure := packets.add(packet, *look(packet), timed=ticks is None)):
+                if packet.size and not (sure := packets.add(packet, look.look(packet), timed=ticks is None)):
                     break
         except av.error.FFmpegError:  # the index ends here; reading the frames reports the damage
             pass
+        sure = sure and look is not None and not look.waits
     if not sure:
         return _decoded(path, stream)
     return packets.index(ticks, exact=exact)
@@ -145,8 +146,11 @@ class _Packets:
         self._decoded_at: int | None = None
         self._count = 0
 
-    def add(self, packet: Any, frames: int | None, key: bool, *, timed: bool) -> bool:
-        """Add a packet that holds `frames`; returns whether the times are still sure."""
+    def add(self, packet: Any, shown: Shown, *, timed: bool) -> bool:
+        """Add a packet; returns whether the times are still sure."""
+        frames, key, found = shown
+        if not found:  # a damaged one counts as a frame; reading the frames reports it
+            frames = 1
         if frames is None:
             return False
         if not timed:

@@ -31,7 +31,7 @@ from stream_dataloader.streams._media.container import check_not_cut, choose_str
 from stream_dataloader.streams._media.section import OnCorrupt, closed_on_error
 from stream_dataloader.streams.video.device import DeviceDecoder
 from stream_dataloader.streams.video.frame_index import FrameIndex, frame_index, index_by_decoding, is_key_picture
-from stream_dataloader.streams.video.pictures import Inspector, inspector
+from stream_dataloader.streams.video.pictures import Inspector, Shown, inspector
 
 __all__ = ["FrameReader"]
 
@@ -57,7 +57,6 @@ class FrameReader:
 
     def _open(self) -> None:
         self._begun = False
-        self._empty = 0  # packets that hold nothing
         self._container = open_container(self._path) if self._device is None else self._device.open()
         with closed_on_error(self._container):
             self.stream: Any = choose_stream(self._container, "video", self._index)
@@ -181,15 +180,13 @@ class FrameReader:
         return self._packets()
 
     def _packets(self) -> Iterator[Any]:
-        failed = self._empty = 0
+        failed = 0
         while failed < _MOST_FAILURES:
             try:
                 for packet in self._container.demux(self.stream):
                     if packet.size:
                         failed = 0
                         yield packet
-                    elif packet.dts is not None:
-                        self._empty += 1  # as in an AVI file where a picture is to stay
                 break
             except av.error.FFmpegError as error:
                 self._refuse(f"cannot be read further ({error.strerror})", error)
@@ -243,10 +240,11 @@ class FrameReader:
         if tally.frames < tally.expected:
             self._refuse(f"{tally.expected - tally.frames} of {tally.expected} frames could not be decoded")
         declared = self.stream.frames
-        if self._container.format.name.startswith("mov,") and self.stream.index_entries:
-            declared = min(declared, len(self.stream.index_entries))  # without what an edit list cuts off
-        if declared and (found := tally.packets + self._empty) < declared:
-            what = f"{self._path} is cut off: it has {found} frames, and its header declares {declared}"
+        if self._container.format.name.startswith(("mov,", "avi")) and self.stream.index_entries:
+            # Without what an edit list cuts off, or where a picture of an AVI file only stays.
+            declared = min(declared, len(self.stream.index_entries))
+        if declared and tally.packets < declared:
+            what = f"{self._path} is cut off: it has {tally.packets} frames, and its header declares {declared}"
             raise ValueError(f'{what}; use on_corrupt="drop" for what there is')
         if not tally.frames:
             raise ValueError(f"{self._path}: its video stream {self._index} has no frame that can be decoded")
@@ -269,7 +267,7 @@ class Tally:
         self._tick_seconds = tick_seconds
         self._look = look
         self.packets = 0
-        self.expected = 0  # frames that these packets give for sure
+        self._expected = 0
         self.frames = 0  # that were handed out
         self._first_time: int | None = None  # of the first packet, a key frame's
         self._last_time: int | None = None  # of the last frame that was handed out
@@ -282,12 +280,21 @@ class Tally:
             self._first_time = packet.pts
         elif packet.is_keyframe:
             self._leads = False
-        frames = self._look(packet).frames if self._look is not None else None
+        told = Shown(None) if self._look is None else self._look.look(packet)
+        frames = told.frames if told.found else 1
+        if frames is None:
+            self._look = None  # from here on only decoding tells
+            self._expected = 0
         if frames is None or packet.is_discard:  # an edit list cuts its frame off
             return
         untimed = packet.pts is None or self._first_time is None
         if untimed or not self._leads or packet.pts >= self._first_time:
-            self.expected += frames
+            self._expected += frames
+
+    @property
+    def expected(self) -> int:
+        """The number of frames that these packets give for sure."""
+        return self._expected - (self._look is not None and self._look.waits)
 
     def is_leading(self, time: int | None) -> bool:
         """Whether a frame comes after the first key frame, and is shown before it: it refers to frames before."""

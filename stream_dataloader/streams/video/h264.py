@@ -40,11 +40,11 @@ class H264Packets:
         for unit in _parameter_sets(extradata) if self._length else nal_units(extradata, 0):
             self._read_sequence(unit)
 
-    def look(self, packet: Any) -> tuple[int | None, bool]:
-        """Frames that begin in a packet, None if unsure; and whether it is a sure key frame."""
+    def look(self, packet: Any) -> tuple[int | None, bool] | None:
+        """Frames that begin in a packet, None if unsure; and whether it is a sure key frame. None without a picture."""
         if not packet.is_keyframe and self._frames_only:
             return 1, False
-        key, begun, refreshed = False, 0, None
+        key, begun, refreshed, found = False, 0, None, False
         for unit in nal_units(packet, self._length):
             kind = unit[0] & 31
             if kind == _SPS:
@@ -52,19 +52,30 @@ class H264Packets:
             elif kind == _SEI:
                 refreshed = _is_exact(bytes(unit)) if refreshed is None else refreshed
             elif kind in _SLICES:
+                found = True
                 key = key or (not begun and (kind == _IDR or bool(refreshed)))
                 if self._frames_only:
                     return 1, key
                 if len(self._sequences) != 1:  # which of them counts is not known
                     return None, False
-                begun += self._begins_frame(bytes(unit[:64]))
+                if (begins := self._begins_frame(bytes(unit[:64]))) is None:
+                    return None, False
+                begun += begins
+        if not found:
+            return None
         return (begun, key and begun == 1) if begun < 2 else (None, False)
+
+    @property
+    def waits(self) -> bool:
+        """Whether the last picture was a first field."""
+        return self._first is not None
 
     @property
     def _frames_only(self) -> bool:
         return bool(self._sequences) and all(sequence.frames_only for sequence in self._sequences)
 
-    def _begins_frame(self, unit: bytes) -> bool:
+    def _begins_frame(self, unit: bytes) -> bool | None:
+        """Whether a slice is the first of a frame; None where a field stays alone, which decoders may not show."""
         (sequence,) = self._sequences
         bits = _Bits(unit[1:])
         if bits.code():  # first_mb_in_slice: a further slice of the same picture
@@ -77,7 +88,7 @@ class H264Packets:
         if parity and before is not None and before == _Field(number, 3 - parity) and unit[0] & 31 != _IDR:
             return False
         self._first = _Field(number, parity) if parity else None
-        return True
+        return True if before is None else None
 
     def _read_sequence(self, unit: Any) -> None:
         if unit[0] & 31 != _SPS:

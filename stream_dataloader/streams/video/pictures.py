@@ -13,27 +13,41 @@ from typing import Any, NamedTuple
 
 from stream_dataloader.streams.video.h264 import H264Packets, nal_units
 
-__all__ = ["Inspector", "Shown", "inspector"]
-
-_HEAD_BYTES = 4096  # in which the headers of a packet are looked for first
+__all__ = ["NO_PICTURE", "Inspector", "Shown", "inspector"]
 
 
 class Shown(NamedTuple):
-    """How many frames come of a packet; None if unsure. Whether decoding may begin there."""
+    """How many frames come of a packet; None if unsure. Whether decoding may begin there.
+
+    Where no picture is found, the packet is of another kind, or damaged.
+    """
 
     frames: int | None
-    key: bool
+    key: bool = False
+    found: bool = True
 
 
-Inspector = Callable[[Any], Shown]
+NO_PICTURE = Shown(None, found=False)
+
+
+class Inspector:
+    """Tells of each packet of a stream, in order, what it holds."""
+
+    def __init__(self, look: Callable[[Any], Shown]) -> None:
+        self.look = look
+
+    @property
+    def waits(self) -> bool:
+        """Whether the last packet was a field whose second one has not come; alone, it may not be shown."""
+        return False
 
 
 def inspector(stream: Any) -> Inspector | None:
-    """What to call with each packet of a stream, in order; None if its codec's bits are not known here."""
+    """Inspector of a stream's packets; None if its codec's bits are not known here."""
     context = stream.codec_context
     extradata = bytes(context.extradata or b"")
     if context.codec.intra_only or context.name in _WHOLE:
-        return _every_packet
+        return Inspector(_every_packet)
     made = _INSPECTORS.get(_NAMES.get(context.name, context.name))
     return None if made is None else made(extradata)
 
@@ -46,12 +60,21 @@ def _every_packet(packet: Any) -> Shown:
 _WHOLE = ("ffv1", "png", "apng", "qtrle", "cinepak", "gif")
 
 
-def _h264(extradata: bytes) -> Inspector:
-    packets = H264Packets(extradata)
-    return lambda packet: Shown(*packets.look(packet))
+class _H264(Inspector):
+    def __init__(self, extradata: bytes) -> None:
+        self._packets = H264Packets(extradata)
+        super().__init__(self._look)
+
+    def _look(self, packet: Any) -> Shown:
+        told = self._packets.look(packet)
+        return NO_PICTURE if told is None else Shown(*told)
+
+    @property
+    def waits(self) -> bool:
+        return self._packets.waits
 
 
-class _Hevc:
+class _Hevc(Inspector):
     """HEVC (ITU-T H.265): leading pictures that refer to before a broken place are not shown."""
 
     _BROKEN, _FIRST_KEY, _LAST_KEY, _SKIPPED, _END = (16, 17, 18), 16, 21, (8, 9), (36, 37)  # nal_unit_type
@@ -59,8 +82,9 @@ class _Hevc:
     def __init__(self, extradata: bytes) -> None:
         self._length = 1 + (extradata[21] & 3) if extradata[:1] == b"\1" and len(extradata) > 21 else 0
         self._begins = self._broken = True
+        super().__init__(self._look)
 
-    def __call__(self, packet: Any) -> Shown:
+    def _look(self, packet: Any) -> Shown:
         if not (packet.is_keyframe or self._broken or self._begins):
             return Shown(1, False)
         for unit in nal_units(packet, self._length):
@@ -73,12 +97,12 @@ class _Hevc:
                 return Shown(1, True)
             elif kind < self._FIRST_KEY:
                 return Shown(0 if self._broken and kind in self._SKIPPED else 1, False)
-        return Shown(None, False)
+        return NO_PICTURE
 
 
 def _vp8(_: bytes) -> Inspector:
     """RFC 6386, 9.1: a bit for frames that are not keys, three of the version, one for those that are shown."""
-    return lambda packet: Shown(memoryview(packet)[0] >> 4 & 1, not memoryview(packet)[0] & 1)
+    return Inspector(lambda packet: Shown(memoryview(packet)[0] >> 4 & 1, not memoryview(packet)[0] & 1))
 
 
 def _vp9(_: bytes) -> Inspector:
@@ -89,7 +113,7 @@ def _vp9(_: bytes) -> Inspector:
         frames = [_vp9_header(data[begin : begin + 2]) for begin in _vp9_frames(data)]
         return Shown(sum(shown for shown, _ in frames), frames[0][1])
 
-    return look
+    return Inspector(look)
 
 
 def _vp9_header(data: Any) -> tuple[bool, bool]:
@@ -143,10 +167,10 @@ def _av1(_: bytes) -> Inspector:
             position += size
         return Shown(1, False)
 
-    return look
+    return Inspector(look)
 
 
-class _Mpeg2:
+class _Mpeg2(Inspector):
     """MPEG-1 and MPEG-2 (ITU-T H.262, 6.2): a picture may be a frame or a field."""
 
     _PICTURE, _SEQUENCE = b"\0\0\1\0", b"\0\0\1\xb3"
@@ -154,12 +178,17 @@ class _Mpeg2:
 
     def __init__(self, _: bytes) -> None:
         self._open_field = 0  # the structure of a first field that waits for its second
+        super().__init__(self._look)
 
-    def __call__(self, packet: Any) -> Shown:
+    @property
+    def waits(self) -> bool:
+        return bool(self._open_field)
+
+    def _look(self, packet: Any) -> Shown:
         data = bytes(packet)
         begun, key, position = 0, False, data.find(self._PICTURE)
         if position < 0:
-            return Shown(None, False)
+            return NO_PICTURE
         if packet.is_keyframe:
             intra = data[position + 5] >> 3 & 7 == 1 if position + 5 < len(data) else False
             key = intra and data.find(self._SEQUENCE, 0, position) >= 0
@@ -185,22 +214,27 @@ class _Mpeg2:
         return 3
 
 
-class _Mpeg4:
+class _Mpeg4(Inspector):
     """MPEG-4 Visual (ISO/IEC 14496-2, 6.2): a VOP may be "not coded"; a packet may hold two, and the next none."""
 
     _VOP, _VOL = b"\0\0\1\xb6", tuple(b"\0\0\1" + bytes([0x20 + i]) for i in range(16))
 
     def __init__(self, extradata: bytes) -> None:
         self._time_bits = 0
+        super().__init__(self._look)
         self._read_layer(extradata)
 
-    def __call__(self, packet: Any) -> Shown:
+    def _look(self, packet: Any) -> Shown:
         data = bytes(packet)
         position = data.find(self._VOP)
+        if len(data) == 1:  # so DivX and XviD write a frame that only stays
+            return Shown(0)
         if position > 0:
             self._read_layer(data[:position])
-        if position < 0 or not self._time_bits:
-            return Shown(None, False)
+        if position < 0:
+            return NO_PICTURE
+        if not self._time_bits:
+            return Shown(None)
         intra, coded = data[position + 4 : position + 5] < b"\x40", 0
         key = intra
         while position >= 0:
@@ -237,7 +271,7 @@ class _Mpeg4:
 
 _NAMES = {"libdav1d": "av1", "libaom-av1": "av1", "libvpx": "vp8", "libvpx-vp9": "vp9", "mpeg1video": "mpeg2video"}
 _INSPECTORS: dict[str, Callable[[bytes], Inspector]] = {
-    "h264": _h264,
+    "h264": _H264,
     "hevc": _Hevc,
     "vp8": _vp8,
     "vp9": _vp9,
