@@ -155,9 +155,9 @@ class _Packets:
             return False
         if not timed:
             if self._first_key is None and packet.is_keyframe:
-                self._first_key = 0
+                self._first_key, self._count = 0, 0
             self._count += frames
-            return self._first_key is not None
+            return True
         if frames > 1 or (frames and packet.pts is None):
             return False
         if packet.dts is not None:
@@ -168,14 +168,16 @@ class _Packets:
             if not key:
                 return False
             self._first_key = packet.pts
-        if not frames or self._first_key is None:
+            self._times.clear()
+        if not frames:
             return True
-        if key:
+        if key and self._first_key is not None:
             if self._latest is not None and packet.pts <= self._latest:
                 return False
             self._keys.append((packet.pts, _fingerprint(packet)))
         self._latest = packet.pts if self._latest is None else max(packet.pts, self._latest)
-        if not packet.is_discard and packet.pts >= self._first_key:  # an edit list cuts off frames that others refer to
+        leads = self._first_key is not None and packet.pts < self._first_key
+        if not packet.is_discard and not leads:  # an edit list cuts off frames that others refer to
             self._times.append(packet.pts)
         return True
 
