@@ -15,6 +15,7 @@ from stream_dataloader._schedule.rules import IntArray, Rules
 from stream_dataloader._schedule.sections import Cut, Cuts, Lengths, lengths_in
 
 _MOST_STREAMS = 10_000  # that are assigned for one figure, in some 50 ms
+_MOST_EPOCHS = 8
 _ABOUT_THE_SAME = 0.02
 
 
@@ -24,7 +25,7 @@ class Alternative(NamedTuple):
     Attributes:
         kind: Which `Advice.kind` it is.
         option: As Python code.
-        padding_share: 0 to 1.
+        padding_share: 0 to 1; the mean of eight epochs where they differ, of fewer if there are very many streams.
     """
 
     kind: str
@@ -66,7 +67,8 @@ class Outlook:
     @cached_property
     def alternatives(self) -> list[Alternative]:
         """What would leave less padding, the best first."""
-        found = [one for one in self._alternatives() if one.padding_share < self.padding_share - _ABOUT_THE_SAME]
+        now = self._usual_share(self.rules, self.scheduled)
+        found = [one for one in self._alternatives() if one.padding_share < now - _ABOUT_THE_SAME]
         best = min((one.padding_share for one in found), default=0.0)
         return sorted(found, key=lambda one: max(one.padding_share, best + _ABOUT_THE_SAME))
 
@@ -97,12 +99,21 @@ class Outlook:
         yield from [one for one in found if one.padding_share <= best + _ABOUT_THE_SAME][-1:]
 
     def _with(self, kind: str, option: str, rules: Rules, scheduled: Lengths | None = None) -> Alternative:
-        share = self._padding_share(rules, self.scheduled if scheduled is None else scheduled)
+        share = self._usual_share(rules, self.scheduled if scheduled is None else scheduled)
         return Alternative(kind, option, share)
 
-    def _padding_share(self, rules: Rules, scheduled: Lengths) -> float:
-        steps = count_steps(rules, steps_of_groups(rules, self.epoch, scheduled))
-        cells = steps * (rules.time_steps or 1) * rules.lanes_of_a_group * rules.groups.total
-        known = lengths_in(scheduled, self.epoch)
-        assert known is not None
-        return 1 - int(known.sum()) / cells if cells else 0.0
+    def _usual_share(self, rules: Rules, scheduled: Lengths) -> float:
+        """The share over several epochs where they differ: one alone may be much better or worse than most."""
+        differ = rules.shuffle or isinstance(scheduled, Cuts)
+        most = max(1, _MOST_STREAMS // max(1, len(scheduled)))
+        return self._padding_share(rules, scheduled, min(_MOST_EPOCHS, most) if differ else 1)
+
+    def _padding_share(self, rules: Rules, scheduled: Lengths, epochs: int = 1) -> float:
+        cells = items = 0
+        for epoch in range(self.epoch, self.epoch + epochs):
+            steps = count_steps(rules, steps_of_groups(rules, epoch, scheduled))
+            cells += steps * (rules.time_steps or 1) * rules.lanes_of_a_group * rules.groups.total
+            known = lengths_in(scheduled, epoch)
+            assert known is not None
+            items += int(known.sum())
+        return 1 - items / cells if cells else 0.0

@@ -3,6 +3,7 @@
 import dataclasses
 
 import pytest
+import torch
 
 from stream_dataloader import StreamDataLoader, StreamDataset, sections, visualize
 from stream_dataloader._advice import Setup
@@ -24,24 +25,27 @@ LENGTHS = {
 }
 
 
+@pytest.mark.parametrize("shuffle", [False, True])
 @pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
-def test_what_a_change_is_said_to_bring_is_what_it_brings(lengths):
-    def read(batch_size=4, **more):
-        options = {"time_steps": 8, "lengths": lengths, "seed": 3} | more
+def test_what_a_change_is_said_to_bring_is_what_epochs_have_on_average(lengths, shuffle):
+    def padding_of(batch_size=4, **more):
+        options = {"time_steps": 8, "lengths": lengths, "seed": 3, "shuffle": shuffle} | more
         dataset = StreamDataset(lengths, lambda n, start=0: range(start, n), batch_size, **options)
-        loader = StreamDataLoader(dataset)
-        for _ in loader:
-            pass
-        return loader.stats(), visualize.timeline(dataset)
+        loader, shares, items, cells = StreamDataLoader(dataset), [], 0, 0
+        for _ in range(8):
+            masks = [batch.mask for batch in loader]
+            shares.append(loader.stats().padding_share)
+            items, cells = items + sum(int(mask.sum()) for mask in masks), cells + sum(map(torch.numel, masks))
+        return 1 - items / cells, loader, visualize.timeline(dataset), shares
 
-    stats, timeline = read()
-    if stats.padding_share > 0.2:
-        assert stats.advice().kind == timeline.alternatives[0].kind
+    now, loader, timeline, shares = padding_of()
+    if shares[-1] > 0.2:
+        assert loader.stats().advice().kind == timeline.alternatives[0].kind
     assert timeline.alternatives
     for one in timeline.alternatives:
-        after, _ = read(**eval(f"dict({one.option})", {"sections": sections}))
-        assert after.padding_share == pytest.approx(one.padding_share)
-        assert after.padding_share < stats.padding_share
+        after, _, _, others = padding_of(**eval(f"dict({one.option})", {"sections": sections}))
+        assert after == pytest.approx(one.padding_share), f"{one}, and epochs had {others}"
+        assert after < now
 
 
 @pytest.mark.parametrize("more", [{"lengths": None}, *({"padding_mode": mode} for mode in ("data", "drop", "cycle"))])
