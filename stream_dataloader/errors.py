@@ -7,6 +7,7 @@ works with the message alone, because torch's worker wrapper rebuilds exceptions
 from __future__ import annotations
 
 import pickle
+import re
 import traceback
 from collections.abc import Sequence
 from typing import Any
@@ -33,8 +34,39 @@ __all__ = [
 ]
 
 
+#: A URL's user and password, and its query, which may hold a signature. In Azure's, a container stands at that place.
+_CREDENTIALS = re.compile(r"\b(?!abfss?:|wasbs?:)([a-z][a-z0-9+.-]*://)[^\s/@?#'\"]*@", re.IGNORECASE)
+_QUERY = re.compile(r"\b([a-z][a-z0-9+.-]*://[^\s?#'\"]*)\?[^\s#'\"]*", re.IGNORECASE)
+
+
+def without_secrets(text: str) -> str:
+    """Text without the user, the password and the query of URLs in it, for errors, logs and names of streams.
+
+    Example:
+        >>> without_secrets("https://me:secret@host/a.npy?signature=secret is not there")
+        'https://host/a.npy?... is not there'
+    """
+    return _QUERY.sub(r"\1?...", _CREDENTIALS.sub(r"\1", text)) if "://" in text else text
+
+
+def shown(text: object) -> str:
+    r"""Text out of data as one line for a terminal: control characters are visible, and secrets of URLs are left out.
+
+    Example:
+        >>> print(shown("a\x1b[2K\nb.mp4"))
+        a\x1b[2K\nb.mp4
+    """
+    plain = without_secrets(str(text))
+    if plain.isprintable():
+        return plain
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in plain)
+
+
 class StreamDataLoaderError(Exception):
-    """Base of every error of this library."""
+    """Base of every error of this library; its message shows no passwords or queries of URLs."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*(without_secrets(value) if isinstance(value, str) else value for value in args))
 
 
 class StreamError(StreamDataLoaderError, RuntimeError):
@@ -186,6 +218,7 @@ def shorten(value: object, limit: int = 200) -> str:
         text = repr(value)
     except Exception as error:  # a user's broken __repr__ must not hide the error being reported
         text = f"<{type(value).__name__} whose repr raised {type(error).__name__}>"
+    text = without_secrets(text)
     half = (limit - 5) // 2
     return text if len(text) <= limit else f"{text[:half]} ... {text[-half:]}"
 

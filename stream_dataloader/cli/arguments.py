@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 from stream_dataloader import stores, streams
 from stream_dataloader.dataloader import StreamDataLoader
 from stream_dataloader.dataset import StreamDataset
-from stream_dataloader.errors import ItemError, StoreError
+from stream_dataloader.errors import ItemError, StoreError, shown
 from stream_dataloader.stores._base.formats import format_of
 from stream_dataloader.streams._media.listing import files_below
 from stream_dataloader.streams.images import SUFFIXES
@@ -270,4 +270,4 @@ def warn(error: BaseException | str) -> None:
     text = " ".join(str(error).split()) or type(error).__name__
     if isinstance(error, OSError) and error.strerror and error.filename is not None:
         text = f"{error.filename}: {error.strerror}"
-    print(f"stream-dataloader: {text}", file=sys.stderr)
+    print(f"stream-dataloader: {shown(text)}", file=sys.stderr)

@@ -26,6 +26,7 @@ from stream_dataloader.cli.arguments import (
     print_json,
     warn,
 )
+from stream_dataloader.errors import shown
 from stream_dataloader.stores._packing.run import Bar, size_text
 from stream_dataloader.visualize import timeline
 
@@ -57,7 +58,7 @@ def run(options: Namespace) -> bool:
     if options.json:
         print_json(found)
     else:
-        print(*lines, sep="\n")
+        print(*map(shown, lines), sep="\n")
     return bool(broken)
 
 

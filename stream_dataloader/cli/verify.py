@@ -12,6 +12,7 @@ from functools import partial
 
 from stream_dataloader import stores
 from stream_dataloader.cli.arguments import add_options, print_json, with_options
+from stream_dataloader.errors import shown
 from stream_dataloader.stores._packing.run import Bar
 
 
@@ -31,5 +32,5 @@ def run(options: Namespace) -> bool:
         print_json({"path": store.path, "streams": len(store), "problems": problems})
     else:
         found = f"{len(problems) or 'no'} problem(s) found"
-        print(*problems, f"{len(store):,} streams of {store.path} were read, {found}", sep="\n")
+        print(*map(shown, problems), f"{len(store):,} streams of {shown(store.path)} were read, {found}", sep="\n")
     return bool(problems)

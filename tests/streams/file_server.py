@@ -22,6 +22,7 @@ class Server(ThreadingHTTPServer):
         self.half_sent, self.go_on = threading.Event(), threading.Event()
         self.url = f"http://127.0.0.1:{self.server_address[1]}"
         self.connected, self.open = 0, set()
+        self.redirects, self.headers_of = {}, {}  # by name: where it is instead; what was said to get it last
 
     def put(self, name, content):
         self.files[name] = content
@@ -79,6 +80,13 @@ class Handler(BaseHTTPRequestHandler):
     def answer(self):
         server, name = self.server, self.path[1:].partition("?")[0]
         server.requests.append((self.command, self.path))
+        server.headers_of[name] = list(self.headers.items())
+        if name in server.redirects:
+            self.send_response(302)
+            self.send_header("Location", server.redirects[name])
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+            return
         wrong = server.always or (server.plan.pop(0) if server.plan and self.command == "GET" else None)
         if wrong == "silent":
             server.go_on.wait(PATIENCE)

@@ -19,7 +19,7 @@ from stream_dataloader._items.content import hash_content
 from stream_dataloader._reading.lists import SourceList, SourceLists
 from stream_dataloader._reading.stream import Retries
 from stream_dataloader.dataset import StreamDataset
-from stream_dataloader.errors import StoreError, StreamError, WorkerDeathError, shorten
+from stream_dataloader.errors import StoreError, StreamError, WorkerDeathError, shorten, without_secrets
 from stream_dataloader.stores._base.files import disk_bytes
 from stream_dataloader.stores._base.formats import FORMATS, INDEXES, check_options
 from stream_dataloader.stores._base.packing import StreamRecord
@@ -207,7 +207,8 @@ def _keys_of(sources: Sequence[Any], given: Any, store: Store | None) -> list[st
 
 def _key_of(source: Any, store: Store | None) -> str:
     if store is None:
-        return os.fsdecode(source) if isinstance(source, (str, os.PathLike)) else shorten(source)
+        # A store is often published: names must not hold what opened its sources.
+        return without_secrets(os.fsdecode(source)) if isinstance(source, (str, os.PathLike)) else shorten(source)
     if isinstance(source, (tuple, list)):
         number, start, stop = source
         return f"{store.key(number)}[{start or 0}:{'' if stop is None else stop}]"

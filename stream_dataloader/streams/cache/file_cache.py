@@ -27,6 +27,7 @@ from urllib.parse import unquote, urlsplit
 import numpy as np
 from numpy.typing import NDArray
 
+from stream_dataloader.errors import shown
 from stream_dataloader.streams.cache.entry import CacheEntry, make_room
 from stream_dataloader.streams.cache.own_folder import LocalFile, make_own_folder
 from stream_dataloader.streams.cache.remote import RemoteFile, SizeError, UnreachableError
@@ -156,7 +157,7 @@ class FileCache:
         if current:
             os.utime(versions[0])  # the server was asked just now
             return
-        _log.info("fetching %s", url)
+        _log.info("fetching %s", shown(url))
         version = remote.fetch(entry.part, functools.partial(self._make_room, url, entry=entry))
         self._make_room(url, os.path.getsize(entry.part), entry)
         entry.take_in(version)
@@ -183,9 +184,8 @@ class FileCache:
         if (limit := self._limit()) is None:
             return
         if size > limit:
-            raise SizeError(
-                f"{url} has {size:,} bytes, and the cache's limit is {limit:,}; raise size_limit_bytes or {_LIMIT}"
-            )
+            what = f"{shown(url)} has {size:,} bytes, and the cache's limit is {limit:,}"
+            raise SizeError(f"{what}; raise size_limit_bytes or {_LIMIT}")
         make_room(self._directory(), size, limit, entry.part)
 
 

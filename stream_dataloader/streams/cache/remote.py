@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import functools
 import hashlib
 import json
 import os
@@ -14,6 +15,9 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
+from urllib.parse import urljoin
+
+from stream_dataloader.errors import shown
 
 __all__ = ["RemoteFile", "SizeError", "UnreachableError", "final_error", "text_of"]
 
@@ -67,10 +71,10 @@ class RemoteFile:
             self._file_system, self._path = url_to_fs(url, **options)
         except ImportError as error:
             remedy = "pip install 'stream-dataloader[fsspec]'; s3:// needs s3fs, gs:// gcsfs, abfs:// adlfs"
-            raise ImportError(f"{url} needs a package that is not installed: {error} ({remedy})") from error
+            raise ImportError(f"{shown(url)} needs a package that is not installed: {error} ({remedy})") from error
         except Exception as error:
             if (known := final_error(url, error)) is None:
-                raise UnreachableError(f"{url} could not be opened: {text_of(error)}") from error
+                raise UnreachableError(f"{shown(url)} could not be opened: {text_of(error)}") from error
             raise known from error
         if hasattr(self._file_system, "retries"):
             self._file_system.retries = 1  # s3fs and gcsfs would multiply their own with ours
@@ -86,7 +90,7 @@ class RemoteFile:
         found = self._tried(lambda: self._file_system.cat_file(self._path, start=start, end=start + size))
         version, whole = self.ask()
         if len(found) != size:
-            raise SizeError(f"{self._url}: {len(found):,} bytes came, and {size:,} were asked for")
+            raise SizeError(f"{shown(self._url)}: {len(found):,} bytes came, and {size:,} were asked for")
         return found, version, whole
 
     def send(self, path: str) -> None:
@@ -106,7 +110,7 @@ class RemoteFile:
         else:
             known = system.info(self._path)
         if known.get("type") == "directory":
-            raise IsADirectoryError(f"{self._url} is a directory; give the files in it")
+            raise IsADirectoryError(f"{shown(self._url)} is a directory; give the files in it")
         named = {key.lower().replace("-", "").replace("_", ""): str(value) for key, value in known.items()}
         version = json.dumps({key: value for key, value in sorted(named.items()) if key in _VERSION})
         return hashlib.sha256(version.encode()).hexdigest()[:16], known.get("size")
@@ -144,7 +148,7 @@ class RemoteFile:
                     raise known from error
                 timed_out = any(isinstance(link, (TimeoutError, asyncio.TimeoutError)) for link in _chain(error))
                 if wait is None or timed_out:  # a timeout is wait enough
-                    what = f"{self._url} could not be {done} ({tries} tries in {time.monotonic() - began:.1f} s)"
+                    what = f"{shown(self._url)} could not be {done} ({tries} tries in {time.monotonic() - began:.1f} s)"
                     raise UnreachableError(f"{what}: {text_of(error)}; check address and network") from error
             time.sleep(wait)
         raise AssertionError("the last try returns or raises")
@@ -158,15 +162,40 @@ def _hold(file_system: Any) -> None:
         file_system = below if below is not None else getattr(file_system, "fs", None)
 
 
+#: What a request to another host than the one that was named may say.
+_HEADERS_FOR_ALL = {"accept", "accept-encoding", "accept-language", "range", "user-agent", "if-match", "if-range"}
+
+
+@functools.cache
+def _same_host_only() -> Any:
+    """Have aiohttp leave out the user's headers where a server leads to another host.
+
+    It is one object, as fsspec has one client for options that look alike.
+    """
+    from aiohttp import TraceConfig
+
+    async def leave_out(_session: Any, _context: Any, redirect: Any) -> None:
+        place = redirect.response.headers.get("Location") or redirect.response.headers.get("URI") or ""
+        if urljoin(str(redirect.url), place).split("/")[:3] != str(redirect.url).split("/")[:3]:
+            for name in [name for name in redirect.headers if name.lower() not in _HEADERS_FOR_ALL]:
+                redirect.headers.popall(name, None)
+
+    trace = TraceConfig()
+    trace.on_request_redirect.append(leave_out)
+    return trace
+
+
 def _options(protocol: str, given: Mapping[str, Any], timeout_seconds: float) -> dict[str, Any]:
     if protocol in _HTTP:
         from aiohttp import ClientTimeout
 
         # no limit to the whole, which is five minutes by default: files may be large
         limits = dict.fromkeys(("connect", "sock_connect", "sock_read"), timeout_seconds)
-        client = {"timeout": ClientTimeout(total=None, **limits), "auto_decompress": False}
+        client: dict[str, Any] = {"timeout": ClientTimeout(total=None, **limits), "auto_decompress": False}
+        client |= given.get("client_kwargs", {})
+        client["trace_configs"] = [_same_host_only(), *client.get("trace_configs", ())]
         headers = {"Accept-Encoding": "identity", **given.get("headers", {})}
-        return {**given, "client_kwargs": client | given.get("client_kwargs", {}), "headers": headers}
+        return {**given, "client_kwargs": client, "headers": headers}
     if protocol in _S3:
         config: dict[str, Any] = {"connect_timeout": timeout_seconds, "read_timeout": timeout_seconds}
         config |= {"retries": {"total_max_attempts": 1}}
@@ -184,7 +213,7 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 
 def final_error(url: str, error: Exception) -> Exception | None:
     """The builtin error to raise; None if another try may help."""
-    chain = list(_chain(error))
+    chain, url = list(_chain(error)), shown(url)
     statuses = [getattr(link, "status", None) for link in chain]
     status = next((status for status in statuses if isinstance(status, int)), None)
     if any(isinstance(link, OSError) and link.errno in _OURS and link.filename for link in chain) or (
@@ -217,5 +246,5 @@ def _is_of_the_network(error: BaseException) -> bool:
 def text_of(error: Exception) -> str:
     """The first cause of an error, in one line."""
     root = list(_chain(error))[-1]
-    text = " ".join(str(root).split())
+    text = shown(" ".join(str(root).split()))
     return f"{type(root).__name__}: {text}" if text else type(root).__name__

@@ -1,0 +1,91 @@
+"""Text out of data and of URLs where people see it: no secrets, no control characters."""
+
+import logging
+import os
+import subprocess
+import sys
+
+import pytest
+from file_server import serving
+from helpers import PATIENCE, make_loader
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stream_dataloader import stores
+from stream_dataloader.errors import ReadError, StoreError, StreamError, shorten, shown, without_secrets
+from stream_dataloader.streams import ArrayStream, FileCache
+
+SECRETS = ("alice", "PASSWORD", "SIGNATURE")
+
+
+def secret_url(server, name):
+    return f"{server.url.replace('//', '//alice:PASSWORD@')}/{name}?X-Amz-Signature=SIGNATURE&b=2"
+
+
+def has_secrets(text):
+    return [secret for secret in SECRETS if secret in text]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("https://me:word@host:80/a/b.npy?key=1#x is gone", "https://host:80/a/b.npy?...#x is gone"),
+        ("zip://a.npy::S3://me@bucket/b.zip?v=1", "zip://a.npy::S3://bucket/b.zip?..."),
+        ("'http://h/a?b', 'http://u:p@h/c'", "'http://h/a?...', 'http://h/c'"),
+        ("no url: a@b?c", "no url: a@b?c"),
+    ],
+)
+def test_what_urls_hold_besides_the_address_is_left_out(text, expected):
+    assert without_secrets(text) == expected
+    assert shorten(text) == repr(expected) or "'" in text
+    for kind in (StreamError, StoreError, ReadError):
+        assert str(kind(text)) == expected
+
+
+@given(st.text(st.characters(exclude_characters="\\"), max_size=30))
+def test_what_is_shown_is_one_printable_line_from_which_the_text_can_be_read(text):
+    line = shown(text)
+    assert line.isprintable()
+    if "://" not in text:
+        assert line.encode("latin-1", "backslashreplace").decode("unicode_escape") == text
+
+
+def test_neither_log_nor_errors_nor_packed_names_hold_a_password(tmp_path, caplog):
+    caplog.set_level(logging.INFO)
+    cache = FileCache(directory=tmp_path / "cache")
+    with serving() as server:
+        server.put("x.npy", b"no array")
+        url = secret_url(server, "x.npy")
+        cache.open(url).close()
+        assert "fetching" in caplog.text
+        with pytest.raises(StreamError) as failed:
+            list(make_loader([url], ArrayStream(cache=cache), 1, time_steps=2))
+        with pytest.raises(FileNotFoundError) as missing:
+            cache.open(secret_url(server, "none.npy"))
+    for text in (caplog.text, str(failed.value), failed.value.source, str(missing.value)):
+        assert not has_secrets(text), text
+    stores.pack(([url], lambda _: range(2)), tmp_path / "s.store")
+    assert not has_secrets((tmp_path / "s.store" / "keys.bin").read_text())
+    assert stores.open(tmp_path / "s.store").open_stream.key(0).endswith("/x.npy?...")
+
+
+@pytest.mark.parametrize("same_host", [True, False])
+def test_headers_for_one_host_do_not_follow_to_another(tmp_path, same_host):
+    headers = {"Authorization": "Bearer KEY", "X-Api-Key": "KEY", "Cookie": "KEY"}
+    cache = FileCache(directory=tmp_path, storage_options={"http": {"headers": headers}})
+    with serving() as first, serving() as second:
+        other = first if same_host else second
+        other.put("b.npy", b"content")
+        first.redirects["a.npy"] = f"{other.url}/b.npy"
+        cache.open(f"{first.url}/a.npy").close()
+        names = {name.lower() for name, value in other.headers_of["b.npy"] if "KEY" in value}
+    assert names == ({"authorization", "x-api-key", "cookie"} if same_host else set())
+
+
+@pytest.mark.parametrize("command", ["inspect", "profile", "verify"])
+def test_names_in_data_cannot_write_to_the_terminal(tmp_path, command):
+    (tmp_path / "\x1b]0;title\x07\x1b[2K\nstream-dataloader: verified.mp4").write_text("no video")
+    program = os.path.join(os.path.dirname(sys.executable), "stream-dataloader")
+    told = subprocess.run([program, command, tmp_path], capture_output=True, timeout=PATIENCE, check=False)
+    assert b"\x1b" not in told.stdout + told.stderr
+    assert b"\nstream-dataloader: verified" not in told.stdout + told.stderr
