@@ -1,14 +1,17 @@
 """What tells one value from another, in bytes.
 
-Guarantee: equal values give the same bytes in every process, on every machine and Python version.
+Guarantee: equal values give the same bytes in every process, on every machine and Python version, as far as objects say
+the same of themselves where they are pickled.
 """
 
 from __future__ import annotations
 
-import pickle
-from collections.abc import Callable, Mapping
+import hashlib
+import threading
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import fields, is_dataclass
 from pathlib import PurePath
+from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
 import numpy as np
@@ -16,26 +19,35 @@ import torch
 
 from stream_dataloader._items.layout import as_array
 
+_PLAIN = (str, bytes, bool, int, float, complex)
+
 
 def hash_content(value: Any, update: Callable[[bytes], Any]) -> None:
     """Hand the bytes that stand for a value to a hash function's `update`.
 
-    Objects that are neither plain nor arrays count by their pickles, which may differ between versions.
+    Objects that are neither plain, arrays nor dataclasses count by what pickle would keep of them. Their pickles would
+    not do: Python orders a set anew in each process, and a pickle tells one string that comes twice from two.
     """
-    if value is None or isinstance(value, (str, bytes, bool, int, float, complex, PurePath)):
-        text = repr(value.as_posix() if isinstance(value, PurePath) else value)
-        update(f"{text}\0".encode("utf-8", "backslashreplace"))
+    if isinstance(value, np.generic) and value.dtype.kind in "biufcSU":
+        plain = value.item()
+        value = value if isinstance(plain, np.generic) else plain  # no number of Python's is a `longdouble`
+    if value is None or isinstance(value, (*_PLAIN, PurePath)):
+        update(f"{_text(value)}\0".encode("utf-8", "backslashreplace"))
     elif isinstance(value, Mapping):
         update(b"{")
-        for key in sorted(value, key=repr):
+        keys = list(value)
+        in_order = sorted(keys, key=repr) if all(type(key) is str for key in keys) else sorted(keys, key=_digest)
+        for key in in_order:
             hash_content(key, update)
             hash_content(value[key], update)
         update(b"}")
+    elif isinstance(value, Set):
+        update(b"<")
+        for digest in sorted(map(_digest, value)):
+            update(digest)
+        update(b">")
     elif isinstance(value, (list, tuple)):
-        update(b"[")
-        for element in value:
-            hash_content(element, update)
-        update(b"]")
+        _hash_all(value, update)
     elif is_dataclass(value) and not isinstance(value, type):
         update(type(value).__qualname__.encode())
         for field in fields(value):
@@ -46,8 +58,66 @@ def hash_content(value: Any, update: Callable[[bytes], Any]) -> None:
     elif isinstance(value, (np.ndarray, np.generic)) and not np.asarray(value).dtype.hasobject:
         update(f"{value.dtype.str}{value.shape}".encode())
         update(np.ascontiguousarray(value).tobytes())
+    elif isinstance(value, np.ndarray):
+        update(f"{value.shape}".encode())
+        _hash_all(value.ravel().tolist(), update)
     else:
-        try:
-            update(pickle.dumps(pickle.loads(pickle.dumps(value, 5)), 5))  # what is shared becomes equal
-        except Exception:  # cloudpickle may do, with its own notion of equality
-            update(type(value).__qualname__.encode())
+        _hash_object(value, update)
+
+
+def _text(value: Any) -> str:
+    """The text of a plain value, the same for a subclass, such as numpy's strings and members of an `IntEnum`."""
+    if isinstance(value, PurePath):
+        return repr(value.as_posix())
+    if value is None:
+        return "None"
+    kind: Any = next(kind for kind in (bool, *_PLAIN) if isinstance(value, kind))
+    text: str = kind.__repr__(value)
+    return text
+
+
+def _hash_all(values: Iterable[Any], update: Callable[[bytes], Any]) -> None:
+    update(b"[")
+    for element in values:
+        hash_content(element, update)
+    update(b"]")
+
+
+class _Inside(threading.local):
+    """Objects that are being taken apart in this thread, by id: they may hold one another."""
+
+    def __init__(self) -> None:
+        self.ids: set[int] = set()
+
+
+_inside = _Inside()
+
+
+def _hash_object(value: Any, update: Callable[[bytes], Any]) -> None:
+    """Take an object apart as pickle does: what builds it, of which arguments, and its state."""
+    if isinstance(value, (type, FunctionType, BuiltinFunctionType)):
+        update(f"{value.__qualname__}\0".encode())
+        return
+    if id(value) in _inside.ids:
+        update(b"^")
+        return
+    try:
+        parts = value.__reduce_ex__(4)
+    except Exception:  # cloudpickle may keep it, with its own notion of equality
+        parts = type(value).__qualname__
+    if isinstance(parts, str):  # a name
+        update(f"{parts}\0".encode())
+        return
+    build, arguments, state, elements, entries = (*parts, None, None, None)[:5]
+    _inside.ids.add(id(value))
+    try:
+        for part in (build, arguments, state, list(elements or ()), dict(entries or ())):
+            hash_content(part, update)
+    finally:
+        _inside.ids.discard(id(value))
+
+
+def _digest(value: Any) -> bytes:
+    found = hashlib.blake2b(digest_size=16)
+    hash_content(value, found.update)
+    return found.digest()

@@ -1,0 +1,143 @@
+"""The fingerprint of a list of sources: the same in each process, as states and ranks count on it."""
+
+import enum
+import json
+import os
+import subprocess
+import sys
+from collections import Counter, OrderedDict, deque
+from dataclasses import dataclass
+from datetime import datetime
+from decimal import Decimal
+from pathlib import Path, PurePosixPath
+from types import SimpleNamespace
+from uuid import UUID
+
+import numpy as np
+import pytest
+import torch
+
+from stream_dataloader import StreamDataset
+
+TAGS = ["night", "rain", "city", "fog", "road", "sun"]
+
+
+class Kind(enum.Enum):
+    FILM = "film"
+
+
+class Text(str, enum.Enum):
+    A = "a.mp4"
+
+
+@dataclass(frozen=True)
+class Clip:
+    path: str
+    tags: frozenset
+
+
+class Recording:
+    def __init__(self, tags):
+        self.tags, self.own = set(tags), self  # which holds itself
+
+
+class Slotted:
+    __slots__ = ("tags",)
+
+    def __init__(self, tags):
+        self.tags = set(tags)
+
+
+class TagSet(set):
+    """A set with an attribute."""
+
+    def __init__(self, tags):
+        super().__init__(tags)
+        self.name = "tags"
+
+
+def sources():
+    """A list of sources for each kind of value."""
+    return {
+        "set": [set(TAGS), frozenset(TAGS)],
+        "nested": [("a.mp4", {"tags": frozenset(TAGS), "pairs": {frozenset(TAGS[:2]), frozenset(TAGS[2:])}})],
+        "keys": [{frozenset(TAGS): 1, ("a", frozenset(TAGS)): 2, None: 3, 4: 5}],
+        "numbers": [{1, 2.5, "a", b"b", None, (1, 2)}],
+        "dataclass": [Clip("a.mp4", frozenset(TAGS))],
+        "object": [Recording(TAGS), Slotted(TAGS), SimpleNamespace(tags=set(TAGS))],
+        "subclass": [TagSet(TAGS)],
+        "object array": [np.array([set(TAGS), "a"], object)],
+        "library": [Kind.FILM, datetime(2024, 5, 6), Decimal("1.5"), UUID(int=7), range(3), Path("a"), Text.A],
+        "collections": [Counter(TAGS), OrderedDict(a=set(TAGS)), deque([set(TAGS)])],
+        "tensors": [torch.arange(3), np.arange(3), np.float32(0.5), np.datetime64("2024-05-06")],
+        "function": [json.dumps, Kind],
+    }
+
+
+def fingerprints():
+    return {name: fingerprint(listed) for name, listed in sources().items()}
+
+
+def fingerprint(listed):
+    return StreamDataset(listed, iter, 1, time_steps=2, seed=0).fingerprint
+
+
+@pytest.fixture(scope="module")
+def elsewhere():
+    """Fingerprints of two other processes, whose sets have other orders."""
+    code = "import json, test_fingerprints; print(json.dumps(test_fingerprints.fingerprints()))"
+    found = []
+    for seed in "12":
+        environment = os.environ | {
+            "PYTHONHASHSEED": seed,
+            "PYTHONPATH": os.pathsep.join(map(str, (Path(__file__).parent, *sys.path))),
+        }
+        run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
+        found.append(json.loads(run.stdout))
+    return found
+
+
+@pytest.mark.parametrize("kind", list(sources()))
+def test_it_is_the_same_in_each_process(kind, elsewhere):
+    assert [other[kind] for other in elsewhere] == [fingerprints()[kind]] * 2
+
+
+EQUAL = {
+    "strings of numpy": (list(np.array(["a", "b"])), ["a", "b"]),
+    "bytes of numpy": (list(np.array([b"a"])), [b"a"]),
+    "numbers of numpy": ([np.int64(3), np.float64(0.5), np.bool_(True), np.uint8(1)], [3, 0.5, True, 1]),
+    "in tuples": ([("a", np.int32(3))], [("a", 3)]),
+    "a set and a frozenset": ([{"a", "b"}], [frozenset(["b", "a"])]),
+    "the order of a dict": ([{"a": 1, 2: 3}], [{2: 3, "a": 1}]),
+    "keys of numpy": ([{np.str_("a"): np.int64(1)}], [{"a": 1}]),
+    "paths": ([PurePosixPath("a/b")], [Path("a/b")]),
+    "a string that is shared": ([[TAGS[0], TAGS[0]]], [["".join(TAGS[:1]), "night"]]),
+    "enumerated strings": ([Text.A], ["a.mp4"]),
+}
+
+OTHER = {
+    "sets": ([{"a", "b"}], [{"a", "c"}]),
+    "a set in a set": ([{frozenset("ab")}], [{frozenset("a"), "b"}]),
+    "a set and a list": ([{"a"}], [["a"]]),
+    "a string and bytes": (["a"], [b"a"]),
+    "objects": ([SimpleNamespace(a=1)], [SimpleNamespace(a=2)]),
+    "object arrays": ([np.array([{1}], object)], [np.array([{2}], object)]),
+    "slots": ([Slotted("a")], [Slotted("b")]),
+    "elements of a subclass": ([TagSet("a")], [TagSet("b")]),
+    "deques": ([deque([1])], [deque([2])]),
+    "functions": ([json.dumps], [json.loads]),
+    "members": ([Kind.FILM], ["Kind.FILM"]),
+    "times": ([np.datetime64("2024-05-06")], [np.datetime64("2024-05-07")]),
+}
+
+
+@pytest.mark.parametrize("kind", EQUAL)
+def test_equal_sources_have_one(kind):
+    one, other = EQUAL[kind]
+    assert fingerprint(one) == fingerprint(other)
+
+
+@pytest.mark.parametrize("kind", OTHER)
+def test_other_sources_have_another(kind):
+    one, other = OTHER[kind]
+    assert fingerprint(one) != fingerprint(other)
