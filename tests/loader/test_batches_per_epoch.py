@@ -293,3 +293,28 @@ def test_what_was_copied_ahead_to_a_device_is_the_next_epochs(options, cuda):
     assert place(loader.state_dict()) == (1, 2, 5)
     assert keys(loader) == expected[5:8]
     assert {part.step for _ in range(2) for part in loader.parts()} == set(range(8, 14))
+
+
+@pytest.mark.parametrize("batches", [3, 5])
+def test_a_state_of_n_delivered_batches_begins_the_next_epoch_of_n(batches):
+    expected, longer = endless(12), loader_of(7)
+    list(itertools.islice(longer, batches))
+    for n in (batches - 1, batches, batches + 1):
+        loader = loader_of(n)
+        loader.load_state_dict(longer.state_dict())
+        begun, left = (0, 1) if n > batches else (1, n)
+        assert (loader.epoch, keys(loader)) == (begun, expected[batches : batches + left]), n
+        loader.set_epoch(0)
+        assert keys(loader) == expected[:n], "set_epoch(0) begins anew"
+
+
+def test_after_a_state_without_epochs_set_epoch_says_how_the_run_goes_on():
+    expected, run = endless(12), StreamDataLoader(CASE.dataset())
+    list(itertools.islice(run, 4))
+    loader = loader_of(3)
+    loader.load_state_dict(run.state_dict())
+    loader.set_epoch(0)
+    assert keys(loader) == expected[4:7]
+    assert loader.epoch == 1
+    loader.set_epoch(0)
+    assert keys(loader) == expected[:3], "an epoch 0 was read: it begins anew"

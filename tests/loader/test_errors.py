@@ -261,3 +261,18 @@ def test_items_that_are_nested_too_deeply_are_an_error_of_their_stream(wrap, bat
     assert [failure.source_index for failure in loader.failures] == [2]
     with pytest.raises(errors.StreamError, match="nested more than 64 deep"):
         list(make_loader([0, 1, 2], Nested(wrap), batch_size, time_steps=2))
+
+
+@pytest.mark.parametrize("workers", [0, 1, 4])
+@pytest.mark.parametrize("fault", [1, 2, 3])
+def test_of_a_fault_and_misfits_the_lowest_lanes_is_raised(fault, workers):
+    def open_stream(n):
+        if n == 4 + fault:
+            raise OSError("broken")
+        yield np.zeros(3 if n > 4 else 2)  # in the second step, lane 0 alone is like the first step's
+
+    batches = iter(make_loader(range(8), open_stream, 4, time_steps=1, num_workers=workers))
+    next(batches)
+    with pytest.raises(errors.ReadError if fault == 1 else errors.ItemError) as raised:
+        list(batches)
+    assert (raised.value.lane, raised.value.source_index) == (1, 5)

@@ -93,14 +93,14 @@ def mutants_of(room):
     return tests.split(), found
 
 
-def nearest_first(tests, mutant):
+def nearest_first(root, tests, mutant):
     """The test files, those first that are named as a part of the mistake's path."""
     names = {part.strip("_") for part in Path(mutant.file).with_suffix("").parts[1:]}
     files = []
     for test in tests:
-        folder = ROOT / test
+        folder = root / test
         found = (
-            [str(path.relative_to(ROOT)) for path in sorted(folder.rglob("test_*.py"))] if folder.is_dir() else [test]
+            [str(path.relative_to(root)) for path in sorted(folder.rglob("test_*.py"))] if folder.is_dir() else [test]
         )
         files += [one for one in found if one not in files]
     ignored = [test.partition("=")[2] for test in tests if test.startswith("--ignore")]
@@ -158,6 +158,7 @@ class Copy:
                 path.write_text(text, encoding="utf-8")
         lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
         failed = [line for line in lines if line.startswith(("FAILED", "ERROR"))]
+        assert code in (0, 1, 2) or code < 0, f"pytest did not run ({code}): {lines[-5:]}"
         return code != 0, [*failed, *lines[-1:], "it hangs"][0], time.monotonic() - begun
 
     def _wait(self, child, deadline):
@@ -189,7 +190,9 @@ def judge(room, words):
         assert not failed, f"without a mistake: {said}"
         say(f"{room}: without a mistake: {seconds:.0f} s: {said}")
         for mutant in chosen:
-            noticed, said, took = copy.run(nearest_first(tests, mutant), max(LEAST_LIMIT_SECONDS, 3 * seconds), mutant)
+            noticed, said, took = copy.run(
+                nearest_first(copy.folder, tests, mutant), max(LEAST_LIMIT_SECONDS, 3 * seconds), mutant
+            )
             missed += [] if noticed else [mutant.name]
             say(f"{mutant.file}: {mutant.name}: {'noticed' if noticed else 'MISSED'}, {took:.0f} s: {said}")
         copy.close()

@@ -1,5 +1,8 @@
 """`deltas=`: windows of their own for some entries of a store's items."""
 
+import itertools
+from contextlib import closing
+
 import numpy as np
 import pytest
 import torch
@@ -84,6 +87,22 @@ def test_batches_have_the_windows_of_items(case):
     loader = StreamDataLoader(StreamDataset(sources, opened, 2, time_steps=3))
     for batch, other in zip(loader, StreamDataLoader(model), strict=True):
         assert batch_key(batch) == batch_key(other)
+
+
+@pytest.mark.parametrize("windows", [True, False])
+def test_a_stream_goes_wherever_it_is_sought(case, windows):
+    """Back, on, and to its end, item by item or several at once: what comes is what a new stream gives."""
+    path, options, deltas = case
+    sources, opened = stores.open(path, **({"deltas": deltas} if windows else {}), **options)
+    rng = np.random.default_rng(0)
+    for number in sources:
+        expected = items_of(opened(number))
+        with closing(opened(number)) as stream:
+            for _ in range(12):
+                place, count = rng.integers(0, len(expected) + 1), rng.integers(1, 5)
+                stream.seek_item(place)
+                found = items_of(itertools.islice(stream, count))
+                assert batch_key(found) == batch_key(expected[place : place + count]), f"{number}: {count} from {place}"
 
 
 class TestContract(StoreTests):

@@ -207,10 +207,11 @@ def test_a_damaged_value_is_noticed_when_it_is_read(tmp_path):
     content[len(content) // 2] ^= 4
     file.write_bytes(content)
     store = LmdbStore(path)
-    with pytest.raises(
-        StoreError, match=r"stream 0 .*value of steps from \d+ on, in .*0\.lmdb.*its checksum is another"
-    ):
-        list(store(0))
+    for _ in range(2):  # that it was looked at does not make it right
+        with pytest.raises(
+            StoreError, match=r"stream 0 .*value of steps from \d+ on, in .*0\.lmdb.*its checksum is another"
+        ):
+            list(store(0))
     assert len(list(LmdbStore(path, check=False)(0))) == 40
     assert len(store.verify()) == 1
 

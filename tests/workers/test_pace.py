@@ -43,6 +43,17 @@ def test_a_timeout_is_for_a_step_not_for_a_message():
     assert len(list(loader)) == 80
 
 
+@pytest.mark.parametrize("options", [PROCESS, {"worker_method": "thread"}])
+def test_a_step_may_take_longer_than_the_timeout_as_long_as_lanes_progress(options):
+    def slow(_):
+        time.sleep(0.5)
+        yield 0
+
+    begin = time.monotonic()
+    assert len(list(StreamDataLoader(StreamDataset(range(8), slow, 8, time_steps=1), 1, timeout=2.5, **options))) == 1
+    assert time.monotonic() - begin > 3.9
+
+
 @pytest.mark.parametrize(
     ("shape", "most", "options"),
     [((1,), 64, PROCESS), ((5 << 20,), 1, PROCESS), ((1,), 1, {"worker_method": "thread"})],
