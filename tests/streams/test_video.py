@@ -339,13 +339,13 @@ def test_a_file_rewritten_at_its_size_has_an_index_of_its_own(folder, tmp_path, 
     monkeypatch.setenv("STREAM_DATALOADER_CACHE", str(tmp_path / "cache"))
     path, clips_read = tmp_path / "clip.mp4", [(clip(folder), 60), (clip(folder, "h264", 33), 33)]
     size = max(os.path.getsize(source) for source, _ in clips_read)
-    for number, (source, frames) in enumerate(clips_read * 2):
+    for number, (source, count) in enumerate(clips_read * 2):
         content = Path(source).read_bytes()
         box = struct.pack(">I4s", size + 8 - len(content), b"free")  # as MP4 fills what is not used
         path.write_bytes(content + box.ljust(size + 8 - len(content), b"\0"))
         os.utime(path, ns=(number, number))
         assert os.path.getsize(path) == size + 8
-        assert VideoStream().length(str(path)) == frames
+        assert VideoStream().length(str(path)) == count
 
 
 BUSY = {"size": (240, 320)}  # enough bytes a frame to break some
