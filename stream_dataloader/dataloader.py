@@ -316,8 +316,7 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
                 message says which.
         """
         changes = options.check_changes(changes)
-        self._turn.renew()
-        with self._turn.lock:
+        with self._turn.taken():
             self._position.loaded = None
             loaded = self._position.read(state, changes)
             self._starter.end()

@@ -65,6 +65,7 @@ class ActivityBoard(SharedFields):
         opening: For each reader, one more than the source that is being opened.
         working: For each reader, one more than the time it works on.
         exiting: For each reader, one more than the source that had it exit, negative if that was being opened.
+        interrupted: For each reader, whether what had it exit was KeyboardInterrupt.
     """
 
     def __init__(self, readers: Sequence[Reader], *, shared: bool = True) -> None:
@@ -76,10 +77,11 @@ class ActivityBoard(SharedFields):
         self.opening = carve(len(self._readers))
         self.working = carve(len(self._readers))
         self.exiting = carve(len(self._readers))
+        self.interrupted = carve(len(self._readers))
 
     def clear(self) -> None:
         """Start anew; no worker may be running."""
-        for numbers in (self.reading, self.opening, self.working, self.exiting):
+        for numbers in (self.reading, self.opening, self.working, self.exiting, self.interrupted):
             numbers[:] = 0
 
     def doing(self, worker: int) -> list[Activity]:

@@ -10,7 +10,9 @@ from __future__ import annotations
 import os
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Generic, TypeAlias, TypeVar
 
 from stream_dataloader.errors import ForkedIteratorError, StaleIteratorError
@@ -33,18 +35,45 @@ class Turn:
         lock: Held while one is read; a thread may take it twice.
         asked: How many iterators were asked for.
         newest: The number of the newest that has begun.
+        holding: The number of the last that held the lock to be read.
         reader: A reference to the one that may read.
     """
 
     def __init__(self) -> None:
-        self.lock, self._of = threading.RLock(), os.getpid()
-        self.asked = self.newest = 0
+        self._make_locks()
+        self.asked = self.newest = self.holding = 0
         self.reader: Callable[[], Deferred[Any] | None] = type(None)
 
     def renew(self) -> None:
         """In a process that was forked, have the lock free, though another thread held it."""
         if self._of != os.getpid():
-            self.lock, self._of = threading.RLock(), os.getpid()
+            self._make_locks()
+
+    def _make_locks(self) -> None:
+        self.lock: Any = threading.RLock()
+        self._of = os.getpid()
+        self._gate = threading.RLock()  # held by a thread that waits for the lock, in front of whoever reads
+        self.waiting: deque[None] = deque()  # an entry for each such thread
+
+    @contextmanager
+    def taken(self) -> Iterator[None]:
+        """Hold the lock, before a thread that reads in a loop takes it again."""
+        self.renew()
+        if self.lock._is_owned():  # it waits for nothing, and another thread at the gate may wait for it
+            yield
+            return
+        self.waiting.append(None)
+        try:
+            with self._gate, self.lock:
+                yield
+        finally:
+            self.waiting.pop()
+
+    def let_others_first(self) -> None:
+        """Wait for threads that wait for the lock."""
+        if not self.lock._is_owned():
+            with self._gate:
+                pass
 
     def end(self) -> None:
         """Let nobody read on who has begun."""
@@ -72,13 +101,18 @@ class Deferred(Generic[Batch]):
 
     def __next__(self) -> Batch:
         turn = self._turn
+        if turn.waiting:
+            turn.let_others_first()
         if self._owner != os.getpid():
             self._take_first_turn()
         elif not turn.lock.acquire(False):
+            if turn.holding > self._number:
+                raise StaleIteratorError(_NEWER_HAS_BEGUN)
             raise RuntimeError(
                 "another thread is reading from this iterator, or from a newer one; let one thread read, and hand "
                 "batches to others in a queue.Queue, or guard next() with a threading.Lock"
             )
+        turn.holding = self._number
         try:
             if self._batches is None:
                 self._batches = self._first()
@@ -97,8 +131,8 @@ class Deferred(Generic[Batch]):
                 f"this iterator was begun in process {self._owner}, and this is process {os.getpid()}, which was "
                 "forked meanwhile: it cannot read on; call iter() here for an epoch of its own"
             )
-        self._turn.renew()
-        self._turn.lock.acquire()
+        with self._turn.taken():
+            self._turn.lock.acquire()
 
     def _is_foreign(self) -> bool:
         return self._batches is not None and self._owner not in (0, os.getpid())
@@ -127,6 +161,5 @@ class Deferred(Generic[Batch]):
     def close(self) -> None:
         """Leave the epoch, or never begin one."""
         if not self._is_foreign():
-            self._turn.renew()
-            with self._turn.lock:
+            with self._turn.taken():
                 self._leave()

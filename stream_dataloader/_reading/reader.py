@@ -161,9 +161,11 @@ class PartReader:
         except Exception:
             working[number] = 0
             raise
-        except BaseException:  # something like sys.exit() in a stream ends the worker: have it known what was read
+        except BaseException as error:
+            # Something like sys.exit() in a stream ends the worker: note what was being read.
             board = self.reading.board
             board.exiting[number] = board.exiting[number] or board.reading[lane.batch_lane]
+            board.interrupted[number] = isinstance(error, KeyboardInterrupt)
             raise
         working[number] = 0
 

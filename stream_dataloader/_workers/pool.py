@@ -89,6 +89,11 @@ class WorkerPool(Pool):
         self._crew = crew  # the last: if this is interrupted, the ones before are known to have left
 
     def start(self, starts: Sequence[Start], recovery: Recovery) -> Feed:
+        if self.work.settings.num_workers and multiprocessing.current_process().daemon:
+            raise WorkerError(
+                "this process is daemonic, as those of multiprocessing.Pool and the workers of torch's DataLoader are: "
+                'it may have no worker processes; pass num_workers=0, or worker_method="thread"'
+            )
         keeps = self.work.settings.persistent_workers
         if self._crew.left if keeps else self._crew.iterator is not None:
             self.hire()  # an interrupt came before anybody had them, or while they left
@@ -195,16 +200,22 @@ class WorkerFeed:
             if self._iterator is not None:
                 message = torch_quirks.next_of(self._iterator)
         except StopIteration:
+            if crew.left:
+                raise self._ended(step) from None
             raise WorkerError(f"the workers ended before the epoch, at step {step}: a bug in the loader") from None
         except Unanswered:
             pass
-        except BaseException:
+        except BaseException as error:
+            if crew.left and isinstance(error, Exception):  # its queues were closed meanwhile
+                raise self._ended(step) from None
             # Ctrl-C, or what another signal's handler raises: torch's iterator may be in the middle of anything
             self._dismiss()
             raise
         if message is None:  # said here, where no traceback holds torch's iterator
             if crew.is_over:
                 return ()
+            if crew.left:
+                raise self._ended(step)
             if not crew.late:
                 raise self._death(step, crew.died(or_ended=True))
             lateness = crew.lateness()
@@ -220,6 +231,12 @@ class WorkerFeed:
                 f"what a worker sent cannot be unpickled here, at step {step}: {shorten(error)}; yield arrays, "
                 "numbers, strings or other plain objects"
             ) from error
+
+    def _ended(self, step: int) -> WorkerError:
+        return WorkerError(
+            f"the program is ending, or another thread ended the workers, while batch {step} was waited for; close the "
+            "iterator and join the thread that reads before the program ends"
+        )
 
     def _died_soon(self) -> dict[int, str]:
         deadline = clock.monotonic() + _DEATH_SECONDS

@@ -49,6 +49,7 @@ class WorkerInit:
     def __call__(self, worker_id: int) -> None:
         sys.tracebacklimit = self._traceback_limit
         hold_standard()
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # torch's handler exits with status 0, which names no signal
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # forkserver does not pass on a blocked one
         if self.forked:
             note_fork()
@@ -133,8 +134,13 @@ class ProcessCrew(Crew):
             return _advice_for_start(method)
         if UNKNOWN_EXIT in codes:
             return "A handler of SIGCHLD or a waitpid(-1) of the program took its exit status; its stderr may tell more"
+        if self.board.interrupted.any():
+            return "A stream in it raised KeyboardInterrupt, which ends a worker; raise an Exception instead"
         if not codes or min(codes) > 0:
             return "Something in it called sys.exit or os._exit; what it wrote to stderr may tell what"
+        if sent := {-code for code in codes} & {signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT}:
+            name = signal.Signals(min(sent)).name
+            return f"{name} was sent to it, maybe to the whole process group; a handler in worker_init_fn may ignore it"
         if -signal.SIGKILL in codes or -signal.SIGBUS in codes:
             return "If it was out of memory, use fewer workers, a smaller prefetch_factor or smaller items"
         return "If nobody sent it that signal, a library crashed: faulthandler.enable() in worker_init_fn shows where"
