@@ -40,7 +40,7 @@ def hold_standard() -> None:
     global _users
     with _turn:
         _users += 1
-        if os.name == "posix":
+        if os.name == "posix" and not has_standard():
             while (descriptor := os.open("/", _FLAGS)) < _FIRST_OTHER:
                 _placeholders.append(descriptor)
             os.close(descriptor)

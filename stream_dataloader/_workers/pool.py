@@ -148,7 +148,7 @@ class WorkerPool(Pool):
         if self.method == "forkserver":
             torch_quirks.preload_forkserver()
         iterator: Iterator[Arrived] | None = None
-        with above_standard(), interrupts_held(self.method) as interrupts:  # multiprocessing makes pipes
+        with interrupts_held(self.method) as interrupts, above_standard():  # multiprocessing makes pipes
             crew.session = session  # not before: of an interrupted start, nobody is to be taken for dead
             try:
                 crew.iterator = iterator = torch_quirks.iterator_of(self._dataloader)
