@@ -1,0 +1,66 @@
+"""What the page on data of strangers says is held by a test, row by row."""
+
+import io
+import os
+import re
+
+import numpy as np
+import pytest
+from helpers import ROOT
+
+from stream_dataloader import stores
+from stream_dataloader.streams import ArrayStream
+
+PAGE = (ROOT / "docs/guides/trust.md").read_text()
+_PICKLES = "tests/pages/test_trust.py::test_arrays_that_hold_pickles_are_refused"
+#: The tests that hold what the table says of code, by row.
+HELD_BY = {
+    "memmap, npy, token, tensordict": [_PICKLES, "tests/stores/test_tensordict.py::"],
+    "LMDB (packed)": ["tests/stores/test_lmdb.py::"],
+    "MDS": ["tests/stores/test_mds.py::test_pickles_are_refused_unless_allowed"],
+    "WebDataset": ["tests/stores/test_webdataset.py::test_what_runs_code_is_refused_unless_allowed"],
+    "Parquet, Arrow, Hugging Face": ["tests/stores/test_parquet.py::"],
+    "HDF5": ["tests/stores/test_hdf5.py::"],
+    "Zarr": ["tests/stores/test_zarr.py::test_a_codec_that_runs_code_or_is_not_there_concerns_its_array_alone"],
+    "LeRobot": ["tests/stores/test_lerobot.py::"],
+    "TFDS": ["tests/stores/test_tfds.py::test_no_module_that_features_name_is_imported"],
+    "video, audio": ["tests/streams/test_video.py::"],
+    "text": ["tests/streams/test_text.py::"],
+}
+
+
+def test_each_row_of_the_table_is_held_by_a_test():
+    rows = re.findall(r"^\| (?!format|-)(.+?) \|", PAGE.partition("## By format")[2].partition("##")[0], re.MULTILINE)
+    assert rows == list(HELD_BY)
+    for row, tests in HELD_BY.items():
+        for test in tests:
+            path, _, name = test.partition("::")
+            assert not name or f"def {name}(" in (ROOT / path).read_text(), f"{row}: {test} is not there"
+            assert (ROOT / path).exists(), f"{row}: {path} is not there"
+
+
+class Code:
+    def __init__(self, marker):
+        self._marker = marker
+
+    def __reduce__(self):
+        return os.mkdir, (self._marker,)
+
+
+@pytest.mark.parametrize("as_store", [True, False])
+def test_arrays_that_hold_pickles_are_refused(tmp_path, as_store):
+    (tmp_path / "data").mkdir()
+    path, marker = tmp_path / "data" / "a.npy", tmp_path / "marker"
+    array = np.empty(3, object)
+    array[:] = [Code(str(marker))] * 3
+    file = io.BytesIO()
+    np.save(file, array, allow_pickle=True)
+    path.write_bytes(file.getvalue())
+
+    def read():
+        sources, open_stream = stores.open(tmp_path / "data") if as_store else ([str(path)], ArrayStream())
+        return list(open_stream(sources[0]))
+
+    with pytest.raises(ValueError, match=re.escape("a.npy")):
+        read()
+    assert not marker.exists()
