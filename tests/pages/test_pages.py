@@ -175,8 +175,9 @@ def test_the_site_is_built_without_complaint_and_needs_no_network(tmp_path):
 
 
 def test_no_page_or_program_unpickles_what_torch_saved():
-    texts = {path: path.read_text() for path in FILES if path.suffix in (".md", ".py", ".ipynb") and path.is_file()}
+    programs = [path for path in FILES if {"docs", "examples"} & {*path.parts} and path.suffix in (".py", ".ipynb")]
+    texts = {path: path.read_text() for path in (*PAGES, *programs)}
     loads = [(str(path), call) for path, text in texts.items() for call in re.findall(r"torch\.load\((.*)", text)]
-    assert len(loads) > 3
+    assert len(loads) >= 3
     # On torch before 2.6 a file is unpickled, and runs what is in it, unless the call says otherwise.
     assert [load for load in loads if "weights_only=True" not in load[1]] == []
