@@ -12,7 +12,10 @@ import numpy as np
 import pytest
 from helpers import ROOT
 
-from stream_dataloader import StreamDataLoader, StreamDataset, errors
+import stream_dataloader
+from stream_dataloader import StreamBatch, StreamDataLoader, StreamDataset, errors, recurrent, stores, streams
+from stream_dataloader.recurrent import RecurrentState
+from stream_dataloader.segments import Segments
 
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
@@ -85,6 +88,38 @@ def test_every_block_is_of_a_known_kind_and_runs_unless_there_is_a_reason():
     kinds = {name_of(page): {kind for kind, _, _ in blocks_of(page)} for page in PAGES}
     assert set().union(*kinds.values()) <= {"python", "py", "text", "sh", "bash"}
     assert {name for name, found in kinds.items() if "py" in found} == set(CANNOT_RUN)
+
+
+def asked_of_the_package(code):
+    """Yield each call of the package that can be told from names alone, as (text, callable, call)."""
+    owners = {"batch": StreamBatch, "part": StreamBatch, "segments": Segments, "carry": RecurrentState}
+    ours = {name: getattr(place, name) for place in (stream_dataloader, streams, recurrent) for name in place.__all__}
+    for call in [node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Call)]:
+        match call.func:
+            case ast.Name(id=name) if name in ours:
+                yield name, ours[name], call
+            case ast.Attribute(value=ast.Name(id="stores"), attr=name):
+                yield f"stores.{name}", getattr(stores, name), call
+            case ast.Attribute(value=ast.Name(id=owner), attr=name) if owner in owners and name != "data":
+                method = getattr(owners[owner], name)
+                yield f"{owner}.{name}", method.__get__(object(), owners[owner]), call
+
+
+def test_blocks_that_cannot_run_call_the_package_as_it_is():
+    found = 0
+    for page in PAGES:
+        for code in [code for kind, code, _ in blocks_of(page) if kind == "py"]:
+            for text, function, call in asked_of_the_package(code):
+                positional = [one for one in call.args if not isinstance(one, ast.Starred)]
+                named = {one.arg: None for one in call.keywords if one.arg}
+                signature = inspect.signature(function)
+                is_whole = len(positional) + len(named) == len(call.args) + len(call.keywords)
+                try:
+                    (signature.bind if is_whole else signature.bind_partial)(*positional, **named)
+                except TypeError as error:
+                    pytest.fail(f"{name_of(page)}: {text}: {error}")
+                found += 1
+    assert found > 20
 
 
 def test_the_readme_is_short_and_pages_are_few():
