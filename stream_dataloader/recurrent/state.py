@@ -25,7 +25,7 @@ from stream_dataloader.errors import NonFiniteStateError, StateError
 from stream_dataloader.recurrent.checkpoint import as_state, of_rank
 from stream_dataloader.recurrent.initial import Initial
 from stream_dataloader.recurrent.order import LaneOrder, Window, check_no_start_inside, named, on_host
-from stream_dataloader.recurrent.states import Lanes, dims_of, states_of
+from stream_dataloader.recurrent.states import Lanes, check_same, dims_of, states_of
 from stream_dataloader.recurrent.store import LaneStore, Piece
 from stream_dataloader.segments import to_device
 
@@ -166,6 +166,8 @@ class RecurrentState:
         """
         window = self._checked(batch)
         states = states_of(state, len(batch), self._batch_dim, self._store.known)
+        if self._store.known is None and self._initial.states is not None:
+            check_same(self._initial.states.node, states.node, "initial", "the state returned")
         kept = self._kept(batch, window)
         if not window.real.all():
             old = states.zeros(1) if kept is None else kept.states

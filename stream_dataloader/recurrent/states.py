@@ -75,7 +75,8 @@ class States(NamedTuple):
         if (own := self.shapes) != (shapes := known.shapes):
             i = next(i for i in range(len(own)) if own[i] != shapes[i])
             name = names_of(self.node)[i]
-            raise StateError(f"{what} has {name} of shape {own[i]}, and here it is {shapes[i]} (1 for the lanes)")
+            text = f"{what} has {name} of shape {own[i]}, and here it is {shapes[i]} (1 for the lanes)"
+            raise StateError(text + _grown(own[i], shapes[i]))
 
     def __repr__(self) -> str:
         """Names and shapes of the tensors, with B for the lanes."""
@@ -84,6 +85,18 @@ class States(NamedTuple):
             f"{name} ({', '.join('B' if i == dim else str(size) for i, size in enumerate(shape))})"
             for name, dim, shape in named
         )
+
+
+def _grown(now: Sequence[int], before: Sequence[int]) -> str:
+    """What to do about a memory that grows in one dimension, or an empty text."""
+    longer = [i for i, (one, other) in enumerate(zip(now, before, strict=False)) if one > other]
+    if len(now) != len(before) or len(longer) != 1 or sum(map(int.__ne__, now, before)) > 1:
+        return ""
+    at = longer[0]
+    return (
+        f"; a memory that grows in dimension {at} is carried at a fixed size: keep its last entries, padded with zeros "
+        "to the most that attention looks back, and carry the number of valid ones, (B,), beside it"
+    )
 
 
 def _with_lanes(leaf: torch.Tensor, dim: int, lanes: int) -> tuple[int, ...]:
@@ -142,6 +155,12 @@ def map_tensors(function: Callable[..., torch.Tensor], value: Any, *others: Any)
 def check_same(expected: Node, found: Node, of: str, other: str) -> None:
     """Raise unless two structures are the same."""
     if expected != found:
+        names, others = names_of(expected), names_of(found)
+        odd = [name for name in (*names, *others) if (name in names) != (name in others)]
+        if odd and expected.type is found.type:
+            where, lacks = (of, other) if odd[0] in names else (other, of)
+            remedy = "give it a tensor from the first (zeros where it is empty), or None always"
+            raise StateError(f"{odd[0]} is a tensor in {where}, and None or missing in {lacks}; {remedy}")
         known, here = (f"{_nesting(node)} of {names_of(node)}" for node in (expected, found))
         raise StateError(f"{of} is {known}, and {other} {here}; a carried state keeps its structure")
 

@@ -158,11 +158,23 @@ def test_a_state_keeps_its_structure_and_shapes():
     for state, text in [
         (torch.zeros(2, 4), "structure"),
         ({0: torch.zeros(2, 4), 1: torch.zeros(3, 4)}, r"state\[1\] is \(3, 4\), and the batch has 2 lanes"),
-        ({0: torch.zeros(2, 4), 1: torch.zeros(2, 5)}, r"state\[1\] of shape \(1, 5\), and here it is \(1, 4\)"),
+        ({0: torch.zeros(2, 4), 1: torch.zeros(2, 5)}, r"state\[1\] of shape \(1, 5\).* is \(1, 4\).* at a fixed size"),
+        ({0: torch.zeros(2, 4), 1: torch.zeros(2, 3)}, r"here it is \(1, 4\) \(1 for the lanes\)$"),
+        ({0: torch.zeros(2, 4), 1: None}, r"state\[1\] is a tensor in the state kept, and None .* give it a tensor"),
+        ({0: torch.zeros(2, 4)}, r"state\[1\] is a tensor in the state kept, and None or missing"),
     ]:
         with pytest.raises(StateError, match=text):
             carry.after(batch, state)
     carry.after(batch, {1: torch.zeros(2, 4), 0: torch.zeros(2, 4)})  # keys in another order
+
+
+def test_an_initial_none_that_becomes_a_tensor_is_named():
+    carry, batches = RecurrentState((torch.zeros(1, 4), None), batch_dim=0), iter(loader_of([6, 6]))
+    batch = next(batches)
+    hidden, memory = carry.before(batch)
+    assert memory is None
+    with pytest.raises(StateError, match=r"state\[1\] is a tensor in the state returned, and None .* initial"):
+        carry.after(batch, (hidden, torch.zeros(2, 3)))
 
 
 def test_gradients_go_back_as_many_windows_as_are_asked_for():
