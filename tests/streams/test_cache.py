@@ -1,6 +1,8 @@
 """Remote files through the local cache: real servers on loopback, real processes, some of them killed."""
 
+import contextlib
 import gc
+import http.server
 import logging
 import multiprocessing
 import os
@@ -423,3 +425,67 @@ def test_who_waits_for_a_lock_on_a_file_that_is_deleted_notices(tmp_path):
         pass
     assert lock(str(tmp_path / "none")) is None
     first.close()
+
+
+def answering(pieces, length, wait=0.0):
+    """A server that answers each GET with some pieces, and HEAD with the length it is told to."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_HEAD(self):
+            self.send_response(200)
+            self.send_header(*(("Content-Length", str(length)) if length else ("Transfer-Encoding", "chunked")))
+            self.end_headers()
+
+        def do_GET(self):
+            self.send_response(200)
+            self.send_header("Transfer-Encoding", "chunked")
+            self.end_headers()
+            with contextlib.suppress(OSError):
+                for piece in pieces:
+                    self.wfile.write(b"%x\r\n%s\r\n" % (len(piece), piece))
+                    self.server.sent += len(piece)
+                    if wait:
+                        time.sleep(wait)
+                self.wfile.write(b"0\r\n\r\n")
+
+        def log_message(self, *_):
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.sent = 0
+    return server
+
+
+@contextlib.contextmanager
+def served(*args, **options):
+    server = answering(*args, **options)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    try:
+        yield server, f"http://127.0.0.1:{server.server_port}/a"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@pytest.mark.parametrize(("length", "error"), [(None, ValueError), (10, OSError)], ids=["no size", "a lie"])
+def test_a_server_does_not_decide_how_much_is_fetched(tmp_path, length, error):
+    pieces = [bytes(1 << 20)] * 64
+    with served(pieces, length) as (server, url):
+        with pytest.raises(error, match=r"limit is 1,048,576|more bytes arrive than the 10"):
+            FileCache(directory=tmp_path, size_limit_bytes=1 << 20).open(url)
+        assert server.sent < 4 * (16 << 20)  # what sockets hold, a try
+    assert not [path for path in tmp_path.rglob("*") if path.is_file() and path.stat().st_size]
+
+
+def test_a_server_that_sends_a_byte_now_and_then_is_left(tmp_path):
+    with served([b"x"] * 200, 200, wait=0.05) as (server, url):
+        slow = FileCache(directory=tmp_path, timeout_seconds=0.5)
+        with pytest.raises(OSError, match=r"bytes arrived in .* min_bytes_per_second is 1,000"):
+            slow.open(url)
+        assert server.sent < 4 * 100
+    with served([b"x"] * 5, 5, wait=0.05) as (_, url):
+        FileCache(directory=tmp_path, timeout_seconds=0.1, min_bytes_per_second=0).open(url).close()

@@ -73,6 +73,8 @@ class FileCache:
         shared: Users who trust each other share the directory. Otherwise it is made for this user
             alone, and one that others may write to is an error. None: whether the environment
             variable STREAM_DATALOADER_CACHE_SHARED is 1.
+        min_bytes_per_second: How much has to arrive of a file, on average over each `timeout_seconds`; 0 takes
+            any time.
 
     Raises:
         ValueError: A number is out of range, or the environment variable is no number.
@@ -94,6 +96,7 @@ class FileCache:
     timeout_seconds: float = 15.0
     wait_seconds: float = 600.0
     shared: bool | None = None
+    min_bytes_per_second: float = 1000.0
 
     def __post_init__(self) -> None:
         limit = self.size_limit_bytes
@@ -104,6 +107,8 @@ class FileCache:
         for name in ("timeout_seconds", "wait_seconds"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} is {getattr(self, name)!r}; give more than 0")
+        if not self.min_bytes_per_second >= 0:
+            raise ValueError(f"min_bytes_per_second is {self.min_bytes_per_second!r}; give 0 or more")
 
     def open(self, path: str | os.PathLike[str]) -> LocalFile:
         """Make the file of a URL or a path local, fetched unless it is here; close what is returned once it is read.
@@ -158,7 +163,8 @@ class FileCache:
             os.utime(versions[0])  # the server was asked just now
             return
         _log.info("fetching %s", shown(url))
-        version = remote.fetch(entry.part, functools.partial(self._make_room, url, entry=entry))
+        check_size = functools.partial(self._make_room, url, entry=entry)
+        version = remote.fetch(entry.part, check_size, self._limit(), self.min_bytes_per_second)
         self._make_room(url, os.path.getsize(entry.part), entry)
         entry.take_in(version)
 

@@ -97,9 +97,18 @@ class RemoteFile:
         """Write a local file there."""
         self._tried(lambda: self._file_system.put_file(path, self._path), "sent")
 
-    def fetch(self, path: str, check_size: Callable[[int], None]) -> str:
-        """Write it to a local file; returns its version."""
-        return str(self._tried(lambda: self._download(path, check_size)))
+    def fetch(
+        self, path: str, check_size: Callable[[int], None], limit: int | None = None, least_rate: float = 0.0
+    ) -> str:
+        """Write it to a local file; returns its version.
+
+        Args:
+            check_size: Makes room for so many bytes, or raises if they are too many. Called with the size that the
+                server gives, or once more than the limit have arrived.
+            limit: How many bytes may arrive if the server gives no size; None is any number.
+            least_rate: How many bytes a second have to arrive, over each `timeout_seconds`.
+        """
+        return str(self._tried(lambda: self._download(path, check_size, limit, least_rate)))
 
     def _ask(self) -> tuple[str, int | None]:
         from fsspec.asyn import sync
@@ -115,13 +124,18 @@ class RemoteFile:
         version = json.dumps({key: value for key, value in sorted(named.items()) if key in _VERSION})
         return hashlib.sha256(version.encode()).hexdigest()[:16], known.get("size")
 
-    def _download(self, path: str, check_size: Callable[[int], None]) -> str:
-        from fsspec.callbacks import Callback
-
+    def _download(self, path: str, check_size: Callable[[int], None], limit: int | None, least_rate: float) -> str:
         version, size = self._ask()
         if size is not None:
             check_size(size)
-        arrival = Callback()
+
+        def count(arrived: int) -> None:
+            if size is not None and arrived > size:
+                raise ConnectionError(f"more bytes arrive than the {size:,} that the server told")
+            if size is None and limit is not None and arrived > limit:
+                check_size(arrived)
+
+        arrival = _arrival(count, least_rate, self._timeout_seconds)
         self._file_system.get_file(self._path, path, callback=arrival)
         found, size = os.path.getsize(path), arrival.size if size is None else size
         if size is None:
@@ -152,6 +166,34 @@ class RemoteFile:
                     raise UnreachableError(f"{what}: {text_of(error)}; check address and network") from error
             time.sleep(wait)
         raise AssertionError("the last try returns or raises")
+
+
+def _arrival(count: Callable[[int], None], least_rate: float, seconds: float) -> Any:
+    """Return a callback of fsspec's that counts what arrives, and raises if it is too much or comes too slowly."""
+    from fsspec.callbacks import Callback
+
+    class Arrival(Callback):  # type: ignore[misc]
+        """Called by the file system after each piece that it wrote."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self._since, self._before = time.monotonic(), 0
+
+        def absolute_update(self, value: int) -> None:
+            self.relative_update(value - self.value)
+
+        def relative_update(self, inc: int = 1) -> None:
+            self.value += inc
+            count(self.value)
+            now = time.monotonic()
+            if (passed := now - self._since) >= seconds:
+                arrived = self.value - self._before
+                if arrived < least_rate * passed:
+                    what = f"{arrived:,} bytes arrived in {passed:.1f} s"
+                    raise ConnectionError(f"{what}, and min_bytes_per_second is {least_rate:,.0f}")
+                self._since, self._before = now, self.value
+
+    return Arrival()
 
 
 def _hold(file_system: Any) -> None:
