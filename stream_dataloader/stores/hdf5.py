@@ -28,18 +28,17 @@ from stream_dataloader.stores._base.rows import (
     selected,
 )
 from stream_dataloader.stores._base.store import Index, Store
+from stream_dataloader.streams._media.limits import Limits
 from stream_dataloader.streams._media.listing import files_below
 from stream_dataloader.streams._media.picture import Picture
 from stream_dataloader.streams._media.section import KnownFile, check_file, closed_on_error, natural_order
-from stream_dataloader.streams.array.hdf5 import Hdf5Table, datasets_in, open_file
-from stream_dataloader.streams.array.tables import chunks_of
+from stream_dataloader.streams.array.hdf5 import Hdf5Table, datasets_in
+from stream_dataloader.streams.array.hdf5_files import KnownFiles, Sources, check_size, open_file
+from stream_dataloader.streams.cache.gate import Files, Gate, check_files
 
 __all__ = ["Hdf5Store"]
 
 _DATA, _ROOT = "data", "/"
-
-#: Larger datasets have to be on the disk, a thousandth of them at least.
-_LARGEST_UNCHECKED_BYTES, _MOST_TIMES = 64 << 20, 1100
 
 
 class Hdf5Store(Store):
@@ -60,6 +59,9 @@ class Hdf5Store(Store):
         size: `(height, width)` of those; None keeps theirs.
         layout: `"CHW"` or `"HWC"`.
         color: `"rgb"`; `"bgr"` where RGB was encoded as BGR, as ALOHA does.
+        files: Which other files may be read: `"inside"`, HDF5 files of the folder that virtual datasets name; or
+            `"anywhere"`, also by external links and external storage.
+        limits: How large data may become when it is decoded; see `streams.Limits`. None is the usual ones.
     """
 
     format: ClassVar[str] = "hdf5"
@@ -75,7 +77,10 @@ class Hdf5Store(Store):
         size: tuple[int, int] | None = None,
         layout: Literal["CHW", "HWC"] = "CHW",
         color: Literal["rgb", "bgr"] = "rgb",
+        files: Files = "inside",
+        limits: Limits | None = None,
     ) -> None:
+        check_files(files)
         if color not in ("rgb", "bgr"):
             raise ValueError(f"color is {color!r}; use 'rgb' or 'bgr'")
         cameras = [cameras] if isinstance(cameras, str) else list(cameras)
@@ -83,7 +88,7 @@ class Hdf5Store(Store):
         self._opened = self._files = Handles[KnownFile, Any](_opened)
         self._pictures: Pictures | None = None
         if cameras:
-            picture = Picture(size=size, layout=layout)
+            picture = Picture(size=size, layout=layout, limits=limits)
             self._pictures = Pictures(picture, "Hdf5Store(cameras=...)", swapped=color == "bgr")
         super().__init__(path, **options)
         _ = self.index
@@ -91,20 +96,22 @@ class Hdf5Store(Store):
     def _read_index(self) -> _Index:
         files, streams, lengths = list[KnownFile](), list[_Stream](), list[int]()
         selection: Selection | None = None
+        sources = self._sources()
         for path in _paths(self.path):
             with damage_named(path):
                 check_file(path)
                 files.append(known := KnownFile.of(path))
                 with _opened(known) as file:
-                    above = _group_of(file, path, self._options["group"])
-                    groups = _streams(file, path, above, self._options["filter_key"])
+                    above = _group_of(file, path, self._options["group"], sources)
+                    groups = _streams(file, path, above, self._options["filter_key"], sources)
                     if selection is None and groups:
                         there, name = datasets_in(file[groups[0]]), f"{path}, {groups[0]}"
                         there.pop("compress_len", None)  # ALOHA's: a row a camera
                         selection = selected(self._options["columns"], list(there), name)
                         check_lengths(name, {leaf: (there[leaf].shape or (0,))[0] for leaf in selection.names})
                         encoded = self._encoded(selection, name)
-                    lengths += [_length(file, path, group, selection.names[0]) for group in groups if selection]
+                    names = selection.names if selection else []
+                    lengths += [_length(file, path, group, names, sources) for group in groups if names]
             inside = os.path.relpath(path, self.path) if os.path.isdir(self.path) else ""
             for group in groups:
                 below = group[len(above) :].strip("/")
@@ -114,10 +121,14 @@ class Hdf5Store(Store):
             raise StoreError(f"{self.path} holds no streams: no groups in {above!r}")
         counted = np.array(lengths, np.int64)
         names = [os.path.relpath(known.path, self.path) for known in files]
-        stamps = [(known.size, known.modified_ns) for known in files]
+        stamps = [(known.size, known.modified_ns) for known in (*files, *sources.known.values())]
         described = repr((names, stamps, [stream.key for stream in streams], selection.names))
         fingerprint = hashed(described, counted.tobytes())
-        return _Index(fingerprint, counted, streams, selection, encoded)
+        return _Index(fingerprint, counted, streams, selection, encoded, sources.known)
+
+    def _sources(self) -> Sources:
+        folder = self.path if os.path.isdir(self.path) else os.path.dirname(os.path.abspath(self.path))
+        return Sources(Gate(folder, self._options["files"]), self._options["limits"])
 
     def _encoded(self, selection: Selection, name: str) -> set[str]:
         found: set[str] = set()
@@ -135,14 +146,16 @@ class Hdf5Store(Store):
         lease = self._files.lease(known)
         with closed_on_error(lease), known, damage_named(name):
             found = lease.handle[group]
-            pictures = dict.fromkeys(index.encoded, self._pictures)
-            tables = [_table(found, name, leaf, pictures.get(leaf)) for leaf in selection.names]
+            pictures, sources = dict.fromkeys(index.encoded, self._pictures), self._sources()
+            sources.known.update(index.known)
+            tables = [_table(found, name, leaf, pictures.get(leaf), sources) for leaf in selection.names]
             steps = check_lengths(name, dict(zip(selection.names, map(len, tables), strict=True)))
             promised = found.attrs.get("num_samples", steps)
             if steps != index.lengths[number] or np.ndim(promised) or promised != steps:
                 told = f"by the index {index.lengths[number]}, by num_samples {promised}"
                 raise StoreError(f"{name} is half written: it has {steps} steps, {told}")
-            return RowSteps(selection.structure, tables, steps, close=lease.close, known=known)
+            held = KnownFiles({known.path: known} | sources.known) if sources.known else known
+            return RowSteps(selection.structure, tables, steps, close=lease.close, known=held)
 
     def metadata(self, number: int) -> Mapping[str, Any]:
         """The attributes of a stream's group."""
@@ -165,9 +178,7 @@ class Hdf5Store(Store):
         steps, lease = self._open_steps(number), self._files.lease(known)
         with closing(steps), closing(lease), damage_named(name):
             for leaf in self.index.selection.names:
-                written, whole = _written(lease.handle[group][leaf])
-                if written < whole:  # the others would be read as zeros
-                    raise StoreError(f"{name}, {leaf} is half written: {written} of {whole} chunks")
+                self._sources().check_written(lease.handle[group][leaf], f"{name}, {leaf}")
             steps.check()
 
 
@@ -184,6 +195,7 @@ class _Index(Index):
     streams: list[_Stream]
     selection: Selection
     encoded: set[str]
+    known: KnownFiles  # other files that virtual datasets and the like are read from
 
     def key(self, number: int) -> str:
         return self.streams[number].key
@@ -206,9 +218,10 @@ def _paths(path: str) -> list[str]:
     raise StoreError(f"{path} has no files with names in {' or '.join(HDF5_SUFFIXES)}")
 
 
-def _group_of(file: Any, name: str, group: str | None) -> str:
+def _group_of(file: Any, name: str, group: str | None, sources: Sources) -> str:
     import h5py
 
+    sources.check_links(file, _DATA if group is None else group, name)
     if group is None:
         return f"/{_DATA}" if file.get(_DATA, getclass=True) is h5py.Group else _ROOT
     path = "/" + group.strip("/")
@@ -217,22 +230,31 @@ def _group_of(file: Any, name: str, group: str | None) -> str:
     return path
 
 
-def _streams(file: Any, name: str, above: str, filter_key: str | None) -> list[str]:
+def _streams(file: Any, name: str, above: str, filter_key: str | None, sources: Sources) -> list[str]:
     """The groups that are streams, in natural order."""
     import h5py
+    from h5py import h5g
 
-    members = {key: file[above].get(key, getclass=True) for key in file[above]}
-    found = {key for key, kind in members.items() if kind is h5py.Group}
-    if h5py.Dataset in members.values():
+    group = file[above]
+    members = {key: h5g.get_objinfo(group.id, key.encode(), follow_link=False).type for key in group}
+    for key, kind in members.items():
+        if kind not in (h5g.GROUP, h5g.DATASET):  # maybe a link
+            sources.check_links(group, key, f"{name}, {above}")
+            found_kind = group.get(key, getclass=True)
+            members[key] = {h5py.Group: h5g.GROUP, h5py.Dataset: h5g.DATASET}.get(found_kind, kind)
+    found = {key for key, kind in members.items() if kind == h5g.GROUP}
+    if h5g.DATASET in members.values():
         if filter_key is not None:
             raise StoreError(f"{name}: {above} is one stream; leave out filter_key")
         return [above]
     if filter_key is not None:
+        sources.check_links(file, f"mask/{filter_key}", name)
         mask = file.get(f"mask/{filter_key}")
         if not isinstance(mask, h5py.Dataset):
             there = shorten(list(file.get("mask", ())), 300)
             raise StoreError(f"{name} has no filter key {filter_key!r}; it has {there}")
-        _check_size(f"{name}: mask/{filter_key}", mask)
+        sources.check(mask, f"{name}: mask/{filter_key}")
+        check_size(f"{name}: mask/{filter_key}", mask)
         wanted = {one.decode("utf-8", "replace") if isinstance(one, bytes) else str(one) for one in mask[:]}
         if missing := sorted(wanted - found):
             raise StoreError(f"{name}: mask/{filter_key} names {shorten(missing, 200)}, which are no groups")
@@ -240,45 +262,36 @@ def _streams(file: Any, name: str, above: str, filter_key: str | None) -> list[s
     return [f"{above.rstrip('/')}/{key}" for key in sorted(found, key=natural_order)]
 
 
-def _length(file: Any, name: str, group: str, leaf: str) -> int:
-    """The length of one leaf, as quickly as h5py tells it."""
-    from h5py import h5d
+def _length(file: Any, name: str, group: str, leaves: Sequence[str], sources: Sources) -> int:
+    """The length of the first leaf, as quickly as h5py tells it; notes other files that leaves are read from."""
+    from h5py import Dataset, h5d
 
-    path = f"{group.rstrip('/')}/{leaf}"
+    path = f"{group.rstrip('/')}/{leaves[0]}"
     with damage_named(f"{name}, {path}"):
-        shape = h5d.open(file.id, path.encode()).get_space().get_simple_extent_dims()
+        sources.check_links(file, path, f"{name}, {path}")
+        dataset = h5d.open(file.id, path.encode())
+        created = dataset.get_create_plist()
+        if created.get_layout() == h5d.VIRTUAL or created.get_external_count():
+            for leaf in leaves:  # virtual files have all leaves so
+                sources.check_links(file[group], leaf, f"{name}, {group}")
+                if isinstance(found := file[group].get(leaf), Dataset):
+                    sources.check(found, f"{name}, {group}/{leaf}")
+        shape = dataset.get_space().get_simple_extent_dims()
     return int(shape[0]) if shape else 0
 
 
-def _table(group: Any, name: str, leaf: str, pictures: Pictures | None) -> Any:
+def _table(group: Any, name: str, leaf: str, pictures: Pictures | None, sources: Sources) -> Any:
     import h5py
 
+    sources.check_links(group, leaf, name)
     if not isinstance(found := group.get(leaf), h5py.Dataset):
         raise StoreError(f"{name} has no dataset {leaf!r}; name others by columns=")
-    if found.file.id != group.file.id or found.external:
-        raise StoreError(f"{name}: {leaf!r} lies in another file; copy it into this one")
     label, dtype = f"{name}, {leaf}", found.dtype
+    sources.check(found, label)
     if pictures is None and dtype.kind in "OSV":
         raise StoreError(f"{name}, dataset {found.name} is of dtype {dtype}; cameras= names encoded images")
     check_row(label, found.shape[1:], dtype)
-    _check_size(label, found)
+    check_size(label, found)
     if pictures is not None:
         return PictureRows(found, pictures, label)
     return loaded_if_small(Hdf5Table(found, name))
-
-
-def _check_size(name: str, dataset: Any) -> None:
-    if dataset.nbytes > _LARGEST_UNCHECKED_BYTES:
-        written, whole = _written(dataset)
-        if written * _MOST_TIMES < whole:
-            there = f"{written:,} of {whole:,} chunks"
-            raise StoreError(f"{name} is {dataset.dtype} {dataset.shape}, of which there are {there}")
-
-
-def _written(dataset: Any) -> tuple[int, int]:
-    """How many chunks or bytes are on the disk, and how many there are."""
-    if dataset.is_virtual:
-        return 0, 0
-    if dataset.chunks is None:
-        return dataset.id.get_storage_size(), dataset.nbytes
-    return dataset.id.get_num_chunks(), chunks_of(dataset)

@@ -29,6 +29,7 @@ from stream_dataloader.stores._base.rows import RowSteps, Selection, check_lengt
 from stream_dataloader.stores._base.store import Index, Store
 from stream_dataloader.streams._media.listing import entries_in
 from stream_dataloader.streams.array.tables import NpyTable, checked_header
+from stream_dataloader.streams.cache.gate import Files
 
 __all__ = ["NpyStore"]
 
@@ -43,13 +44,16 @@ class NpyStore(Store):
     Args:
         path: The folder, or one file, which is one stream.
         columns: Which files of a stream's folder to read, without suffix; None reads all.
+        files: Which files links in the folder may lead to: `"inside"` it, or `"anywhere"`.
     """
 
     format: ClassVar[str] = "npy"
 
-    def __init__(self, path: str | os.PathLike[str], *, columns: Sequence[str] | None = None) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str], *, columns: Sequence[str] | None = None, files: Files = "inside"
+    ) -> None:
         self._wanted = given_columns(columns)
-        super().__init__(path, columns=self._wanted)
+        super().__init__(path, columns=self._wanted, files=files)
         _ = self.index
 
     def _read_index(self) -> _Index:

@@ -25,6 +25,7 @@ from stream_dataloader.stores._base.leaves import LeafSpec, dtype_named
 from stream_dataloader.stores._base.rows import RowSteps
 from stream_dataloader.stores._base.store import Index, Store
 from stream_dataloader.stores.memmap.store import LeafFile
+from stream_dataloader.streams.cache.gate import Files
 
 __all__ = ["TensorDictStore"]
 
@@ -54,6 +55,7 @@ class TensorDictStore(Store):
         stream: A column that changes where a stream begins; `("collector", "traj_ids")`.
         lengths: A column with a number a stream, then no leaf; or a `.npy` file in the folder.
         done: A column with a flag a step, which ends a stream; `("next", "done")`.
+        files: Which files links in the folder may lead to: `"inside"` it, or `"anywhere"`.
     """
 
     format: ClassVar[str] = "tensordict"
@@ -66,6 +68,7 @@ class TensorDictStore(Store):
         stream: str | tuple[str, ...] | None = None,
         lengths: str | tuple[str, ...] | None = None,
         done: str | tuple[str, ...] | None = None,
+        files: Files = "inside",
     ) -> None:
         if columns is not None and (not isinstance(columns, (list, tuple)) or not columns):
             raise TypeError(f"columns is {columns!r}; give a list of names, or None")
@@ -74,7 +77,7 @@ class TensorDictStore(Store):
         self._cuts = {option: _name(option, value) for option, value in given.items() if value is not None}
         if len(self._cuts) > 1:
             raise ValueError(f"{' and '.join(self._cuts)} both say where streams begin")
-        super().__init__(path, columns=wanted, **given | self._cuts)
+        super().__init__(path, columns=wanted, files=files, **given | self._cuts)
         _ = self.index
 
     def _read_index(self) -> _Index:

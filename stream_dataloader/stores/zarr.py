@@ -5,7 +5,9 @@ Guarantee: opening unpacks no array but that of the ends.
 
 from __future__ import annotations
 
+import functools
 import json
+import math
 import os
 import re
 import weakref
@@ -24,9 +26,11 @@ from stream_dataloader.stores._base.formats import given_columns
 from stream_dataloader.stores._base.handles import Handles
 from stream_dataloader.stores._base.rows import RowSteps, Selection, check_row, selected
 from stream_dataloader.stores._base.store import Index, Store
+from stream_dataloader.streams._media.limits import DEFAULT, Limits
 from stream_dataloader.streams._media.listing import entries_in, is_hidden
 from stream_dataloader.streams._media.section import KnownFile, closed_on_error
 from stream_dataloader.streams.array.tables import check_rows
+from stream_dataloader.streams.cache.gate import Files, Gate
 
 __all__ = ["ZarrStore"]
 
@@ -59,6 +63,8 @@ class ZarrStore(Store):
         ends: The array that says where streams end.
         columns: Names of arrays, such as `["img", "action"]`, or of groups of them. A single
             name gives items that are arrays, not dicts. None reads all.
+        files: Which files links in the folder may lead to: `"inside"` it, or `"anywhere"`.
+        limits: What a chunk may take; see `streams.Limits`. None is the usual ones.
     """
 
     format: ClassVar[str] = "zarr"
@@ -70,10 +76,18 @@ class ZarrStore(Store):
         data: str = "data",
         ends: str = "meta/episode_ends",
         columns: str | Sequence[str] | None = None,
+        files: Files = "inside",
+        limits: Limits | None = None,
     ) -> None:
-        self._opened: Handles[str, _Opened] = Handles(_Opened)
-        super().__init__(path, data=data, ends=ends, columns=given_columns(columns, alone=True))
+        self._opened: Handles[str, _Opened] = Handles(functools.partial(_Opened, files=files, limits=limits))
+        columns = given_columns(columns, alone=True)
+        super().__init__(path, data=data, ends=ends, columns=columns, files=files, limits=limits)
         _ = self.index
+
+    def _check_links(self) -> None:
+        """Leave arrays to their first read: a store may have a million files of chunks."""
+        if os.path.isdir(self.path):
+            Gate(self.path, self._options["files"]).check_links(levels=2)
 
     def _read_index(self) -> _Index:
         with closing(self._opened.lease(self.path)) as lease, damage_named(self.path):
@@ -140,7 +154,8 @@ class _Index(Index):
 class _Opened:
     """A store that is open in this process; `group` is its root."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, files: Files, limits: Limits | None) -> None:
+        self._files, self._limits = files, limits or DEFAULT
         zarr = package("zarr", f"with Python 3.11 or later, {path}", "zarr")
         folders, archives = zarr.storage.LocalStore, zarr.storage.ZipStore
         if not os.path.exists(path):
@@ -167,7 +182,7 @@ class _Opened:
                     array = self.group[place]
                 except ValueError as error:
                     raise _without_codec(f"{self._path}, array {place}", error) or error from None
-                self._arrays[place] = _Array(self._path, place, array)
+                self._arrays[place] = _Array(self._path, place, array, self._files, self._limits)
         return self._arrays[place]
 
     def places(self) -> list[str]:
@@ -234,7 +249,7 @@ def _without_codec(name: str, error: ValueError) -> StoreError | None:
 class _Array:
     """An array of a store, and the rows of chunks that some stream holds."""
 
-    def __init__(self, path: str, place: str, array: Any) -> None:
+    def __init__(self, path: str, place: str, array: Any, files: Files, limits: Limits) -> None:
         self._name = name = f"{path}, array {place}"
         self._array = array
         folder = os.path.join(path, place)
@@ -246,6 +261,8 @@ class _Array:
         self.row_shape: tuple[int, ...] = tuple(map(int, array.shape[1:]))
         self.dtype: np.dtype[Any] = array.dtype.newbyteorder("=")
         check_row(name, self.row_shape, self.dtype)
+        limits.check_chunk(math.prod(array.chunks) * array.dtype.itemsize, name)
+        self._unchecked = Gate(path, files) if os.path.isdir(path) else None  # until something is read
         self.chunk_rows = max(1, min(array.chunks[0], array.shape[0]))
         self._chunks: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
@@ -260,6 +277,9 @@ class _Array:
 
     def unpack(self, start: int, stop: int) -> Any:
         """Rows, as far as there are."""
+        if self._unchecked is not None:
+            self._unchecked.check_links(self.known.path)
+            self._unchecked = None
         with self.known, damage_named(f"{self._name}, rows {start} to {stop}"):  # zarr opens chunks by their names
             return np.asarray(self._array[start : min(stop, len(self))])
 

@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from stream_dataloader.streams._media.limits import Limits
     from stream_dataloader.streams.array import ArrayStream
     from stream_dataloader.streams.audio import AudioStream
     from stream_dataloader.streams.audiovisual import AudioVisualStream
@@ -27,6 +28,7 @@ __all__ = [
     "CameraStream",
     "FileCache",
     "ImageFolderStream",
+    "Limits",
     "TextStream",
     "VideoStream",
     "segment_videos",
@@ -39,6 +41,7 @@ _MODULES = {
     "CameraStream": "camera",
     "FileCache": "cache",
     "ImageFolderStream": "images",
+    "Limits": "_media.limits",
     "TextStream": "text",
     "VideoStream": "video",
     "segment_videos": "video.frame_index",

@@ -59,7 +59,14 @@ class AudioVisualStream:
     def _audio(self) -> AudioStream:
         """How the sound is read."""
         corrupt = self.video.on_corrupt
-        return AudioStream(window=1, rate=self.rate, channels=self.channels, stream=self.stream, on_corrupt=corrupt)
+        return AudioStream(
+            window=1,
+            rate=self.rate,
+            channels=self.channels,
+            stream=self.stream,
+            on_corrupt=corrupt,
+            limits=self.video.limits,
+        )
 
     def __call__(self, source: Any, *, start: int = 0) -> Any:
         """Open one video, from item `start` on, counted from its own first.

@@ -49,6 +49,7 @@ class ImageFolderStream(PictureOptions):
         gaps: `"allow"`, or `"raise"`: a missing number in the images' names is an error.
         on_corrupt: `"raise"`, or `"keep"`: the image before takes the place of a damaged one.
         upright: Turn images as their EXIF says.
+        limits: How many pixels an image may have; see `Limits`. None is the usual ones.
 
     Raises:
         ImportError: OpenCV is not installed.
@@ -109,7 +110,9 @@ class ImageFolderStream(PictureOptions):
             try:
                 check_kind(path, os.stat(path).st_mode)
                 with open(path, "rb") as file:
-                    return decoded_image(file.read(), path, gray=self.color == "gray", upright=self.upright)
+                    return decoded_image(
+                        file.read(), path, gray=self.color == "gray", upright=self.upright, limits=self.limits
+                    )
             except FileNotFoundError as error:
                 raise FileNotFoundError(f"{path} was there when its folder was listed, and is gone") from error
             except ValueError as error:

@@ -241,7 +241,9 @@ def test_images_may_lie_in_files_and_sounds_are_named(tmp_path, rows):
     with pytest.raises(StoreError, match=r"'sound' is of the feature Audio.*columns="):
         stores.open(given)
     for one in (given, given.to_iterable_dataset()):
-        (item,) = stores.open(one, columns=["image"]).open_stream(0)
+        with pytest.raises(StoreError, match=r"a\.png.*has no folder; give files='anywhere'"):
+            next(iter(stores.open(one, columns=["image"]).open_stream(0)))
+        (item,) = stores.open(one, columns=["image"], files="anywhere").open_stream(0)
         assert np.array_equal(item["image"].transpose(1, 2, 0), np.asarray(image))
 
 

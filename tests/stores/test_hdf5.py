@@ -207,7 +207,7 @@ BROKEN = {
     "2,147,483,648 bytes": written("obs/image", (7, 2**31), "u1", chunks=(1, 1024)),
     "0 of 917,504 chunks": written("obs/image", (7, 2**27), "u1", chunks=(1, 1024)),
     "'dones' lies in another file": written("dones", h5py.ExternalLink("other.h5", "/x")),
-    "'dones' lies in another": written("dones", (7,), "i8", external=[("raw.bin", 0, 56)]),
+    "dones lies in another file": written("dones", (7,), "i8", external=[("raw.bin", 0, 56)]),
 }
 
 

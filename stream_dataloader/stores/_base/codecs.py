@@ -15,6 +15,7 @@ import numpy as np
 
 from stream_dataloader.errors import StoreError, shorten
 from stream_dataloader.stores._base.files import package
+from stream_dataloader.streams._media.limits import DEFAULT, Limits
 
 __all__ = ["check_compression", "check_hashes", "hash_of", "pack", "unpack"]
 
@@ -50,9 +51,10 @@ def pack(name: str, data: bytes) -> bytes:
     return bytes(codec.compress_raw(data) if kind == "snappy" else codec.compress(data, level))
 
 
-def unpack(name: str, data: bytes, size: int, what: str) -> Any:
+def unpack(name: str, data: bytes, size: int, what: str, limits: Limits | None = None) -> Any:
     """What some bytes, of the file `what`, were: an array of `size` bytes."""
     kind, _ = check_compression(name)
+    (limits or DEFAULT).check_unpacked(len(data), size, what)
     codec, out = _codec(kind), np.empty(size, np.uint8)
     try:
         found = (codec.decompress_raw_into if kind == "snappy" else codec.decompress_into)(data, out)

@@ -191,7 +191,8 @@ class Pictures:
             flags = cv2.IMREAD_ANYCOLOR | cv2.IMREAD_ANYDEPTH
         is_gray = picture.color == "gray"
         try:
-            image = decoded_image(data, name, gray=is_gray, deep=True, upright=picture.upright, flags=flags)
+            options: dict[str, Any] = {"upright": picture.upright, "limits": picture.limits}
+            image = decoded_image(data, name, gray=is_gray, deep=True, flags=flags, **options)
         except ValueError as error:
             raise StoreError(str(error)) from error.__cause__
         if flags is not None and image.ndim == 2:

@@ -25,6 +25,7 @@ from stream_dataloader.stores._base.leaves import leaf_names
 from stream_dataloader.stores._base.stream import Steps, StoreStream, StreamNumbers
 from stream_dataloader.streams._media.section import closed_on_error, section_of
 from stream_dataloader.streams.cache import is_url
+from stream_dataloader.streams.cache.gate import Gate, check_files
 
 __all__ = ["Index", "OpenedStore", "Store", "StoreInfo", "replaced"]
 
@@ -107,6 +108,7 @@ class Store(ABC):
     def __init__(self, path: str | os.PathLike[str], **options: Any) -> None:
         self.path = plain_path(path)
         self._options = options
+        check_files(options.get("files", "inside"))
         self._expected: str | None = None
         self._seen: tuple[str, str] | None = None
         self._lock = threading.Lock()
@@ -133,6 +135,11 @@ class Store(ABC):
         if self._seen is not None and self._state() != self._seen[1]:
             raise replaced(self.path)
 
+    def _check_links(self) -> None:
+        """Raise if a link in the store's folder leads out of it; formats of other packages have no such option."""
+        if "files" in self._options and os.path.isdir(self.path):
+            Gate(self.path, self._options["files"]).check_links()
+
     @property
     def index(self) -> Any:
         """What `_read_index` returned.
@@ -144,6 +151,7 @@ class Store(ABC):
             with self._lock:
                 if self._index is None:
                     seen = (platform.node(), self._state())
+                    self._check_links()
                     index = self._read_index()
                     if self._expected is not None and index.fingerprint != self._expected:
                         raise replaced(self.path)

@@ -198,7 +198,8 @@ def image_pictures(
                 data = file.read()
         if not isinstance(data, bytes) or not data:
             raise ValueError("there is no picture")
-        image = decoded_image(data, "the picture", gray=picture.color == "gray", deep=picture.deep)
+        is_gray = picture.color == "gray"
+        image = decoded_image(data, "the picture", gray=is_gray, deep=picture.deep, limits=picture.limits)
         if picture.deep and image.dtype != np.uint16:
             raise ValueError(f"it is a depth map of {image.dtype}, not of 16 bits")
         return image

@@ -25,8 +25,10 @@ from stream_dataloader.stores.lerobot.frames import Camera, image_pictures, vide
 from stream_dataloader.stores.lerobot.info import INFO, Feature, Info, read_info
 from stream_dataloader.stores.lerobot.tables import Episodes, Tables, meta_files, read_episodes
 from stream_dataloader.stores.parquet.columns import Numbers
+from stream_dataloader.streams._media.limits import Limits
 from stream_dataloader.streams._media.opencv import check_opencv
 from stream_dataloader.streams._media.picture import Conversion
+from stream_dataloader.streams.cache.gate import Files
 from stream_dataloader.streams.video.stream import VideoStream
 
 __all__ = ["LeRobotStore"]
@@ -52,6 +54,8 @@ class LeRobotStore(Store):
         image_dtype: `"uint8"`, 0 to 255, or `"float32"`, 0 to 1.
         conversion: `"accurate"` or `"swscale"`, as of `VideoStream`; of cameras that are videos.
         tolerance_s: How far a frame may be off its row's time; None: a quarter of a step.
+        files: Which files links in the folder may lead to: `"inside"` it, or `"anywhere"`.
+        limits: How large data may become when it is decoded; see `streams.Limits`. None is the usual ones.
     """
 
     format: ClassVar[str] = "lerobot"
@@ -69,9 +73,12 @@ class LeRobotStore(Store):
         image_dtype: Any = "uint8",
         conversion: Conversion = "accurate",
         tolerance_s: float | None = None,
+        files: Files = "inside",
+        limits: Limits | None = None,
     ) -> None:
         package("pyarrow", "LeRobotStore", "arrow")
-        self._video = VideoStream(size=size, layout=layout, fit=fit, dtype=image_dtype, conversion=conversion)
+        frames: dict[str, Any] = {"conversion": conversion, "limits": limits}
+        self._video = VideoStream(size=size, layout=layout, fit=fit, dtype=image_dtype, **frames)
         if tolerance_s is not None and not 0 <= tolerance_s < float("inf"):
             raise ValueError(f"tolerance_s is {tolerance_s!r}; give seconds, or None")
         cameras, columns = _names("cameras", cameras), _names("columns", columns)

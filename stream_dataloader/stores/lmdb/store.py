@@ -35,7 +35,9 @@ from stream_dataloader.stores._base.stream import Steps, put_row
 from stream_dataloader.stores.lmdb.pages import Databases, ResultT, natural_key
 from stream_dataloader.stores.lmdb.windows import Windows, check_value
 from stream_dataloader.stores.memmap.packed import HEADER, PackedIndex, PackedStore, check_sizes
+from stream_dataloader.streams._media.limits import Limits
 from stream_dataloader.streams._media.listing import entries_in
+from stream_dataloader.streams.cache.gate import Files
 
 __all__ = ["KIND", "LmdbStore"]
 
@@ -61,6 +63,8 @@ class LmdbStore(PackedStore):
         stream: A separator, such as `"/"`: keys that are alike up to the last of it are
             a stream, others are left out. None: each database is one. With `decode`.
         db: The name of a database in each file. None: the unnamed one. With `decode`.
+        files: Which files links in the folder may lead to: `"inside"` it, or `"anywhere"`.
+        limits: How large data may become when it is decoded; see `streams.Limits`. None is the usual ones.
 
     Checked against py-lmdb 3.0.0, with LMDB 0.9.36.
     """
@@ -79,6 +83,8 @@ class LmdbStore(PackedStore):
         order: Literal["bytes", "natural"] | None = None,
         stream: str | None = None,
         db: str | None = None,
+        files: Files = "inside",
+        limits: Limits | None = None,
     ) -> None:
         if open_databases is not None and open_databases < 1:
             raise ValueError(f"open_databases is {open_databases}; give 1 or more, or None")
@@ -98,7 +104,9 @@ class LmdbStore(PackedStore):
         if options["decode"] is None:
             if not was_packed:
                 raise StoreError(f"{self.path} was not packed; for any LMDB, give decode=")
-            packed = _PackedIndex(self.path, self._classes, options["columns"], check=self._check_all)
+            packed = _PackedIndex(
+                self.path, self._classes, options["columns"], check=self._check_all, limits=options["limits"]
+            )
             packed.databases = Databases(packed.files, options)
             return packed
         if was_packed or options["columns"] is not None:
@@ -134,7 +142,7 @@ class _PackedIndex(PackedIndex):
             for found in content["databases"]
         }
         check_sizes(self.window - 1, *itertools.chain(*self.files.values()))
-        self.windows = Windows(self.leaves, content["codec"])
+        self.windows = Windows(self.leaves, content["codec"], limits=self._limits)
         return 2
 
     def _streams_lie_inside(self) -> bool:

@@ -25,6 +25,7 @@ import torch
 
 from stream_dataloader.stores._base import codecs
 from stream_dataloader.stores._base.leaves import LeafSpec
+from stream_dataloader.streams._media.limits import Limits
 from stream_dataloader.streams._media.opencv import decoded_image, import_opencv
 
 __all__ = ["CODECS", "Windows", "check_value", "steps_of_window"]
@@ -76,10 +77,10 @@ class Windows:
     `images` says which leaves are JPEG, `is_compressed` whether values are one frame.
     """
 
-    def __init__(self, leaves: Sequence[LeafSpec], codec: str, quality: int = 95) -> None:
+    def __init__(self, leaves: Sequence[LeafSpec], codec: str, quality: int = 95, limits: Limits | None = None) -> None:
         if codec not in CODECS:
             raise ValueError(f"codec is {codec!r}; use one of {', '.join(map(repr, CODECS))}")
-        self._leaves, self._quality = leaves, quality
+        self._leaves, self._quality, self._limits = leaves, quality, limits
         self.is_compressed = codec == "zstd"
         self.images = [
             codec == "jpeg"
@@ -111,7 +112,8 @@ class Windows:
             raise ValueError(f"it has not the {steps} steps that it should have")
         body = value[_HEAD.size :]
         if self.is_compressed:
-            body = codecs.unpack("zstd", body, steps * sum(leaf.step_bytes for leaf in self._leaves), "its window")
+            size = steps * sum(leaf.step_bytes for leaf in self._leaves)
+            body = codecs.unpack("zstd", body, size, "its window", self._limits)
         found: list[Any] = []
         end = 0
         for leaf, is_image in zip(self._leaves, self.images, strict=True):
@@ -132,7 +134,9 @@ class Windows:
             out[...] = column
             return
         for file, target in zip(column, map(_as_image, out), strict=True):
-            pixels = decoded_image(bytes(file), "an image", gray=target.shape[2] == 1, upright=False)
+            pixels = decoded_image(
+                bytes(file), "an image", gray=target.shape[2] == 1, upright=False, limits=self._limits
+            )
             if pixels.shape[:2] != target.shape[:2]:
                 raise ValueError(f"an image is {pixels.shape[:2]} instead of {target.shape[:2]}")
             if target.shape[2] == 3 and target.flags.c_contiguous:

@@ -27,6 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stream_dataloader.errors import shorten
+from stream_dataloader.streams._media.limits import DEFAULT, Limits
 from stream_dataloader.streams._media.opencv import decoded_image, import_opencv
 
 __all__ = ["ARRAY_DTYPES", "ArrayEncoding", "Encoding", "PictureEncoding", "encoding_of"]
@@ -205,9 +206,10 @@ _PLAIN = {
 class PictureEncoding(Encoding):
     """One picture; JPEG is turned as its EXIF says if it is to be `upright`."""
 
-    def __init__(self, kind: str, upright: bool) -> None:
+    def __init__(self, kind: str, upright: bool, limits: Limits) -> None:
         self._kind = kind
         self._upright = upright
+        self._limits = limits
 
     def decode(self, data: memoryview) -> Any:
         if self._kind == "pil":
@@ -216,7 +218,7 @@ class PictureEncoding(Encoding):
         flags = cv2.IMREAD_UNCHANGED  # others leave out transparency
         if self._kind == "jpeg" and self._upright:
             flags = cv2.IMREAD_ANYCOLOR | cv2.IMREAD_ANYDEPTH
-        image = decoded_image(bytes(data), f"a {self._kind}", flags=flags)
+        image = decoded_image(bytes(data), f"a {self._kind}", flags=flags, limits=self._limits)
         if image.ndim == 3:
             code = cv2.COLOR_BGR2RGB if image.shape[2] == 3 else cv2.COLOR_BGRA2RGBA
             cv2.cvtColor(image, code, dst=image)
@@ -285,10 +287,15 @@ class _ListEncoding(Encoding):
         return b"".join([bytes(self._head), len(parts).to_bytes(4, "little"), sizes, *parts])
 
 
-def encoding_of(name: str, *, allow_pickle: bool = False, upright: bool = True) -> Encoding:
+def encoding_of(
+    name: str, *, allow_pickle: bool = False, upright: bool = True, limits: Limits | None = None
+) -> Encoding:
     """The encoding of a name: that which mosaicml-streaming 0.13 has of it."""
     if name == "pkl" and not allow_pickle:
         raise ValueError("'pkl' is refused, as it may run any code; give allow_pickle=True if you trust it")
+    limits = limits or DEFAULT
+    if name == "json":
+        return _PlainEncoding(limits.json, _PLAIN[name].encode)
     if name in _PLAIN:
         return _PLAIN[name]
     if name == "int" or name in _BYTE_OF_DTYPE:
@@ -300,9 +307,9 @@ def encoding_of(name: str, *, allow_pickle: bool = False, upright: bool = True) 
             raise ValueError(f"no arrays of {name[8:]!r}; there are {', '.join(_BYTE_OF_DTYPE)}")
         return ArrayEncoding(dtype or None, shape)
     if name in _PICTURES:
-        return PictureEncoding(name, upright)
+        return PictureEncoding(name, upright, limits)
     if name in _LISTS:
         kind, head = _LISTS[name]
-        return _ListEncoding(PictureEncoding(kind, upright), head)
+        return _ListEncoding(PictureEncoding(kind, upright, limits), head)
     known = ["int", *_PLAIN, *_BYTE_OF_DTYPE, "ndarray[:dtype[:shape]]", *_PICTURES, *_LISTS]
     raise ValueError(f"no encoding {shorten(name)}; there are {', '.join(known)}")

@@ -33,6 +33,7 @@ from stream_dataloader.stores._base.handles import Shards
 from stream_dataloader.stores._base.store import replaced
 from stream_dataloader.stores.mds.encodings import ArrayEncoding, Encoding
 from stream_dataloader.stores.mds.index import INDEX, DatasetIndex, ShardEntry, ShardFile
+from stream_dataloader.streams._media.limits import Limits
 from stream_dataloader.streams._media.section import KnownFile, closed_on_error
 from stream_dataloader.streams.cache import FileCache, LocalFile, is_url
 
@@ -183,7 +184,16 @@ def _put(column: Column, rows: NDArray[Any], leaf: Any) -> None:
 class MdsShards(Shards[Shard]):
     """The shards of a dataset, fetched or mapped."""
 
-    def __init__(self, folder: str, index: DatasetIndex, version: str, cache: FileCache, stamp: str) -> None:
+    def __init__(
+        self,
+        folder: str,
+        index: DatasetIndex,
+        version: str,
+        cache: FileCache,
+        stamp: str,
+        limits: Limits | None = None,
+    ) -> None:
+        self._limits = limits
         self._folder, self._index, self._version, self._cache, self._stamp = folder, index, version, cache, stamp
         self._remote = is_url(folder)
         super().__init__(_KEPT if all(map(self.is_here, range(len(index.shards)))) else 0)
@@ -238,7 +248,7 @@ class MdsShards(Shards[Shard]):
         else:
             data = _checked(source, packed)
         if entry.compression is not None:
-            data = unpack(entry.compression, data, entry.raw.bytes, packed)
+            data = unpack(entry.compression, data, entry.raw.bytes, packed, self._limits)
             check_hashes(entry.raw.hashes, data, name)
         try:
             with open(path, "wb") as file:

@@ -25,8 +25,10 @@ from stream_dataloader.stores.mds.encodings import ArrayEncoding, PictureEncodin
 from stream_dataloader.stores.mds.index import INDEX, DatasetIndex, read_index
 from stream_dataloader.stores.mds.shards import Rows
 from stream_dataloader.stores.mds.streams import MdsIndex
+from stream_dataloader.streams._media.limits import Limits
 from stream_dataloader.streams._media.section import whole_number
 from stream_dataloader.streams.cache import FileCache, is_url
+from stream_dataloader.streams.cache.gate import Files
 
 __all__ = ["MdsStore"]
 
@@ -49,6 +51,8 @@ class MdsStore(Store):
         upright: Turn JPEG as its EXIF says.
         cache: Where remote shards and unpacked ones are kept.
         predownload: How many more shards of a stream are fetched and unpacked ahead.
+        files: Which files links in the folder may lead to: `"inside"` it, or `"anywhere"`.
+        limits: How large data may become when it is decoded; see `streams.Limits`. None is the usual ones.
 
     Example:
         >>> import tempfile
@@ -76,6 +80,8 @@ class MdsStore(Store):
         upright: bool = True,
         cache: FileCache | None = None,
         predownload: int = 1,
+        files: Files = "inside",
+        limits: Limits | None = None,
     ) -> None:
         if stream is not None and not isinstance(stream, str):
             raise TypeError(f"stream is {stream!r}; give 'shard', 'sample' or the name of a column")

@@ -58,7 +58,7 @@ class MdsIndex:
         self.firsts = list(itertools.accumulate((shard.samples for shard in found.shards), initial=0))
         replaceable = is_url(folder) and not all(shard.raw.hashes for shard in found.shards)
         self._version = hashed(f"{found.digest} {stamp if replaceable else ''}")
-        self.shards = MdsShards(folder, found, self._version, cache, stamp)
+        self.shards = MdsShards(folder, found, self._version, cache, stamp, options["limits"])
         self.key: Callable[[int], str] = str
         self.note: Callable[[int], Mapping[str, Any]] = lambda _: {}
         self.starts: NDArray[np.int64] = np.array(self.firsts[:-1], np.int64)
@@ -82,7 +82,8 @@ class MdsIndex:
         place = self.found.names.index(name)
         kind, size, options = self.found.encodings[place], self.found.sizes[place], self._options
         try:
-            encoding = encoding_of(kind, allow_pickle=options["allow_pickle"], upright=options["upright"])
+            given = {name: options[name] for name in ("allow_pickle", "upright", "limits")}
+            encoding = encoding_of(kind, **given)
         except ValueError as error:
             raise StoreError(f"{self._name}, column {name!r}: {error}; or leave it out, by columns=") from None
         if (encoding.size or None) != (size or None):

@@ -35,6 +35,7 @@ from stream_dataloader.stores._base.files import damage_named, hashed, in_folder
 from stream_dataloader.stores._base.leaves import chosen, classes_of, structure_of
 from stream_dataloader.stores._base.packing import StreamRecord, said_in
 from stream_dataloader.stores._base.store import Store
+from stream_dataloader.streams._media.limits import Limits
 from stream_dataloader.streams.cache import FileCache, is_url
 
 __all__ = ["HEADER", "ROWS", "PackedIndex", "PackedStore", "Texts", "check_sizes", "encoded", "finish_store"]
@@ -142,7 +143,9 @@ class PackedIndex(Texts):
         *,
         check: bool,
         cache: FileCache | None = None,
+        limits: Limits | None = None,
     ) -> None:
+        self._limits = limits
         path, self._cache = in_folder(folder, HEADER), cache or FileCache()
         check = check or is_url(folder)  # of a server, another process may have fetched others
         with self._cache.open(path) as local:

@@ -37,6 +37,7 @@ from stream_dataloader.stores._base.store import replaced
 from stream_dataloader.stores.memmap.packed import ROWS, PackedIndex, PackedStore, check_sizes
 from stream_dataloader.streams._media.section import KnownFile, whole_number
 from stream_dataloader.streams.cache import FileCache, LocalFile, is_url
+from stream_dataloader.streams.cache.gate import Files
 
 __all__ = ["KIND", "LeafFile", "MemmapStore", "leaf_file"]
 
@@ -61,6 +62,7 @@ class MemmapStore(PackedStore):
         columns: Names of the leaves to read of items that are dicts; None reads all.
         cache: Where pieces of remote files are kept; None is as for `FileCache`.
         predownload: How many more pieces of each leaf are fetched ahead.
+        files: Which files links in the folder may lead to: `"inside"` it, or `"anywhere"`.
     """
 
     format: ClassVar[str] = "memmap"
@@ -72,6 +74,7 @@ class MemmapStore(PackedStore):
         columns: Sequence[str] | None = None,
         cache: FileCache | None = None,
         predownload: int = 1,
+        files: Files = "inside",
     ) -> None:
         predownload = whole_number("predownload", predownload, "give a number of pieces from 0 on", 0)
         super().__init__(path, **given_options(locals(), columns=given_columns(columns)))

@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 from stream_dataloader._items.structure import flatten, unflatten
 from stream_dataloader.errors import StoreError
 from stream_dataloader.stores._base.stream import put_row, put_targets
-from stream_dataloader.streams.cache import open_local
 
 __all__ = [
     "Column",
@@ -45,6 +44,7 @@ class Source(NamedTuple):
     rows: int
     images: frozenset[str] = frozenset()  # the columns that hold encoded images
     pictures: Any = None  # decodes these
+    read_named: Any = None  # reads the file of a picture, by its name, the table's, and what errors call it
     fill: Any = None  # what takes the place of nulls; None has them raise
 
     def error(self, text: str, place: int = 0, places: int = 0) -> StoreError:
@@ -108,8 +108,7 @@ class Images(Objects):
             path = None if self._paths is None else self._paths[row].as_py()
             if path is None:
                 raise self.source.error("it is null; leave it out by columns=", row)
-            with open_local(path) as local, open(local.path, "rb") as file:
-                data = file.read()
+            data = self.source.read_named(path, self.source.file, self._name(row))
         return self.source.pictures.item(data, self._name(row), out)
 
     def read(self, row: int, out: Any) -> None:

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stream_dataloader._items.structure import flatten
-from stream_dataloader.errors import StoreError
+from stream_dataloader.errors import StoreError, shorten
 from stream_dataloader.stores._base.files import damage_named, hashed, package, stamp_of
 from stream_dataloader.stores._base.formats import given_columns, given_options
 from stream_dataloader.stores._base.rows import Pictures, read_rows, row_of
@@ -32,9 +32,11 @@ from stream_dataloader.stores.parquet.tables import (
     decoded_features,
     find_tables,
 )
+from stream_dataloader.streams._media.limits import Limits
 from stream_dataloader.streams._media.picture import Picture
 from stream_dataloader.streams._media.section import whole_number
-from stream_dataloader.streams.cache import FileCache
+from stream_dataloader.streams.cache import FileCache, is_url, open_local
+from stream_dataloader.streams.cache.gate import Files, Gate, check_files
 
 __all__ = ["ParquetStore", "RowSteps", "Rows"]
 
@@ -67,6 +69,9 @@ class ParquetStore(Store):
         upright: Turn images as their EXIF says.
         cache_bytes: What decoded row groups may take that no stream is in.
         cache: Where files from URLs are kept.
+        files: Which files pictures may lie in that a `path` names: `"inside"` the folder or URL of the table, or
+            `"anywhere"`, also URLs. A `Dataset` has no folder.
+        limits: How large data may become when it is decoded; see `streams.Limits`. None is the usual ones.
     """
 
     format: ClassVar[str] = "parquet"
@@ -88,6 +93,8 @@ class ParquetStore(Store):
         upright: bool = True,
         cache_bytes: int = 256 << 20,
         cache: FileCache | None = None,
+        files: Files = "inside",
+        limits: Limits | None = None,
     ) -> None:
         self._given: Any = None if isinstance(path, (str, os.PathLike)) else dataset_of(path, split)
         self._features = decoded_features(getattr(self._given, "features", None))
@@ -97,6 +104,7 @@ class ParquetStore(Store):
         if decode is None:
             decode = {name: "image" for name, kind in self._features.items() if kind == "Image"}
         decode = dict(decode)
+        check_files(files)
         super().__init__(path, **given_options(locals(), columns=given_columns(columns)))
         package("pyarrow", "ParquetStore", "arrow")
         if elements and stream is not None:
@@ -106,7 +114,7 @@ class ParquetStore(Store):
         if wrong := {name: kind for name, kind in decode.items() if kind != "image"}:
             raise ValueError(f"decode is {wrong}; columns are decoded as 'image'")
         whole_number("cache_bytes", cache_bytes, "give a number of bytes from 0 on", 0)
-        picture = Picture(size=size, layout=layout, color=color, upright=upright)
+        picture = Picture(size=size, layout=layout, color=color, upright=upright, limits=limits)
         self._pictures = Pictures(picture, "reading images of a table") if decode else None
         _ = self.index
 
@@ -147,7 +155,21 @@ class ParquetStore(Store):
         fill = self._options["fill_null"]
         fill = fill.get(source.column) if isinstance(fill, Mapping) else fill
         images = frozenset(self._options["decode"])
-        return column_of(array, source._replace(images=images, pictures=self._pictures, fill=fill))
+        pictures: dict[str, Any] = {"images": images, "pictures": self._pictures, "read_named": self._read_named}
+        return column_of(array, source._replace(**pictures, fill=fill))
+
+    def _read_named(self, name: str, table: str, what: str) -> bytes:
+        """Read a picture's file that a row of a table names, relative to the table's folder."""
+        if self._given is not None and self._options["files"] != "anywhere":
+            told = f"{what} names the file {shorten(name)}, and a {type(self._given).__name__} has no folder"
+            raise StoreError(f"{told}; give files='anywhere' if you trust what it names")
+        folder = table.partition("::")[0].rpartition("/")[0] if is_url(table) else os.path.dirname(table)
+        if is_url(table):
+            folder += table[len(table.partition("::")[0]) :]
+        root = self.path if self._given is None and os.path.isdir(self.path) else folder
+        path = Gate(root, self._options["files"]).named(name, what, base=folder)
+        with damage_named(what), open_local(path, self._options["cache"]) as local, open(local.path, "rb") as file:
+            return file.read()
 
     def _open_steps(self, number: int) -> RowSteps:
         rows: Rows = self.index

@@ -28,6 +28,7 @@ from stream_dataloader.stores._base.store import Store
 from stream_dataloader.stores._base.stream import put_row
 from stream_dataloader.stores.tfds.records import Records
 from stream_dataloader.streams._media.section import KnownFile
+from stream_dataloader.streams.cache.gate import Files
 
 __all__ = ["TfdsStore"]
 
@@ -48,6 +49,7 @@ class TfdsStore(Store):
         split: Which examples: `"train"`, `"train[10%:20%]"`, `"train[:100]+validation"`, `"all"`.
         stream: The feature that holds a stream's steps: a `Dataset`, `Sequence` or `Video`.
         columns: Which to unpack: `"observation/image"`, or `"observation"` for all below it.
+        files: Which files links in the folder may lead to: `"inside"` it, or `"anywhere"`.
     """
 
     format: ClassVar[str] = "tfds"
@@ -59,8 +61,9 @@ class TfdsStore(Store):
         split: str = "train",
         stream: str = "steps",
         columns: Sequence[str] | None = None,
+        files: Files = "inside",
     ) -> None:
-        super().__init__(path, split=split, stream=stream, columns=given_columns(columns))
+        super().__init__(path, split=split, stream=stream, columns=given_columns(columns), files=files)
         self._opened = self._records = Handles(Records)
         _ = self.index
 

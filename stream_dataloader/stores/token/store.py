@@ -25,6 +25,7 @@ from stream_dataloader.stores._base.stream import StoreStream, put_targets
 from stream_dataloader.stores.token.files import MappedTokens, Marker, TokenFile, find_files
 from stream_dataloader.streams._media.section import whole_number
 from stream_dataloader.streams.cache import FileCache
+from stream_dataloader.streams.cache.gate import Files
 
 __all__ = ["TokenStore"]
 
@@ -60,6 +61,7 @@ class TokenStore(Store):
             takes. None: as in the file.
         stored_dtype: Of tokens in files that do not say it, such as `"uint16"`.
         cache: Where files from URLs are kept; None is the one of all streams.
+        files: Which files links in the folder may lead to: `"inside"` it, or `"anywhere"`.
     """
 
     format: ClassVar[str] = "token"
@@ -76,6 +78,7 @@ class TokenStore(Store):
         dtype: Any = None,
         stored_dtype: Any = None,
         cache: FileCache | None = None,
+        files: Files = "inside",
     ) -> None:
         if stream not in ("file", "document"):
             raise ValueError(f"stream is {stream!r}; use 'file' or 'document'")

@@ -16,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import io
-import json
 import os
 import pickle
 import weakref
@@ -33,6 +32,7 @@ from stream_dataloader.stores._base.rows import Pictures
 from stream_dataloader.stores._base.store import replaced
 from stream_dataloader.stores._base.stream import put_row
 from stream_dataloader.stores.webdataset.members import TarIndex, forget
+from stream_dataloader.streams._media.limits import DEFAULT
 from stream_dataloader.streams._media.picture import Picture
 from stream_dataloader.streams._media.section import KnownFile, closed_on_error
 from stream_dataloader.streams.array.tables import read_header
@@ -193,6 +193,7 @@ class Decoder:
         self, picture: Picture, decode: bool | Mapping[str, Callable[[bytes], Any]], allow_pickle: bool
     ) -> None:
         self._picture, self._decode, self._allow_pickle = picture, decode is not False, allow_pickle
+        self._limits = picture.limits or DEFAULT
         self._own = dict(decode) if isinstance(decode, Mapping) else {}
 
     @functools.cached_property
@@ -215,6 +216,8 @@ class Decoder:
                 return _array(data, name)
             if kind == "npz":
                 with zipfile.ZipFile(io.BytesIO(data)) as found:
+                    sizes = [one.file_size for one in found.infolist()]
+                    self._limits.check_unpacked(len(data), sum(sizes), name)
                     return {one.removesuffix(".npy"): _array(found.read(one), name) for one in found.namelist()}
             if kind in ("mp", "msgpack"):
                 return package("msgpack", name).unpackb(data)
@@ -223,7 +226,9 @@ class Decoder:
             if kind in _NUMBERS:
                 return np.int64(int(data))
             if kind in _JSON:
-                return json.loads(data)
+                return self._limits.json(data)
+        except StoreError:
+            raise
         except (ValueError, RecursionError, OverflowError, zipfile.BadZipFile) as error:
             raise StoreError(f"{name} cannot be decoded: {error}") from None
         return self._unpickled(kind, data, name) if kind in _PICKLED else data

@@ -23,10 +23,12 @@ from stream_dataloader.stores._base.formats import given_columns, given_options
 from stream_dataloader.stores._base.store import Store
 from stream_dataloader.stores.webdataset.members import TarIndex, keep, load, scan
 from stream_dataloader.stores.webdataset.samples import KEY, Decoder, Samples, state_of
+from stream_dataloader.streams._media.limits import Limits
 from stream_dataloader.streams._media.listing import entries_in
 from stream_dataloader.streams._media.picture import Picture
 from stream_dataloader.streams._media.section import check_kind
 from stream_dataloader.streams.cache import FileCache, is_url, open_local
+from stream_dataloader.streams.cache.gate import Files
 
 __all__ = ["Streams", "WebDatasetStore", "rule_of"]
 
@@ -58,6 +60,8 @@ class WebDatasetStore(Store):
         upright: Turn images as their EXIF says.
         allow_pickle: Also read `.pkl` and `.pth`, which may run any code.
         cache: Where tars from URLs are kept.
+        files: Which files links in the folder may lead to: `"inside"` it, or `"anywhere"`.
+        limits: How large data may become when it is decoded; see `streams.Limits`. None is the usual ones.
     """
 
     format: ClassVar[str] = "webdataset"
@@ -76,6 +80,8 @@ class WebDatasetStore(Store):
         upright: bool = True,
         allow_pickle: bool = False,
         cache: FileCache | None = None,
+        files: Files = "inside",
+        limits: Limits | None = None,
     ) -> None:
         if isinstance(shards, str):
             raise TypeError("shards is a list of names; give [name] for one")
@@ -84,7 +90,7 @@ class WebDatasetStore(Store):
         self._cache = cache
         self._remote: list[str] = []
         rule_of(stream)
-        picture = Picture(size=size, layout=layout, color=color, upright=upright)
+        picture = Picture(size=size, layout=layout, color=color, upright=upright, limits=limits)
         self._decoder = Decoder(picture, decode, allow_pickle)
         known = {extension for tar in self.index.tars for extension in tar.extensions} | {KEY}
         if missing := [name for name in self._options["columns"] or () if name not in known]:

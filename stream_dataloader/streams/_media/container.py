@@ -5,6 +5,7 @@ What differs between the versions of PyAV that are supported, 17 and later, stan
 
 from __future__ import annotations
 
+import functools
 import os
 from fractions import Fraction
 from typing import Any, Literal
@@ -25,6 +26,7 @@ __all__ = [
     "choose_stream",
     "drop_reserved_tags",
     "ffmpeg_path",
+    "file_options",
     "frame_rate",
     "open_container",
     "side_data",
@@ -40,6 +42,22 @@ ANY_METADATA: dict[str, Any] = {"metadata_errors": "replace"} if _MAJOR < 19 els
 #: SWS_BILINEAR | SWS_ACCURATE_RND, which `Interpolation` has names for from 18 on.
 ACCURATE_BILINEAR = 0x2 | 0x40000
 
+#: Formats whose files name others, of this machine or of a server, which FFmpeg would open.
+_NAMING = {
+    "concat",
+    "concatf",
+    "dash",
+    "hls",
+    "imf",
+    "rtsp",
+    "sdp",
+    "vobsub",
+    "webm_dash_manifest",
+    "avisynth",
+    "vapoursynth",
+}
+_NAMING_BEGINS = (b"#EXTM3U", b"<?xml", b"<MPD", b"ffconcat", b"v=0", b"# VobSub")
+
 _RESERVED, _UNSPECIFIED = 0, 2  # of AVColorPrimaries and AVColorTransferCharacteristic
 _NO_TIMESTAMPS = 0x80  # AVFMT_NOTIMESTAMPS
 _ATTACHED_PICTURE = 0x400  # AV_DISPOSITION_ATTACHED_PIC: the cover of a recording is no video
@@ -50,10 +68,26 @@ def open_container(path: str) -> av.container.InputContainer:
     path = check_file(path)
     try:
         with above_standard():
-            container: av.container.InputContainer = av.open(ffmpeg_path(path), "r", **ANY_METADATA)
+            container: av.container.InputContainer = av.open(
+                ffmpeg_path(path), "r", options=file_options(), **ANY_METADATA
+            )
     except av.error.FFmpegError as error:
+        with open(path, "rb") as file:
+            if file.read(16).removeprefix(b"\xef\xbb\xbf").lstrip().startswith(_NAMING_BEGINS):
+                remedy = "join what it names to one file: ffmpeg -i PLAYLIST -c copy JOINED.mp4"
+                raise ValueError(f"{path} is a playlist, which names other files; {remedy}") from error
         raise ValueError(f"{path} cannot be read as a media file ({error.strerror}); is it cut off?") from error
     return container
+
+
+def file_options() -> dict[str, str]:
+    """FFmpeg's options for a file: which formats it may have, compared before one of them opens another file."""
+    return {"format_whitelist": _formats()}
+
+
+@functools.cache
+def _formats() -> str:
+    return ",".join(sorted(av.formats_available - _NAMING))
 
 
 def ffmpeg_path(path: str) -> str:

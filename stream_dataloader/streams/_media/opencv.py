@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from stream_dataloader.streams._media.limits import DEFAULT, Limits
+
 __all__ = ["check_opencv", "decoded_image", "import_opencv"]
 
 _REMEDY = "pip install opencv-python, or opencv-python-headless on a machine without a display"
@@ -43,13 +45,21 @@ def import_opencv(user: str) -> ModuleType:
 
 
 def decoded_image(
-    data: bytes, name: str, *, gray: bool = False, deep: bool = False, upright: bool = True, flags: int | None = None
+    data: bytes,
+    name: str,
+    *,
+    gray: bool = False,
+    deep: bool = False,
+    upright: bool = True,
+    flags: int | None = None,
+    limits: Limits | None = None,
 ) -> Any:
     """An image's pixels: `(H, W, 3)` BGR or `(H, W)`, uint8; `deep` keeps uint16."""
     import cv2
 
     if not data:
         raise ValueError(f"{name} is empty, a file of zero bytes")
+    (limits or DEFAULT).check_encoded(data, name)
     if data.startswith(_JPEG_START) and not _is_whole_jpeg(data):  # OpenCV before 5 fills the rest with grey
         raise ValueError(f"{name} is cut short: a JPEG of {len(data)} bytes without an end")
     if data.startswith(_FLOATS):  # OpenCV would round them to 0 and 1

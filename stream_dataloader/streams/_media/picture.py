@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 import torch
 
+from stream_dataloader.streams._media.limits import Limits
 from stream_dataloader.streams._media.opencv import import_opencv
 from stream_dataloader.streams._media.section import check_options
 
@@ -46,6 +47,7 @@ class PictureOptions:
         dtype: `"uint8"`, 0 to 255, or `"float32"`, 0 to 1; or one of NumPy or torch.
         fit: How a picture of another shape comes to `size`: `"stretch"`; `"letterbox"`, all of it in the middle
             of black borders; or `"crop"`, the middle of it.
+        limits: How large a picture may be before it is decoded; see `Limits`.
 
     Raises:
         ValueError: An option has another value, or a size is not positive.
@@ -56,6 +58,7 @@ class PictureOptions:
     color: Literal["rgb", "gray"] = "rgb"
     dtype: Any = "uint8"
     fit: Literal["stretch", "letterbox", "crop"] = "stretch"
+    limits: Limits | None = None
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -69,7 +72,8 @@ class PictureOptions:
 
     @property
     def picture(self) -> Picture:
-        return Picture(size=self.size, layout=self.layout, color=self.color, dtype=self.dtype, fit=self.fit)
+        names = ("size", "layout", "color", "dtype", "fit", "limits")
+        return Picture(**{name: getattr(self, name) for name in names})
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from stream_dataloader.errors import StoreError, shorten
+from stream_dataloader.streams.array.hdf5_files import KnownFiles, Sources, check_size, open_file
 from stream_dataloader.streams.array.tables import check_rows, chunks_of
 
 __all__ = ["Hdf5Table", "datasets_in", "found_in", "is_hdf5", "open_file"]
@@ -33,21 +34,6 @@ def is_hdf5(path: str) -> bool:
     return False
 
 
-def open_file(path: str, name: str) -> Any:
-    """Open a file for reading: an `h5py.File`; errors call it `name`."""
-    try:
-        import h5py
-    except ImportError as error:
-        raise ImportError(f"reading {name} needs h5py: pip install 'stream-dataloader[h5py]'") from error
-    try:
-        return h5py.File(path, "r", locking="best-effort")
-    except BlockingIOError as error:
-        remedy = "close it there, or set HDF5_USE_FILE_LOCKING=FALSE to read what is there"
-        raise BlockingIOError(error.errno, f"{name} is open for writing elsewhere; {remedy}") from error
-    except OSError as error:
-        raise OSError(f"{name} is not a whole HDF5 file: {error}") from error
-
-
 def datasets_in(group: Any) -> dict[str, Any]:
     """All datasets below a group, by their names."""
     import h5py
@@ -57,10 +43,20 @@ def datasets_in(group: Any) -> dict[str, Any]:
     return found
 
 
-def found_in(file: Any, name: str, dataset: str | None) -> Any:
+def found_in(file: Any, name: str, dataset: str | None, sources: Sources) -> Any:
     """A dataset of a file, by its name; the only one there is by None."""
+    found = _found_in(file, name, dataset, sources)
+    label = f"{name}, dataset {found.name}"
+    sources.check(found, label)
+    check_size(label, found)
+    return found
+
+
+def _found_in(file: Any, name: str, dataset: str | None, sources: Sources) -> Any:
     import h5py
 
+    if dataset is not None:
+        sources.check_links(file, dataset, name)
     if dataset is not None and isinstance(found := file.get(dataset), h5py.Dataset):
         return found
     there = datasets_in(file)
@@ -74,7 +70,8 @@ def found_in(file: Any, name: str, dataset: str | None) -> Any:
 class Hdf5Table:
     """Rows of an `h5py.Dataset`, whose file stays open; a `tables.Table`."""
 
-    def __init__(self, dataset: Any, name: str) -> None:
+    def __init__(self, dataset: Any, name: str, known: KnownFiles | None = None) -> None:
+        self._known = known  # other files that it is read from
         dtype = dataset.dtype  # asked for once: h5py makes a new one each time
         self._name = f"{name}, dataset {dataset.name}"
         check_rows(dataset.shape or (), dtype, self._name)
@@ -95,6 +92,13 @@ class Hdf5Table:
         return out[0]
 
     def read(self, start: int, out: Any) -> None:
+        if self._known:
+            with self._known:
+                self._read(start, out)
+        else:
+            self._read(start, out)
+
+    def _read(self, start: int, out: Any) -> None:
         try:
             if (flat := _memory_of(out)) is None:
                 out[...] = self._dataset[start : start + len(out)]

@@ -12,9 +12,11 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from stream_dataloader._hints import hinted
+from stream_dataloader.streams._media.limits import Limits
 from stream_dataloader.streams._media.section import check_file, section_of, whole_number
 from stream_dataloader.streams.array.tables import MemoryTable, NpyTable, Table
 from stream_dataloader.streams.cache import FileCache, open_local
+from stream_dataloader.streams.cache.gate import Files, Gate, check_files
 
 __all__ = ["ArrayStream"]
 
@@ -33,6 +35,9 @@ class ArrayStream:
         dataset: The dataset of HDF5 files, such as `"events/frames"`. Of several names, or a mapping of
             keys to names, items are dicts of their rows. None takes a file's only one.
         cache: Where files from URLs are kept; None is the cache that all streams share.
+        files: Which other files an HDF5 file may name: `"inside"`, HDF5 files of its folder by virtual datasets;
+            or `"anywhere"`, also by external links and external storage.
+        limits: What a chunk of HDF5 may take; see `Limits`. None is the usual ones.
 
     Raises:
         TypeError: `dataset` is neither a name nor several.
@@ -52,8 +57,11 @@ class ArrayStream:
 
     dataset: str | Sequence[str] | Mapping[str, str] | None = None
     cache: FileCache | None = None
+    files: Files = "inside"
+    limits: Limits | None = None
 
     def __post_init__(self) -> None:
+        check_files(self.files)
         names: Any = self.dataset
         if names is None:
             return
@@ -129,14 +137,19 @@ class ArrayStream:
             return {_ALONE: NpyTable(path, name)}
         if head.startswith(_ZIP):
             raise ValueError(f"{name} is a zip archive (.npz, or of torch.save); save its arrays as .npy")
-        from stream_dataloader.streams.array.hdf5 import Hdf5Table, found_in, is_hdf5, open_file
+        from stream_dataloader.streams.array.hdf5 import Hdf5Table, found_in, is_hdf5
+        from stream_dataloader.streams.array.hdf5_files import Sources, open_file
 
         if head == _HDF5 or is_hdf5(path):
             file, names = opened.enter_context(open_file(path, name)), self.dataset
-            if names is None or isinstance(names, str):
-                return {_ALONE: Hdf5Table(found_in(file, name, names), name)}
-            named = names if isinstance(names, Mapping) else {key: key for key in names}
-            return {key: Hdf5Table(found_in(file, name, dataset), name) for key, dataset in named.items()}
+            sources = Sources(Gate(os.path.dirname(os.path.abspath(path)), self.files), self.limits)
+            named: Mapping[Any, str | None] = (
+                {_ALONE: names}
+                if names is None or isinstance(names, str)
+                else (names if isinstance(names, Mapping) else {key: key for key in names})
+            )
+            found = {key: found_in(file, name, dataset, sources) for key, dataset in named.items()}
+            return {key: Hdf5Table(dataset, name, sources.known) for key, dataset in found.items()}
         raise ValueError(f"{name} is neither a .npy nor an HDF5 file: it begins with {head!r}")
 
 

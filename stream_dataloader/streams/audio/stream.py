@@ -17,6 +17,7 @@ from numpy.lib.stride_tricks import as_strided
 
 from stream_dataloader._hints import hinted
 from stream_dataloader.streams._media.container import choose_stream, open_container
+from stream_dataloader.streams._media.limits import DEFAULT, Limits
 from stream_dataloader.streams._media.section import (
     OnCorrupt,
     Section,
@@ -56,6 +57,7 @@ class AudioStream:
         on_corrupt: What to do about data that is damaged or missing: `"raise"` an error; `"keep"`
             silence in its place, and damaged frames as they are; or `"drop"` it. Only `"raise"` can seek.
         cache: Where files from URLs are kept.
+        limits: How far the file's own rate may be from `rate`; see `Limits`. None is the usual ones.
 
     Raises:
         ValueError: An option has a value that it cannot have.
@@ -87,6 +89,7 @@ class AudioStream:
     stream: int = 0
     on_corrupt: OnCorrupt = "raise"
     cache: FileCache | None = None
+    limits: Limits | None = None
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -233,6 +236,7 @@ class SampleReader:
             self.start_seconds = self.decoder.start_seconds
             self.start = round(start * self.rate) if isinstance(start, float) else int(start)
             self.length: int | None = None  # samples in all, at the output rate, once the end is reached
+            (options.limits or DEFAULT).check_rates(self.decoder.rate, self.rate, str(path))
             self._ratio = Fraction(self.rate, self.decoder.rate)
             rates, channels = (self.decoder.rate, self.rate), (self.decoder.channels, self.channels)
             try:

@@ -22,6 +22,7 @@ from stream_dataloader.streams._media.container import (
     choose_stream,
     drop_reserved_tags,
     ffmpeg_path,
+    file_options,
     open_container,
 )
 from stream_dataloader.streams._media.section import check_file
@@ -72,7 +73,9 @@ class DeviceDecoder:
         for context in _CONTEXTS:
             device = HWAccel("cuda", index, allow_software_fallback=False, options=context)
             try:
-                opened: av.container.InputContainer = av.open(ffmpeg_path(path), "r", hwaccel=device, **ANY_METADATA)
+                opened: av.container.InputContainer = av.open(
+                    ffmpeg_path(path), "r", hwaccel=device, options=file_options(), **ANY_METADATA
+                )
                 return opened
             except av.error.FFmpegError as error:
                 problem = str(error.strerror)

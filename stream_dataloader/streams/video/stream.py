@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 from stream_dataloader._hints import hinted
 from stream_dataloader.errors import DeviceError
 from stream_dataloader.streams._media.items import PictureItems
+from stream_dataloader.streams._media.limits import DEFAULT
 from stream_dataloader.streams._media.picture import AvConverter, FrameOptions
 from stream_dataloader.streams._media.section import (
     OnCorrupt,
@@ -63,6 +64,7 @@ class VideoStream(FrameOptions):
             host memory, with `on_corrupt="raise"`. It has not run on a GPU yet.
         device_fallback: Decode by the CPU what the device cannot, and warn once.
         cache: Where files from URLs are kept.
+        limits: How many pixels a frame may have; see `Limits`. None is the usual ones.
 
     Raises:
         ValueError: An option has a value that it cannot have.
@@ -154,12 +156,16 @@ class OpenVideo(PictureItems):
         options, path = self._options, self._selection.section.path
         device = None if by_cpu else options.device
         try:
-            return FrameReader(path, options.stream, options.on_corrupt, device)
+            reader = FrameReader(path, options.stream, options.on_corrupt, device)
         except DeviceError as error:
             if not options.device_fallback:
                 raise
             tell_fallback(error)
             return self._opened(by_cpu=True)
+        with closed_on_error(reader):
+            context = reader.stream.codec_context
+            (options.limits or DEFAULT).check_picture(context.width or 0, context.height or 0, str(path))
+        return reader
 
     def _or_by_cpu(self, frames: Iterator[Any], start: int) -> Generator[tuple[Any, Any], None, None]:
         read = 0

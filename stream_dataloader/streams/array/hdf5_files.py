@@ -1,0 +1,207 @@
+"""Other files that an HDF5 file reads from: by links, external storage and virtual datasets.
+
+Guarantee: external links and storage, which make any file an array, are refused by default. Virtual datasets may name
+HDF5 files of the folder. Each of these passes the gate before HDF5 opens it. One that is missing, too small or was
+changed since is an error, where HDF5 would deliver zeros.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from stream_dataloader.errors import StoreError
+from stream_dataloader.streams._media.limits import DEFAULT, Limits
+from stream_dataloader.streams._media.section import KnownFile
+from stream_dataloader.streams.array.tables import chunks_of
+from stream_dataloader.streams.cache.gate import Gate
+
+__all__ = ["KnownFiles", "Sources", "check_size", "open_file", "written"]
+
+#: Larger datasets have to be on the disk, a thousandth of them at least.
+_LARGEST_UNCHECKED_BYTES, _MOST_TIMES = 64 << 20, 1100
+
+_MOST_LINKS, _ENDLESS = 16, 1 << 62
+_ELSEWHERE = "lies in another file; copy it into this one, or give files='anywhere' if you trust the data"
+_PATTERN = re.compile(rb"%\d*b")  # stands for a number in names of virtual sources
+
+
+def open_file(path: str, name: str) -> Any:
+    """Open a file for reading: an `h5py.File`; errors call it `name`."""
+    try:
+        import h5py
+    except ImportError as error:
+        raise ImportError(f"reading {name} needs h5py: pip install 'stream-dataloader[h5py]'") from error
+    try:
+        return h5py.File(path, "r", locking="best-effort")
+    except BlockingIOError as error:
+        remedy = "close it there, or set HDF5_USE_FILE_LOCKING=FALSE to read what is there"
+        raise BlockingIOError(error.errno, f"{name} is open for writing elsewhere; {remedy}") from error
+    except OSError as error:
+        raise OSError(f"{name} is not a whole HDF5 file: {error}") from error
+
+
+class KnownFiles(dict[str, KnownFile]):
+    """Files by their paths, which are checked before and after something is read."""
+
+    def check(self) -> None:
+        """Raise a StoreError if one of them was changed."""
+        for known in self.values():
+            known.check()
+
+    def __enter__(self) -> None:
+        self.check()
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None or issubclass(kind, Exception):
+            self.check()
+
+
+class Sources:
+    """Checks what an HDF5 file names, before it is opened; `known` are other files that were found."""
+
+    def __init__(self, gate: Gate, limits: Limits | None = None) -> None:
+        self._gate, self._limits = gate, limits or DEFAULT
+        self.known = KnownFiles()
+
+    def check_links(self, group: Any, name: str, label: str, depth: int = 0) -> None:
+        """Check the links that lead from a group to a name; a missing one is left to the caller."""
+        from h5py import h5l
+
+        links, parts = group.id.links, [part for part in name.split("/") if part not in ("", ".")]
+        for count in range(1, len(parts) + 1):
+            way = "/".join(parts[:count]).encode()
+            try:
+                kind = links.get_info(way).type
+            except (KeyError, RuntimeError):  # h5py's versions differ
+                return
+            if kind == h5l.TYPE_HARD:
+                continue
+            if depth == _MOST_LINKS:
+                raise StoreError(f"{label}: links lead from one to the next without an end")
+            rest = parts[count:]
+            if kind == h5l.TYPE_SOFT:
+                target = os.fsdecode(links.get_val(way))
+                if not target.startswith("/"):
+                    target = "/".join([*parts[: count - 1], target])
+                self.check_links(
+                    group.file if target.startswith("/") else group, "/".join([target, *rest]), label, depth + 1
+                )
+                return
+            if kind != h5l.TYPE_EXTERNAL:
+                raise StoreError(f"{label}: {os.fsdecode(way)!r} is a link of a kind that is not read")
+            if not self._gate.anywhere:
+                raise StoreError(f"{label}: {os.fsdecode(way)!r} {_ELSEWHERE}")
+            file, target = map(os.fsdecode, links.get_val(way))
+            with self._other(file, group, f"{label}: the link {os.fsdecode(way)!r}") as opened:
+                self.check_links(opened, "/".join([target, *rest]), label, depth + 1)
+            return
+
+    def check(self, dataset: Any, label: str, depth: int = 0) -> None:
+        """Check where a dataset's values lie, and what a chunk of it takes."""
+        from h5py import h5d
+
+        created = dataset.id.get_create_plist()
+        layout = created.get_layout()
+        if layout == h5d.CHUNKED:
+            size = math.prod(created.get_chunk()) * dataset.id.get_type().get_size()
+            if size > self._limits.chunk_bytes:
+                self._limits.check_chunk(size, label)
+        elif layout == h5d.VIRTUAL:
+            if depth == _MOST_LINKS:
+                raise StoreError(f"{label}: virtual datasets lead from one to the next without an end")
+            for number in range(created.get_virtual_count()):
+                self._check_virtual(dataset, created, number, label, depth + 1)
+        else:
+            for number in range(created.get_external_count()):
+                if not self._gate.anywhere:
+                    raise StoreError(f"{label} {_ELSEWHERE}")
+                # HDF5 opens these relative to the current folder.
+                path = os.path.abspath(os.fsdecode(created.get_external(number)[0]))
+                self._gate.checked(path, f"{label}: its external storage")
+                self.known.setdefault(path, KnownFile.of(path))
+
+    def _check_virtual(self, dataset: Any, created: Any, number: int, label: str, depth: int) -> None:
+        name, there = created.get_virtual_filename(number), created.get_virtual_dsetname(number)
+        if any(_PATTERN.search(os.fsencode(text).replace(b"%%", b"")) for text in (name, there)):
+            what = f"{label}: it is virtual, and names its sources by the pattern {name}:{there}"
+            raise StoreError(f"{what}; map each of them by its name")
+        what = f"{label}: it is virtual, and its source"
+        with self._other(name, dataset, what) as opened:
+            where = f"{label}: its source {opened.filename}:{there}"
+            self.check_links(opened, there, where, depth)
+            if not hasattr(source := opened.get(there), "id") or not hasattr(source, "shape"):
+                raise StoreError(f"{where} is missing, and would be read as zeros")
+            self.check(source, where, depth)
+            wanted, mapped = created.get_virtual_srcspace(number), created.get_virtual_vspace(number)
+            if not _fits(wanted, mapped, tuple(map(int, source.shape))):
+                raise StoreError(f"{where} is {source.shape}, and does not fit what is read of it: it was changed")
+
+    def check_written(self, dataset: Any, label: str, depth: int = 0) -> None:
+        """Raise a StoreError if some values of a dataset are not there, and would be read as zeros."""
+        self.check(dataset, label)
+        there, whole = written(dataset)
+        if there < whole:
+            kind = "values" if dataset.is_virtual else "bytes" if dataset.chunks is None else "chunks"
+            raise StoreError(f"{label} is half written: {there} of {whole} {kind}")
+        if dataset.is_virtual and depth < _MOST_LINKS:
+            created = dataset.id.get_create_plist()
+            for number in range(created.get_virtual_count()):
+                with self._other(created.get_virtual_filename(number), dataset, label) as opened:
+                    name = created.get_virtual_dsetname(number)
+                    self.check_written(opened[name], f"{label}: its source {opened.filename}:{name}", depth + 1)
+
+    @contextmanager
+    def _other(self, name: str, owner: Any, what: str) -> Iterator[Any]:
+        """Open a file that data names, or the file itself by `"."`."""
+        if name == ".":
+            yield owner.file
+            return
+        # HDF5 looks beside the file first: what is there is what it opens.
+        folder = os.path.dirname(os.path.abspath(owner.file.filename))
+        path = self._gate.named(name, what, base=folder)
+        self.known.setdefault(path, KnownFile.of(path))
+        with contextlib.closing(open_file(path, path)) as opened:
+            yield opened
+
+
+def _fits(wanted: Any, mapped: Any, shape: tuple[int, ...]) -> bool:
+    """Whether a source of a shape has what is selected of it, which the file keeps without a shape if it is all."""
+    from h5py import h5s
+
+    count = mapped.get_select_npoints()
+    if not 0 <= count < _ENDLESS:
+        return True
+    if wanted.get_select_type() != h5s.SEL_HYPERSLABS:
+        return int(count) == math.prod(shape)
+    _, last = wanted.get_select_bounds()
+    return len(last) == len(shape) and all(int(place) < size for place, size in zip(last, shape, strict=True))
+
+
+def check_size(name: str, dataset: Any) -> None:
+    """Refuse a dataset that claims much more than is there."""
+    if dataset.nbytes > _LARGEST_UNCHECKED_BYTES:
+        there, whole = written(dataset)
+        if there * _MOST_TIMES < whole:
+            found = f"{there:,} of {whole:,} {'values' if dataset.is_virtual else 'chunks'}"
+            raise StoreError(f"{name} is {dataset.dtype} {dataset.shape}, of which there are {found}")
+
+
+def written(dataset: Any) -> tuple[int, int]:
+    """How many chunks or bytes are on the disk, and how many there are; of a virtual dataset, how many values."""
+    if dataset.is_virtual:
+        created = dataset.id.get_create_plist()
+        spaces = [created.get_virtual_vspace(number) for number in range(created.get_virtual_count())]
+        mapped = [space.get_select_npoints() for space in spaces]
+        endless = any(not 0 <= count < _ENDLESS for count in mapped)
+        return int(dataset.size) if endless else min(sum(mapped), int(dataset.size)), int(dataset.size)
+    if dataset.chunks is None:
+        if dataset.external:
+            return dataset.nbytes, dataset.nbytes
+        return dataset.id.get_storage_size(), dataset.nbytes
+    return dataset.id.get_num_chunks(), chunks_of(dataset)
