@@ -6,11 +6,26 @@ Guarantee: what is iterated is the loader's own iterator.
 from __future__ import annotations
 
 import contextlib
+import os
+import sys
 import time
 from collections.abc import Iterator
 from typing import Any
 
+import torch
+
+from stream_dataloader._ranks.place import is_started
+from stream_dataloader._ranks.ranks import Ranks
+
 __all__ = ["with_progress"]
+
+
+def _is_first_rank(ranks: Ranks) -> bool:
+    """Whether this process draws the bar of all ranks: the first of them, or of torchrun's processes."""
+    if is_started():
+        return torch.distributed.get_rank() == 0
+    by_torchrun = os.environ.get("RANK", "0") if "TORCHELASTIC_RUN_ID" in os.environ else "0"
+    return ranks.rank == 0 and by_torchrun == "0"
 
 
 def with_progress(loader: Any, options: dict[str, Any]) -> Iterator[Any]:
@@ -24,6 +39,10 @@ def with_progress(loader: Any, options: dict[str, Any]) -> Iterator[Any]:
     by_batches = endless or total is not None
     count = total if by_batches else sum(len(member.sources) for member in members)
     given = {"total": count, "unit": "batch" if by_batches else "source"}
+    if by_batches:
+        given["initial"] = loader._position.coming_count  # a resumed epoch goes on
+    if (sys.stderr is None and "file" not in options) or not _is_first_rank(loader._position.members[0].ranks):
+        given["disable"] = True
     begin, next_look = loader.stats(), 0.0
     with tqdm(**({"disable": None, "dynamic_ncols": True} | given | options)) as bar:
         for batch in loader:

@@ -271,6 +271,7 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
 
         The bar counts batches where their number is known (`lengths`, `batches_per_epoch`), else sources done. It tells
         items a second and the share of padding, works in notebooks, and is quiet where there is no terminal.
+        The bar of a resumed epoch begins where that stands. Of several ranks only the first draws one.
 
         Args:
             options: Of `tqdm`, such as `desc="train"`, `leave=False` or `disable=False`.

@@ -164,6 +164,12 @@ class LoaderPosition:
     def coming_step(self) -> int:
         return self._coming()[1].step
 
+    @property
+    def coming_count(self) -> int:
+        """How many batches of the coming epoch come before its place."""
+        coming, place = self._coming()
+        return place.step if self._position.length is None else coming.epoch.delivered
+
     def coming_epoch(self, readers: Sequence[Reader]) -> Epoch:
         """What is to be read next, and by whom; `begin` says that it has begun."""
         coming, place = self._coming()

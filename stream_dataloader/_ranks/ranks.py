@@ -51,6 +51,11 @@ class Ranks:
     def alone(self) -> bool:
         return self._place.world_size == 1
 
+    @property
+    def rank(self) -> int:
+        """The number of this rank, as it was found last."""
+        return self._place.rank
+
     def find_place(self) -> bool:
         """Find out which rank this is; whether that changes `reading`."""
         place = self._place = self._own.now()

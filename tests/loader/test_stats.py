@@ -177,3 +177,46 @@ def test_a_progress_bar_of_an_endless_epoch_has_no_total():
         next(batches)
     batches.close()
     assert "batch" in bar.getvalue()
+
+
+def bar_of(loader, **options):
+    bar = io.StringIO()
+    batches = loader.progress(disable=False, file=bar, mininterval=0, **options)
+    next(batches)
+    batches.close()
+    return bar.getvalue()
+
+
+ENDLESS = {"padding_mode": "cycle", "loader": {"batches_per_epoch": 9}}
+
+
+@pytest.mark.parametrize("options", [{"lengths": LENGTHS}, ENDLESS], ids=str)
+def test_the_bar_of_a_resumed_epoch_begins_where_that_stands(options):
+    loader = loader_of(**options)
+    whole = len(loader)
+    for batch in loader:
+        if batch.step == 2:
+            break
+    loader.load_state_dict(loader.state_dict())
+    assert f" 3/{whole} " in bar_of(loader)
+    assert f" 0/{whole} " in bar_of(loader_of(**options))
+
+
+@pytest.mark.parametrize(
+    ("place", "environment", "draws"),
+    [
+        ({}, {}, True),
+        ({"rank": 0, "world_size": 2}, {}, True),
+        ({"rank": 1, "world_size": 2}, {}, False),
+        ({}, {"TORCHELASTIC_RUN_ID": "none", "RANK": "1"}, False),
+        ({}, {"TORCHELASTIC_RUN_ID": "none", "RANK": "0"}, True),
+        ({}, {"RANK": "1"}, True),
+    ],
+)
+def test_one_rank_draws_the_bar(place, environment, draws, monkeypatch):
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    bar = io.StringIO()
+    bar.isatty = lambda: True
+    list(loader_of(lengths=LENGTHS, loader=place).progress(file=bar, mininterval=0))
+    assert bool(bar.getvalue()) == draws
