@@ -26,6 +26,7 @@ from stream_dataloader.streams import (
     CameraStream,
     FileCache,
     ImageFolderStream,
+    Limits,
     TextStream,
     VideoStream,
 )
@@ -64,6 +65,7 @@ WRONG = {
         (ValueError, {"reconnect_tries": [-1], "reconnect_seconds": [(2, 1)]}, {}),
         (ValueError, {"options": [{"a": "b"}]}, {"backend": "opencv"}),
     ],
+    Limits: [(ValueError, {"picture_pixels": [0], "chunk_bytes": [-1]}, {}), (TypeError, {"json_levels": [1.5]}, {})],
     FileCache: [(ValueError, {"size_limit_bytes": [0, 1.5], "check_seconds": [-1], "timeout_seconds": [0]}, {})],
     ImageFolderStream: [
         (ValueError, {"size": [(0, 4)], "layout": ["CWH"], "frame_step": [0], "gaps": ["fill"]}, {}),

@@ -77,8 +77,9 @@ class LeRobotStore(Store):
         limits: Limits | None = None,
     ) -> None:
         package("pyarrow", "LeRobotStore", "arrow")
-        frames: dict[str, Any] = {"conversion": conversion, "limits": limits}
-        self._video = VideoStream(size=size, layout=layout, fit=fit, dtype=image_dtype, **frames)
+        self._video = VideoStream(
+            size=size, layout=layout, fit=fit, dtype=image_dtype, conversion=conversion, limits=limits
+        )
         if tolerance_s is not None and not 0 <= tolerance_s < float("inf"):
             raise ValueError(f"tolerance_s is {tolerance_s!r}; give seconds, or None")
         cameras, columns = _names("cameras", cameras), _names("columns", columns)
