@@ -13,18 +13,28 @@ from stream_dataloader.streams import ArrayStream
 
 PAGE = (ROOT / "docs/guides/trust.md").read_text()
 _PICKLES = "tests/pages/test_trust.py::test_arrays_that_hold_pickles_are_refused"
-#: The tests that hold what the table says of code, by row.
+_LINKS = "tests/stores/test_strangers.py::test_links_in_a_folder_lead_nowhere_else"
+_BOMBS = "tests/stores/test_strangers.py::test_little_data_does_not_become_much"
+#: The tests that hold each row of the table.
 HELD_BY = {
-    "memmap, npy, token, tensordict": [_PICKLES, "tests/stores/test_tensordict.py::"],
-    "LMDB (packed)": ["tests/stores/test_lmdb.py::"],
-    "MDS": ["tests/stores/test_mds.py::test_pickles_are_refused_unless_allowed"],
-    "WebDataset": ["tests/stores/test_webdataset.py::test_what_runs_code_is_refused_unless_allowed"],
-    "Parquet, Arrow, Hugging Face": ["tests/stores/test_parquet.py::"],
-    "HDF5": ["tests/stores/test_hdf5.py::"],
-    "Zarr": ["tests/stores/test_zarr.py::test_a_codec_that_runs_code_or_is_not_there_concerns_its_array_alone"],
-    "LeRobot": ["tests/stores/test_lerobot.py::"],
+    "memmap, npy, token, tensordict": [_PICKLES, _LINKS, "tests/stores/test_store_errors.py::"],
+    "LMDB (packed)": [_LINKS, _BOMBS],
+    "MDS": ["tests/stores/test_mds.py::test_pickles_are_refused_unless_allowed", _LINKS, _BOMBS],
+    "WebDataset": ["tests/stores/test_webdataset.py::test_what_runs_code_is_refused_unless_allowed", _LINKS, _BOMBS],
+    "Parquet, Arrow, Hugging Face": ["tests/stores/test_strangers.py::test_tables_name_no_picture_elsewhere", _BOMBS],
+    "HDF5": [
+        "tests/stores/test_strangers.py::test_hdf5_reads_no_other_file",
+        "tests/stores/test_strangers.py::test_virtual_datasets_read_files_beside_theirs",
+        "tests/stores/test_strangers.py::test_chunks_have_a_limit",
+    ],
+    "Zarr": [
+        "tests/stores/test_zarr.py::test_a_codec_that_runs_code_or_is_not_there_concerns_its_array_alone",
+        "tests/stores/test_strangers.py::test_chunks_of_zarr_have_a_limit",
+        _LINKS,
+    ],
+    "LeRobot": [_LINKS, "tests/stores/test_strangers.py::test_playlists_are_refused"],
     "TFDS": ["tests/stores/test_tfds.py::test_no_module_that_features_name_is_imported"],
-    "video, audio": ["tests/streams/test_video.py::"],
+    "video, audio": ["tests/stores/test_strangers.py::test_playlists_are_refused", _BOMBS],
     "text": ["tests/streams/test_text.py::"],
 }
 
