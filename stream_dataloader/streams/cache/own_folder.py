@@ -45,7 +45,7 @@ def make_own_folder(path: str, *, shared: bool = False) -> None:
         os.makedirs(path, exist_ok=True)
         return
     with contextlib.suppress(FileExistsError):
-        os.makedirs(os.path.dirname(path), exist_ok=True)
+        os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
         os.mkdir(path, 0o700)
     for known in (os.lstat(path), os.stat(path)):  # a link of one's own may lead to another disk
         if known.st_uid != os.geteuid():
