@@ -3,7 +3,9 @@
 import math
 import random
 import re
+import struct
 import wave
+from fractions import Fraction
 
 import av
 import helpers
@@ -449,3 +451,36 @@ def test_a_recording_of_which_only_headers_were_written_is_no_empty_stream(tmp_p
     path.write_bytes(data[: data.index(b"moof") - 4])
     with pytest.raises(ValueError, match="nothing"):
         items(AudioStream(window=1000)(path))
+
+
+def wave_header(data, rate=8000):
+    riff = b"RIFF" + struct.pack("<I", (data + 36) % 2**32) + b"WAVEfmt "
+    return riff + struct.pack("<IHHIIHH", 16, 1, 1, rate, 2 * rate, 2, 16) + b"data" + struct.pack("<I", data % 2**32)
+
+
+def rf64(data):
+    sizes = struct.pack("<IQQQI", 28, 72 + len(data), len(data), len(data) // 2, 0)
+    return b"RF64\xff\xff\xff\xffWAVEds64" + sizes + b"fmt " + wave_header(0)[16:36] + b"data\xff\xff\xff\xff" + data
+
+
+@pytest.mark.parametrize("name", ["a.wav", "a.w64", "a.caf"])
+def test_headers_with_sizes_of_64_bits(tmp_path, name):
+    path = tmp_path / name
+    samples = np.arange(6000, dtype="<i2")
+    if name == "a.wav":
+        path.write_bytes(rf64(samples.tobytes()))
+    else:
+        with av.open(str(path), "w") as out:
+            track = out.add_stream("pcm_s16le", 8000, layout="mono")
+            frame = av.AudioFrame.from_ndarray(samples[None], "s16", "mono")
+            frame.sample_rate, frame.pts, frame.time_base = 8000, 0, Fraction(1, 8000)
+            out.mux(track.encode(frame))
+            out.mux(track.encode(None))
+    stream = AudioStream(window=1000)
+    assert stream.length(path) == len(items(stream(path))) == 6
+    path.write_bytes(path.read_bytes()[:7000])
+    opened, found = stream(path), []
+    with pytest.raises(ValueError, match=f"{name} is cut off"):
+        found.extend(iter(opened))
+    opened.close()
+    assert len(found) == 3

@@ -2,7 +2,8 @@
 
 FFmpeg reads most of these as if they simply ended. What is found::
 
-    by a size of the whole       AVI, WAV, Matroska, WebM
+    by a size of the whole       AVI, WAV, RF64, W64, Matroska, WebM
+    by its chunks                CAF
     by the box it ends in        MP4 and its fragments: unless it is cut just between two
     by the packet it ends in     MPEG-TS: the same
 """
@@ -16,6 +17,8 @@ __all__ = ["missing", "riff_end"]
 
 _SEGMENT, _EBML = 0x18538067, 0x1A45DFA3  # Matroska, RFC 9559
 _OPEN_RIFF_BYTES = 0x7FFF0000  # what writes to a pipe puts this size, or a larger one
+_W64 = b"riff.\x91\xcf\x11\xa5\xd6(\xdb\x04\xc1\x00\x00"
+_TAGS_BYTES = 1 << 16  # tags that programs append without declaring them
 _MOST_BOXES = 1_000_000  # a walk ends here, as it must be cheap
 _MP4_BOXES = (
     *(b"ftyp", b"styp", b"moov", b"moof", b"mdat", b"sidx", b"ssix", b"mfra", b"free", b"skip", b"wide", b"pnot"),
@@ -28,8 +31,13 @@ def missing(path: str) -> str | None:
     size = os.path.getsize(path)
     with open(path, "rb") as file:
         head = file.read(4096)
-        if (end := riff_end(head) or _matroska_end(head) or 0) > size + 1:  # a byte of padding may be left out
+        end = riff_end(head) or _matroska_end(head)
+        if end is not None and end > size + 1:  # a byte of padding may be left out
             return f"it has {size} bytes, and its header declares {end}"
+        if head[:4] == b"caff" and (end := _caf_end(file, size)) > size:
+            return f"it has {size} bytes, and its data chunk lasts to byte {end}"
+        if head[8:12] == b"WAVE" and end is not None and size > end + _TAGS_BYTES:
+            return f"it has {size} bytes, and its header declares {end}, so that the sizes in it cannot be trusted"
         if head[4:8] in _MP4_BOXES:
             return _missing_of_mp4(file, size)
         if _is_cut_transport(file, head, size):
@@ -38,9 +46,28 @@ def missing(path: str) -> str | None:
 
 
 def riff_end(head: bytes) -> int | None:
-    """Of an AVI (its first part, beyond 1 GiB) or WAV file; None if it leaves that open."""
+    """Of an AVI (its first part, beyond 1 GiB), WAV, RF64 or W64 file; None if it leaves that open."""
+    if head[:4] == b"RF64" and head[8:16] == b"WAVEds64":  # EBU Tech 3306
+        return int.from_bytes(head[20:28], "little") + 8
+    if head[:16] == _W64:
+        return int.from_bytes(head[16:24], "little")
     size = int.from_bytes(head[4:8], "little") if head[:4] == b"RIFF" and head[8:12] in (b"AVI ", b"WAVE") else 0
     return size + 8 if 0 < size < _OPEN_RIFF_BYTES else None
+
+
+def _caf_end(file: BinaryIO, size: int) -> int:
+    """Where the chunks of a CAF file end (Apple Core Audio Format)."""
+    position = 8
+    for _ in range(_MOST_BOXES):
+        file.seek(position)
+        chunk = file.read(12)
+        if len(chunk) < 12:
+            return position
+        length = int.from_bytes(chunk[4:], "big", signed=True)
+        if length < 0:  # the data last to the end
+            return size
+        position += 12 + length
+    return position
 
 
 def _matroska_end(head: bytes) -> int | None:

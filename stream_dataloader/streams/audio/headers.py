@@ -16,7 +16,8 @@ from stream_dataloader.streams._media.extent import riff_end
 
 __all__ = ["FrameClock", "check_audio_not_cut", "declared_samples"]
 
-_COUNTING = ("wav", "w64", "aiff", "au", "flac")  # their headers count samples, and are right unless they say zero
+#: Containers whose headers count samples, and are right unless they say zero.
+_COUNTING = ("wav", "w64", "caf", "aiff", "au", "flac")
 _OGG_PAGE_BYTES = 65307  # the longest page: 27 + 255 + 255 * 255 (RFC 3533, 6)
 _PRIMING_SECONDS = 0.1  # counted by some muxers, but not handed out: Opus has up to 80 ms (RFC 7845, 4.6)
 
@@ -67,8 +68,10 @@ def declared_samples(path: str, container: Any, stream: Any) -> int | None:
     duration, time_base, context = stream.duration, stream.time_base, stream.codec_context
     if container.format.name not in _COUNTING or not duration or not time_base:
         return None
+    if container.format.name == "wav" and os.path.getsize(path) >= 1 << 32:
+        return None  # its sizes of 32 bits may have run over
     with open(path, "rb") as file:
-        if container.format.name == "wav" and riff_end(file.read(12)) is None:
+        if container.format.name == "wav" and riff_end(file.read(64)) is None:
             return None
     if not (context.name.startswith("pcm_") or context.name == "flac"):
         return None
