@@ -374,7 +374,10 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
         return True
 
     def __getstate__(self) -> dict[str, Any]:
+        """Copy the loader: during an epoch, the copy has its state, and goes on behind the batch delivered last."""
+        place = None if self._position.is_between_epochs else self._position.state_dict(None)
         return self.__dict__ | {
+            "_copied_place": place,
             "_starter": None,
             "_turn": None,
             "collate_fn": ByValue(self.collate_fn, "collate_fn"),
@@ -386,3 +389,5 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
         self.collate_fn = state["collate_fn"].value
         self._settings = state["_settings"].value
         self._start_anew()
+        if (place := self.__dict__.pop("_copied_place")) is not None:
+            self.load_state_dict(place)

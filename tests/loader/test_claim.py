@@ -1,5 +1,6 @@
 """An iterator claims epoch, loaded state and workers with its first `next`; one thread reads it at a time."""
 
+import copy
 import itertools
 import multiprocessing
 import pickle
@@ -124,6 +125,12 @@ def test_an_iterator_that_has_ended_stays_so_when_a_newer_one_begins(length):
     assert list(ended) == []
 
 
+def place_of(loader):
+    state = loader.state_dict()
+    state = state["members"][0] if "members" in state else state
+    return state["epoch"], state["step"]
+
+
 LOADERS = [kind for kind in KINDS if "sampler" not in kind]
 
 
@@ -133,13 +140,14 @@ LOADERS = [kind for kind in KINDS if "sampler" not in kind]
 )
 def test_a_copy_goes_on_where_the_loader_stands(kind, options):
     loader, left = KINDS[kind](**options), KINDS[kind]()
-    batches = iter(loader)
+    batches, rest = iter(loader), iter(left)
     next(batches)
-    next(iter(left))
-    copy = pickle.loads(pickle.dumps(loader))
-    again = pickle.loads(pickle.dumps(copy))
-    expected = [plain(batch) for batch in itertools.islice(left, 2)]
-    for own in (copy, again):
+    next(rest)
+    copied = pickle.loads(pickle.dumps(loader))
+    again = copy.deepcopy(copied)
+    expected = [plain(batch) for batch in itertools.islice(rest, 2)]
+    for own in (copied, again, copy.deepcopy(loader)):
+        assert place_of(own) == place_of(loader)
         assert [plain(batch) for batch in itertools.islice(own, 2)] == expected
     assert next(batches).step == 1, "it is still being read"
     if "n batches" in kind:
