@@ -99,7 +99,7 @@ def training_loader(
     files: list[tuple[str, int]], seed: int, *, shuffle: bool = True, section_steps: int | None = None
 ) -> StreamDataLoader[StreamBatch]:
     """Endless batches of 8 lanes and 64 bytes, each with the byte that follows."""
-    lengths = [size - 1 for _, size in files]  # the last byte has none to predict
+    lengths = [size for _, size in files]
     dataset = StreamDataset(
         [path for path, _ in files],
         TextStream(units="bytes", targets=True),
@@ -142,7 +142,7 @@ class Training:
             scores, state = self.model(batch.data["input"].int(), carry.before(batch) if carried else None)
             if carried:
                 carry.after(batch, state)
-            target = batch.data["target"].long()[batch.mask]  # the last window of a stream may have room left
+            target = batch.data["target"][batch.mask]  # the last window of a stream may have room left
             loss = cross_entropy(scores[batch.mask], target)
             self.optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
@@ -174,5 +174,5 @@ def loss_by_position(model: Any, paths: list[str], reach: int, *, carried: bool)
     for batch in StreamDataLoader(dataset):
         scores, state = model(batch.data["input"].int(), carry.before(batch) if carried else None)
         carry.after(batch, state)
-        found.append(cross_entropy(scores.movedim(-1, 1), batch.data["target"].long(), reduction="none").mean(1))
+        found.append(cross_entropy(scores.movedim(-1, 1), batch.data["target"], reduction="none").mean(1))
     return torch.cat(found)[:reach]

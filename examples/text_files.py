@@ -40,7 +40,7 @@ def sections(files: Sequence[Path], section_bytes: int) -> list[tuple[Path, int,
 def lane_text(batch: StreamBatch, key: str, lane: int) -> str:
     """What a lane has to read, or to foretell, in this batch; its padding left out."""
     codes = batch.data[key][:, lane][batch.mask[:, lane]]
-    return "".join(map(chr, codes.tolist())).replace("\n", "\\")
+    return "".join(chr(code) for code in codes.tolist() if code >= 0).replace("\n", "\\")  # the last target is -100
 
 
 def main() -> None:

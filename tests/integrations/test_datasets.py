@@ -182,9 +182,9 @@ def test_rows_of_tokens_resume(kind):
 
 def test_targets_follow_each_token_of_a_row():
     for given in (tokens_of(), forward()):
-        sources, store = stores.open(given, elements=True, targets=True, columns=["ids"])
+        sources, store = stores.open(given, elements=True, targets=True, ignore_index=-1, columns=["ids"])
         found = [(int(item["input"]), int(item["target"])) for number in sources for item in store(number)]
-        assert found == [pair for row in TOKENS if row for pair in zip(row, [*row[1:], -100], strict=True)]
+        assert found == [pair for row in TOKENS if row for pair in zip(row, [*row[1:], -1], strict=True)]
     more = tokens_of().add_column("more", TOKENS)
     with pytest.raises(StoreError, match="one column"):
         next(stores.open(more, elements=True, targets=True, columns=["ids", "more"]).open_stream(0))

@@ -75,8 +75,9 @@ def test_text_files_print_inputs_and_targets(run, tmp_path, units):
     options = ("--units", units, "--section-bytes", 100, "--batches", 1000, "--time-steps", 7)
     output = run("text_files.py", *files, *options)
     pairs = re.findall(r"input  (.*)\n +target (.*)$", output, re.MULTILINE)
-    assert all(text[1:] == target[:-1] for text, target in pairs)
-    assert sum(len(text) for text, _ in pairs) == 400 + 333 - 8  # the last of a section is a target only
+    assert all(text[1:] == target[: len(text) - 1] for text, target in pairs)
+    assert sum(len(text) for text, _ in pairs) == 400 + 333
+    assert sum(len(target) for _, target in pairs) == 400 + 333 - 8  # the last of a section has none
     assert ("torch.uint8" if units == "bytes" else "torch.int64") in output
     assert "batch 3" in run("text_files.py")
 

@@ -232,19 +232,19 @@ def test_tokens_are_those_of_the_pieces(tmp_path_factory, text, size, cuts, star
         assert numbers(stream(section)) == tokens
 
 
-@given(st.text(min_size=1, max_size=50), st.integers(1, 9), st.integers(0, 49))
+@given(st.text(min_size=1, max_size=50), st.integers(1, 9), st.integers(0, 50))
 def test_targets_are_the_next_units(text, room, start):
     stream = TextStream(of="strings", targets=True, block_bytes=16, newlines="keep")
     units = [ord(c) for c in text]
-    start = min(start, len(units) - 1)
+    start = min(start, len(units))
+    expected = list(zip(units, [*units[1:], -100], strict=True))[start:]
     items = helpers.read(stream(text, start=start))
-    assert [int(item["input"]) for item in items] == units[start:-1]
-    assert [int(item["target"]) for item in items] == units[start + 1 :]
-    assert stream.length(text) == len(units) - 1
+    assert [(int(item["input"]), int(item["target"])) for item in items] == expected
+    assert stream.length(text) == len(units)
     opened, count = stream(text, start=start), min(room, len(items))
     out = {"input": np.zeros(room, np.int64), "target": np.zeros(room, np.int64)}
     assert opened.read_into(out) == count
-    assert [*out["input"][:count], *out["target"][:count]] == [*units[start:][:count], *units[start + 1 :][:count]]
+    assert list(zip(out["input"][:count], out["target"][:count], strict=True)) == expected[:count]
 
 
 def test_a_tokenizer_of_the_tokenizers_package(tmp_path):
@@ -455,7 +455,7 @@ def test_starts_and_sections_that_are_not_there(path):
         ({"units": "bytes"}, packed, 4),
         ({"tokenizer": lines_as_tokens}, file, 5),
         ({"encoding": "latin-1", "newlines": "keep"}, file, 6),
-        ({"targets": True}, file, 3),
+        ({"targets": True}, file, 4),
     ):
         with pytest.raises(ValueError, match=f"start is {start}"):
             TextStream(**options)(source, start=start)

@@ -14,10 +14,7 @@ from stream_dataloader._items.layout import as_array, spec_of
 from stream_dataloader._items.structure import flatten, unflatten
 from stream_dataloader.errors import StoreError
 
-__all__ = ["Steps", "StoreStream", "StreamNumbers", "cut", "put_row", "put_targets"]
-
-#: The target of a token that none follows; `cross_entropy` leaves it out.
-_NO_TARGET = -100
+__all__ = ["Steps", "StoreStream", "StreamNumbers", "cut", "put_row"]
 
 
 class Steps(Protocol):
@@ -119,10 +116,3 @@ def put_row(value: Any, out: Any, row: int, name: str) -> None:
             other = room._replace(shape=room.shape[1:])
             raise StoreError(f"{name} is {found}, and the steps before it are {other}; store all alike")
         as_array(target)[row] = as_array(leaf)
-
-
-def put_targets(target: Any, after: Any, ends: Any = slice(0)) -> None:
-    """Write targets: the tokens `after`, but for ends of documents."""
-    target[: len(after)] = after
-    target[len(after) :] = _NO_TARGET
-    target[ends] = _NO_TARGET

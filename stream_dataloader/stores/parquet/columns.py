@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 
 from stream_dataloader._items.structure import flatten, unflatten
 from stream_dataloader.errors import StoreError
-from stream_dataloader.stores._base.stream import put_row, put_targets
+from stream_dataloader.stores._base.stream import put_row
+from stream_dataloader.streams._media.targets import TARGET_DTYPE, put_targets
 
 __all__ = [
     "Column",
@@ -218,20 +219,20 @@ def decoded(
     row: int,
     lengths: NDArray[np.int64] | None = None,
     *,
-    targets: bool = False,
+    ignore_index: int | None = None,
 ) -> dict[str, Column]:
-    """Columns from a row on, or of the elements of lists of these `lengths`."""
+    """Columns from a row on, or of the elements of lists of these `lengths`; with `ignore_index` also their targets."""
     columns = {}
     for name, array in arrays.items():
         array = array if lengths is None else array.flatten()  # noqa: PLW2901
         columns[name] = decode(array, Source(file, name, row, len(array)))
-    if not targets or lengths is None:
+    if ignore_index is None or lengths is None:
         return columns
     name, tokens = next(iter(columns.items()))
     if len(columns) > 1 or not isinstance(tokens, Numbers) or tokens.array.dtype.kind not in "iu":
         raise StoreError(f"{file}: targets=True takes one column of tokens; choose it by columns=")
-    target = np.empty(tokens.array.shape, np.int64)
-    put_targets(target, tokens.array[1:], np.cumsum(lengths) - 1)
+    target = np.empty(tokens.array.shape, TARGET_DTYPE)
+    put_targets(target, tokens.array[1:], ignore_index, np.cumsum(lengths) - 1)
     return {"input": tokens, "target": Numbers(target, tokens.source)}
 
 

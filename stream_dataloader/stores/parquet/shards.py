@@ -134,8 +134,8 @@ class _Shard:
         self._end += count
         if self._end > self._position:
             wanted = {name: arrays[name] for name in options["columns"] or arrays}
-            at, targets = self._begin, options["targets"]
-            self._columns = decoded(wanted, store._decode, self._name, at, lengths, targets=targets)
+            at, ignore_index = self._begin, store._ignore_index
+            self._columns = decoded(wanted, store._decode, self._name, at, lengths, ignore_index=ignore_index)
 
     def starts_within(self, start: int, stop: int) -> list[int]:
         starts = self._starts - self._first

@@ -35,6 +35,7 @@ from stream_dataloader.stores.parquet.tables import (
 from stream_dataloader.streams._media.limits import Limits
 from stream_dataloader.streams._media.picture import Picture
 from stream_dataloader.streams._media.section import whole_number
+from stream_dataloader.streams._media.targets import IGNORE_INDEX, check_ignore_index
 from stream_dataloader.streams.cache import FileCache, is_url, open_local
 from stream_dataloader.streams.cache.gate import Files, Gate, check_files
 
@@ -57,7 +58,8 @@ class ParquetStore(Store):
         elements: Each row is a stream, of the elements of its lists, which are
             of one length in all columns.
         targets: With `elements`, items are `{"input": token, "target": next
-            token}`. Targets are int64, and -100 where a row ends.
+            token}`. Targets are int64.
+        ignore_index: The target where a row ends; give the loss the same.
         columns: Which to read, in this order; None reads all.
         decode: Columns of encoded images: `{"image": "image"}`; with dots in
             structs. None: those of the feature `Image`.
@@ -84,6 +86,7 @@ class ParquetStore(Store):
         stream: str | None = None,
         elements: bool = False,
         targets: bool = False,
+        ignore_index: int = IGNORE_INDEX,
         columns: Sequence[str] | None = None,
         decode: Mapping[str, str] | None = None,
         fill_null: Any = None,
@@ -105,12 +108,14 @@ class ParquetStore(Store):
             decode = {name: "image" for name, kind in self._features.items() if kind == "Image"}
         decode = dict(decode)
         check_files(files)
+        ignore_index = check_ignore_index(ignore_index, targets=targets)
         super().__init__(path, **given_options(locals(), columns=given_columns(columns)))
         package("pyarrow", "ParquetStore", "arrow")
         if elements and stream is not None:
             raise ValueError("elements=True and stream= are both given")
         if targets and not elements:
             raise ValueError("targets=True is for elements=True")
+        self._ignore_index = ignore_index if targets else None
         if wrong := {name: kind for name, kind in decode.items() if kind != "image"}:
             raise ValueError(f"decode is {wrong}; columns are decoded as 'image'")
         whole_number("cache_bytes", cache_bytes, "give a number of bytes from 0 on", 0)
@@ -135,9 +140,9 @@ class ParquetStore(Store):
         wanted = self._options["columns"] or files[0].shown
         for file in files:
             self._needed(wanted, file.columns, file.name)
-        options: dict[str, Any] = {name: self._options[name] for name in ("elements", "targets", "cache_bytes")}
+        options: dict[str, Any] = {name: self._options[name] for name in ("elements", "cache_bytes")}
         key = self._options["stream"]
-        return Rows(self.path, files, key, wanted, self._decode, **options)
+        return Rows(self.path, files, key, wanted, self._decode, ignore_index=self._ignore_index, **options)
 
     def _needed(self, wanted: Iterable[str], there: Collection[str], name: str) -> list[str]:
         key = self._options["stream"]
@@ -215,7 +220,7 @@ class Rows:
         cache_bytes: int,
         *,
         elements: bool = False,
-        targets: bool = False,
+        ignore_index: int | None = None,
     ) -> None:
         self.files, self._path, self._key, self._columns = files, path, key, columns
         self._decode, self._limit = decode, cache_bytes
@@ -223,7 +228,7 @@ class Rows:
         self._lock = threading.Lock()
         #: Of each file and group, how many elements rows have.
         self._lists = lists = [_all_lengths(file, columns) for file in files if elements]
-        self._targets = targets
+        self._ignore_index = ignore_index
         #: Of each file, the row that each of its groups begins at, and the number of its rows.
         self._first = [file.first for file in files]
         if elements:
@@ -241,7 +246,7 @@ class Rows:
     @functools.cached_property
     def fingerprint(self) -> str:
         files = "".join(f"{file.digest} {_short(file.name, self._path)} " for file in self.files)
-        kind = " elements" * bool(self._lists) + " targets" * self._targets
+        kind = " elements" * bool(self._lists) + " targets" * (self._ignore_index is not None)
         return hashed(f"{files}{self._key} {self._columns}{kind}")
 
     def __len__(self) -> int:
@@ -285,7 +290,7 @@ class Rows:
         lengths = self._lists[place][group] if self._lists else None
         with damage_named(file.name):
             arrays = file.read(self._columns, group)
-            columns = decoded(arrays, self._decode, file.name, first, lengths, targets=self._targets)
+            columns = decoded(arrays, self._decode, file.name, first, lengths, ignore_index=self._ignore_index)
         size = sum(int(column.array.nbytes) for column in flatten(columns)[1])
         return _Group(begin + first, begin + stop, columns, file, size)
 

@@ -21,9 +21,15 @@ from stream_dataloader.stores._base.files import hashed
 from stream_dataloader.stores._base.formats import given_options
 from stream_dataloader.stores._base.handles import Handles, Lease
 from stream_dataloader.stores._base.store import Store
-from stream_dataloader.stores._base.stream import StoreStream, put_targets
+from stream_dataloader.stores._base.stream import StoreStream
 from stream_dataloader.stores.token.files import MappedTokens, Marker, TokenFile, find_files
 from stream_dataloader.streams._media.section import whole_number
+from stream_dataloader.streams._media.targets import (
+    IGNORE_INDEX,
+    TARGET_DTYPE,
+    check_ignore_index,
+    put_targets,
+)
 from stream_dataloader.streams.cache import FileCache
 from stream_dataloader.streams.cache.gate import Files
 
@@ -56,7 +62,8 @@ class TokenStore(Store):
         end: The token that ends a document. None: the index says where.
         begin: The token that begins a document, in place of `end`.
         targets: Items are `{"input": token, "target": next token}`. Targets are
-            int64, and -100 where a document or a file ends.
+            int64.
+        ignore_index: The target where a document or a file ends; give the loss the same.
         dtype: Of tokens in items, such as `"int64"`, which `torch.nn.Embedding`
             takes. None: as in the file.
         stored_dtype: Of tokens in files that do not say it, such as `"uint16"`.
@@ -75,6 +82,7 @@ class TokenStore(Store):
         end: int | None = None,
         begin: int | None = None,
         targets: bool = False,
+        ignore_index: int = IGNORE_INDEX,
         dtype: Any = None,
         stored_dtype: Any = None,
         cache: FileCache | None = None,
@@ -85,11 +93,16 @@ class TokenStore(Store):
         self._stored = _dtype("stored_dtype", stored_dtype)
         self._dtype = _dtype("dtype", dtype)
         self._marker = _marker(end, begin)
+        ignore_index = check_ignore_index(ignore_index, targets=targets, tokens=self._known_tokens())
         dtype, stored_dtype = self._dtype and str(self._dtype), self._stored and str(self._stored)
         super().__init__(path, **given_options(locals()))
         self._by_document = stream == "document"
-        self._targets, self._cache = targets, cache
+        self._targets, self._ignore_index, self._cache = targets, ignore_index, cache
         _ = self.index
+
+    def _known_tokens(self) -> tuple[int, ...]:
+        """The tokens that files are known to have."""
+        return () if self._marker is None else (self._marker.token,)
 
     def _read_index(self) -> _Index:
         names = find_files(self.path, self._cache)
@@ -115,10 +128,10 @@ class TokenStore(Store):
         place, start, stop = index.place(number)
         dtypes = {"input": self._dtype or index.files[place].dtype}
         if self._targets:
-            dtypes["target"] = np.dtype(np.int64)
+            dtypes["target"] = TARGET_DTYPE
         marks = self._marker is not None or index.files[place].bounds is not None
         marks = marks and not self._by_document
-        return TokenSteps(index.opened.lease(place), dtypes, start, stop, marks)
+        return TokenSteps(index.opened.lease(place), dtypes, start, stop, marks, self._ignore_index)
 
     def _stream_of(self, steps: Any, first: int, start: int, stop: int) -> StoreStream:
         kind = TokenStream if steps.marks else StoreStream
@@ -197,9 +210,11 @@ class TokenSteps:
         first: int,
         stop: int,
         marks: bool,
+        ignore_index: int,
     ) -> None:
         self._lease, self._file, self._dtypes = lease, lease.handle, dtypes
         self._first, self._stop, self.marks = first, stop, marks
+        self._ignore_index = ignore_index
 
     def __len__(self) -> int:
         return self._stop - self._first
@@ -224,7 +239,8 @@ class TokenSteps:
         room[...] = file.tokens[first:stop]
         if has_targets:
             ends = file.starts(first + 1, stop + 1) - first - 1 if self.marks else slice(0)
-            put_targets(out["target"], file.tokens[first + 1 : min(stop + 1, self._stop)], ends)
+            after = file.tokens[first + 1 : min(stop + 1, self._stop)]
+            put_targets(out["target"], after, self._ignore_index, ends)
         file.check()
 
     def starts(self, start: int, stop: int) -> NDArray[np.int64]:

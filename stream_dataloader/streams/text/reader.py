@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from stream_dataloader.streams._media.targets import TARGET_DTYPE, put_targets
 from stream_dataloader.streams.text.bytes import TextBytes, invalid
 from stream_dataloader.streams.text.numbers import NOTHING, Codes
 
@@ -35,7 +36,7 @@ class TextReader:
 
     def __init__(self, options: Any, file: TextBytes, first: int = 0, stop: int | None = None) -> None:
         self._options, self._file = options, file
-        self._targets: bool = options.targets  # each item needs the unit behind its own
+        self._targets: bool = options.targets  # each item but the last needs the unit behind its own
         self._block_bytes = options.block_bytes
         self._decoded, self._universal = options.units != "bytes", options.newlines == "universal"
         self._errors = "surrogatepass" if options.of == "strings" else options._codec_errors
@@ -54,35 +55,37 @@ class TextReader:
         self._units = self._read_units(start)
         if start:
             self._rows = next(self._units, NOTHING)
-            if self._targets and not self._available() and self._position == len(self._rows):
-                raise ValueError(f"{self._file.name} has {start} units here, one item fewer, and start is {start}")
 
     def length(self) -> int | None:
-        units: int | None = None
         if not self._decoded and self._stop is not None:
-            units = self._stop - self._offset
-        elif self._options.of == "strings" and self._stop is not None:
-            units = self._count(self._file.read_at(0, self._stop))
-        return None if units is None else max(units - self._targets, 0)
+            return self._stop - self._offset
+        if self._options.of == "strings" and self._stop is not None:
+            return self._count(self._file.read_at(0, self._stop))
+        return None
 
     def __iter__(self) -> Iterator[Any]:
-        dtype = self._options.dtype
         while self._available():
-            rows, position = self._rows, self._position
-            self._position += 1
-            unit = np.array(rows[position], dtype)
-            yield {"input": unit, "target": np.array(rows[position + 1], dtype)} if self._targets else unit
+            room = np.empty(1, self._options.dtype)
+            out: Any = {"input": room, "target": np.empty(1, TARGET_DTYPE)} if self._targets else room
+            self._put(out, 0, 1)
+            yield {name: found.reshape(()) for name, found in out.items()} if self._targets else room.reshape(())
 
     def read_into(self, out: Any) -> int:
-        leaves = [out["input"], out["target"]] if self._targets else [out]
-        done, room = 0, len(leaves[0])
+        done, room = 0, len(out["input"] if self._targets else out)
         while done < room and (held := self._available(raises=not done)):
             count = min(held, room - done)
-            for first, leaf in enumerate(leaves, self._position):
-                leaf[done : done + count] = self._rows[first : first + count]
-            self._position += count
+            self._put(out, done, count)
             done += count
         return done
+
+    def _put(self, out: Any, done: int, count: int) -> None:
+        """Write the next items, which `_available` has found, to rows of `out`."""
+        first, stop = self._position, self._position + count
+        (out["input"] if self._targets else out)[done : done + count] = self._rows[first:stop]
+        if self._targets:
+            after = self._rows[first + 1 : stop + 1]
+            put_targets(out["target"][done : done + count], after, self._options.ignore_index)
+        self._position = stop
 
     def close(self) -> None:
         self._file.close()
@@ -95,7 +98,9 @@ class TextReader:
             except Exception as error:
                 self._error, more = error, None
             if more is None:
-                if raises and self._error is not None:
+                if self._error is None:
+                    return len(self._rows) - self._position  # the last unit, with no target
+                if raises:
                     raise self._error
                 return 0
             rest = self._rows[self._position :]

@@ -10,7 +10,8 @@ import dataclasses
 import functools
 import operator
 import os
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Container, Mapping
 from typing import Any, Literal
 
 import numpy as np
@@ -24,6 +25,7 @@ from stream_dataloader.streams._media.section import (
     closed_on_error,
     section_of,
 )
+from stream_dataloader.streams._media.targets import IGNORE_INDEX, check_ignore_index
 from stream_dataloader.streams.cache import FileCache, is_url
 from stream_dataloader.streams.text.bytes import TextBytes, encoding_name, in_utf8, is_compressed, open_text
 from stream_dataloader.streams.text.numbers import (
@@ -64,8 +66,9 @@ class TextStream:
         newlines: "universal" reads "\r\n" and "\r" as "\n"; "keep" does not. None: "keep" for bytes alone.
         vocabulary: The numbers of characters: a mapping, or a string of them in order.
         unknown: The number of characters not in the vocabulary; None is an error.
-        targets: Items are `{"input": unit, "target": next unit}`, one fewer than there are units.
-        dtype: The dtype of units. None: uint8 for bytes, otherwise int64.
+        targets: Items are `{"input": unit, "target": next unit}`. Targets are int64.
+        ignore_index: The target of a source's last unit; give the loss the same.
+        dtype: The dtype of units that are no targets. None: uint8 for bytes, otherwise int64.
         block_bytes: How much is read at a time.
         longest_line_bytes: For tokens: a line of at most this length is never split.
         cache: Where files from URLs are kept.
@@ -82,8 +85,9 @@ class TextStream:
         >>> dataset = StreamDataset(["abcdefg", "hgf"], open_text, batch_size=2, time_steps=3)
         >>> for batch in StreamDataLoader(dataset):
         ...     print(batch.data["input"].T.tolist(), batch.data["target"].T.tolist())
-        [[0, 1, 2], [7, 6, 0]] [[1, 2, 3], [6, 5, 0]]
+        [[0, 1, 2], [7, 6, 5]] [[1, 2, 3], [6, 5, -100]]
         [[3, 4, 5], [0, 0, 0]] [[4, 5, 6], [0, 0, 0]]
+        [[6, 0, 0], [0, 0, 0]] [[-100, 0, 0], [0, 0, 0]]
     """
 
     of: Literal["files", "strings"] = "files"
@@ -95,6 +99,7 @@ class TextStream:
     vocabulary: str | Mapping[str, int] | None = None
     unknown: int | None = None
     targets: bool = False
+    ignore_index: int = IGNORE_INDEX
     dtype: Any = None
     block_bytes: int = 1 << 16
     longest_line_bytes: int = 1 << 16
@@ -126,6 +131,17 @@ class TextStream:
             raise ValueError(f"unknown is {self.unknown}, without a vocabulary; give one")
         if self.tokenizer is not None:
             check_tokenizer(self.tokenizer)
+        ignore_index = check_ignore_index(self.ignore_index, targets=self.targets, tokens=self._known_units())
+        object.__setattr__(self, "ignore_index", ignore_index)
+
+    def _known_units(self) -> Container[int]:
+        """The numbers that units may have, as far as they are known; of tokens they are not."""
+        if self.units == "tokens":
+            return ()
+        if self.vocabulary is None:
+            return range(256 if self.units == "bytes" else sys.maxunicode + 1)
+        numbers = self.vocabulary.values() if isinstance(self.vocabulary, Mapping) else range(len(self.vocabulary))
+        return {*numbers, *([] if self.unknown is None else [self.unknown])}
 
     @property
     def _codec_errors(self) -> str:

@@ -1,0 +1,39 @@
+"""Targets: each token or unit has the next one, and the last one `ignore_index`.
+
+Guarantee: texts, files of tokens and tables have as many items as tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from typing import Any
+
+import numpy as np
+
+from stream_dataloader.streams._media.section import whole_number
+
+__all__ = ["IGNORE_INDEX", "TARGET_DTYPE", "check_ignore_index", "put_targets"]
+
+#: What `cross_entropy` of torch leaves out by default.
+IGNORE_INDEX = -100
+#: The class numbers that `cross_entropy` takes.
+TARGET_DTYPE = np.dtype(np.int64)
+
+
+def check_ignore_index(value: Any, *, targets: bool, tokens: Container[int] = ()) -> int:
+    """The option `ignore_index` as an int that targets hold, and that is none of the known `tokens`."""
+    limits = np.iinfo(TARGET_DTYPE)
+    number = whole_number("ignore_index", value, f"give an int64, such as {IGNORE_INDEX}", limits.min, limits.max)
+    if number != IGNORE_INDEX and not targets:
+        raise ValueError(f"ignore_index is {number}, and there are no targets; give targets=True")
+    if targets and number in tokens:
+        what = "a token that may come, which the loss would leave out everywhere"
+        raise ValueError(f"ignore_index is {number}, {what}; give another, such as {IGNORE_INDEX}")
+    return number
+
+
+def put_targets(target: Any, after: Any, ignore_index: int, ends: Any = slice(0)) -> None:
+    """Write targets: the tokens `after`, but `ignore_index` behind them and at `ends` of documents."""
+    target[: len(after)] = after
+    target[len(after) :] = ignore_index
+    target[ends] = ignore_index
