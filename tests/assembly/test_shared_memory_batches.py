@@ -43,7 +43,9 @@ def count_up(length, size=4):
 
 
 def loader_of(lengths=(50,) * 4, lanes=4, time_steps=2, workers=2, open_stream=count_up, **options):
-    return StreamDataLoader(StreamDataset(lengths, open_stream, lanes, time_steps=time_steps), workers, **options)
+    return StreamDataLoader(
+        StreamDataset(lengths, open_stream, lanes, time_steps=time_steps, seed=0), workers, **options
+    )
 
 
 def plain(value):
