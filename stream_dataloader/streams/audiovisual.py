@@ -14,7 +14,7 @@ import numpy as np
 
 from stream_dataloader._hints import hinted
 from stream_dataloader.streams._media.container import frame_rate
-from stream_dataloader.streams._media.section import check_numbers, closed_on_error
+from stream_dataloader.streams._media.section import OnCorrupt, check_numbers, closed_on_error
 from stream_dataloader.streams.audio.resample import Samples
 from stream_dataloader.streams.audio.stream import AudioStream, SampleReader
 from stream_dataloader.streams.cache import LocalFile
@@ -58,7 +58,8 @@ class AudioVisualStream:
 
     def _audio(self) -> AudioStream:
         """How the sound is read."""
-        corrupt = self.video.on_corrupt
+        # Sound that is left out would move all that comes after it away from its picture.
+        corrupt: OnCorrupt = "raise" if self.video.on_corrupt == "raise" else "keep"
         return AudioStream(
             window=1,
             rate=self.rate,

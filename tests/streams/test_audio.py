@@ -1,5 +1,6 @@
 """Audio streams: the same samples wherever reading begins, in any container, and every bad file told by name."""
 
+import itertools
 import math
 import random
 import re
@@ -417,6 +418,81 @@ def test_a_gap_in_the_time_stamps(tmp_path, name):
     assert kept.shape[1] - dropped.shape[1] == pytest.approx(1.5 * RATE, abs=1100)
     assert not kept[:, int(3.5 * RATE) : int(4 * RATE)].any()
     assert dropped[:, int(3.5 * RATE) : int(4 * RATE)].any()
+
+
+def numbered(path, slower=1.0, jumps=(), rate=16000, size=500):
+    """PCM whose sample n is n + 1, with time stamps that are stretched, and jump before some samples."""
+    begins = [n for n in range(0, 640_001, size) if not 240_000 < n < 248_000]  # one frame is long
+    with av.open(str(path), "w") as out:
+        stream, moved = out.add_stream("pcm_f32le", rate=rate, layout="mono"), 0.0
+        for begin, end in itertools.pairwise(begins):
+            moved += dict(jumps).get(begin, 0.0)
+            samples = (np.arange(begin, end, dtype=np.float32) + 1) / 2**20
+            frame = av.AudioFrame.from_ndarray(samples[None], "flt", "mono")
+            frame.sample_rate, frame.time_base = rate, Fraction(1, rate)
+            frame.pts = round(begin * slower + moved * rate)
+            out.mux(stream.encode(frame))
+        out.mux(stream.encode(None))
+    return path
+
+
+def placed(path, rate=16000):
+    """Numbered samples at the places of their time stamps, by a plain loop, and how far they may be from those."""
+    out, end, longest = np.zeros(0, np.float32), 0, 0
+    with av.open(str(path)) as container:
+        for packet in container.demux(audio=0):
+            for frame in packet.decode():
+                samples, tick = frame.to_ndarray()[0], container.streams.audio[0].time_base * rate
+                longest = max(longest, len(samples))
+                near, off = max(2 * tick, min(rate / 50, longest / 2)), frame.pts * tick - end
+                if abs(off) > near:
+                    whole = round(off / len(samples)) * len(samples)  # packets that were lost
+                    end += whole if abs(whole - off) <= 2 * tick else round(off)
+                out = np.pad(out, (0, max(0, end - len(out))))  # silence
+                out = np.append(out, samples[len(out) - end :])
+                end += len(samples)
+    return out, float(near + 2 * tick)
+
+
+@pytest.mark.parametrize(("slower", "size"), [(1.01, 400), (1.001, 8000), (0.999, 500), (0.99, 8000)])
+def test_sound_does_not_drift_away_from_its_time_stamps(tmp_path, slower, size):
+    path = numbered(tmp_path / "a.mkv", slower, size=size)
+    with pytest.raises(ValueError, match=r"a\.mkv, at \d+\.\d+ s: the next 0\.0\d\d s (are|were) "):
+        joined({}, path)
+    expected, near = placed(path)
+    (found,) = joined({"on_corrupt": "keep"}, path)
+    np.testing.assert_array_equal(found, expected[: len(found)])
+    assert len(expected) - 1000 < len(found)
+    for part, first in ((found, 0), (joined({"on_corrupt": "keep"}, (path, 30.0, 31.0))[0], 30 * 16000)):
+        heard = np.flatnonzero(part)
+        off = heard + first - (part[heard] * 2**20 - 1) * slower
+        assert abs(off).max() < near + size * abs(slower - 1)
+
+
+@pytest.mark.parametrize(
+    ("jumps", "added"),
+    [
+        ([], 0),
+        ([(500, 0.003), (1000, -0.003), (9000, -0.003)], 0),  # near enough
+        ([(200_000, 1.5)], 1.5),
+        ([(240_000, 0.05), (500_000, 0.05)], 0.1),
+        ([(248_000, -0.2)], -0.2),  # cut from several frames
+        ([(248_000, -0.2), (249_000, 0.2)], 0),
+        ([(248_000, -0.2), (500_000, 0.5)], 0.3),
+    ],
+)
+def test_gaps_are_filled_and_overlaps_cut(tmp_path, jumps, added):
+    rate = 22050
+    path = numbered(tmp_path / "a.mkv", jumps=jumps, rate=rate)
+    (kept,) = joined({"on_corrupt": "keep"}, path)
+    expected, _ = placed(path, rate)
+    np.testing.assert_array_equal(kept, expected[: len(kept)])
+    assert (len(expected) - 640_000) / rate == pytest.approx(added, abs=0.002)
+    if any(abs(jump) > 0.003 for _, jump in jumps):
+        with pytest.raises(ValueError, match=r"a\.mkv, at \d+\.\d+ s: the next \d\.\d+ s (are|were) "):
+            joined({}, path)
+    else:
+        np.testing.assert_array_equal(joined({}, path)[0] * 2**20, np.arange(len(kept)) + 1)
 
 
 def test_rate_and_channels_that_change_in_mid_stream(tmp_path):

@@ -16,7 +16,7 @@ RATE, FRAMES = 8000, 75
 A_FRAME = RATE // 25
 
 
-def write_talk(path, *, sound_frames=FRAMES, late=0, encoder="pcm_s16le"):
+def write_talk(path, *, sound_frames=FRAMES, late=0, encoder="pcm_s16le", a_frame=A_FRAME):
     """A clip whose sound is, during frame n, of the constant height n; it may begin some frames late."""
     with av.open(str(path), "w") as container:
         video = container.add_stream("libx264", 25, options={"g": "12", "bf": "2"})
@@ -25,7 +25,7 @@ def write_talk(path, *, sound_frames=FRAMES, late=0, encoder="pcm_s16le"):
         for i in range(FRAMES):
             container.mux(video.encode(av.VideoFrame.from_ndarray(clips.picture(i), "rgb24")))
             if late <= i < sound_frames:
-                samples = np.repeat(np.array([[i, -i]], np.int16) * 256, A_FRAME, axis=0).reshape(1, -1)
+                samples = np.repeat(np.array([[i, -i]], np.int16) * 256, a_frame, axis=0).reshape(1, -1)
                 frame = av.AudioFrame.from_ndarray(samples, "s16", "stereo")
                 frame.sample_rate, frame.pts, frame.time_base = RATE, i * A_FRAME, Fraction(1, RATE)
                 container.mux(sound.encode(frame))
@@ -85,6 +85,19 @@ def test_silence_where_there_is_no_sound(tmp_path):
     for start in (0, 25, 60):
         for number, item in enumerate(items(path, start), start):
             assert heights(item) == [number if 20 <= number < 50 else 0], number
+
+
+@pytest.mark.parametrize("a_frame", [A_FRAME - 16, A_FRAME + 16])
+@pytest.mark.parametrize("on_corrupt", ["keep", "drop"])
+def test_sound_whose_clock_is_wrong_stays_with_its_picture(tmp_path, a_frame, on_corrupt):
+    path = write_talk(tmp_path / "talk.mkv", a_frame=a_frame)
+    for start in (0, 60):
+        found = items(path, start, video=VideoStream(on_corrupt=on_corrupt))
+        for number, item in enumerate(found, start):
+            assert number in heights(item)
+            assert {*heights(item)} <= {0, number - 1, number, number + 1}
+    with pytest.raises(ValueError, match=r"talk\.mkv, at 0\.\d+ s: the next 0\.0\d+ s .* by the time stamps"):
+        items(path)
 
 
 def test_files_without_sound(talk, tmp_path):

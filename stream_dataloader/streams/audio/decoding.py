@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from fractions import Fraction
 from typing import Any
 
 import av.error
@@ -71,7 +72,7 @@ class AudioDecoder:
             if checks := _CHECKS.get(self._stream.codec_context.name):
                 self._stream.codec_context.options = {"err_detect": checks}
             self._packets = self._container.demux(self._stream)
-            self._clock = FrameClock(float(self._stream.time_base or 0))
+            self._clock = FrameClock(Fraction(self._stream.time_base or 0))
             self._frame_bytes: dict[bytes, int] = {}  # of MPEG audio, by the header
             self._frames = self._decoded(self._packets)
             self._first = next(self._frames, None)
@@ -104,27 +105,34 @@ class AudioDecoder:
             return
         latest = self._own  # the kind of the frame before
         converter: Converter | None = None
+        missing = 0  # samples by the time stamps; those below 0 are still to be cut
         for frame in itertools.chain((self._first,), self._frames):
-            if gap := self._clock.add(frame):
-                self._corrupt(f"the next {gap:.3f} s are missing by the time stamps", self._clock.gap_at)
-                if self._on_corrupt == "keep":
-                    yield from self._silence(round(gap * self.rate))
+            if wrong := self._clock.add(frame):
+                what = "are missing" if wrong > 0 else "were given already"
+                self._corrupt(
+                    f"the next {abs(wrong) / self.rate:.3f} s {what} by the time stamps", self._clock.wrong_at
+                )
+                if wrong < 0 or self._on_corrupt == "keep":
+                    missing += wrong
+                    yield from self._silence(missing)
+                    missing = min(0, missing)
             try:
                 piece = as_float(frame)
             except ValueError as error:
                 raise ValueError(f"{self._place()}: {error}") from error
+            made: Iterable[Samples] = ()
             kind = frame.sample_rate, frame.layout.name, len(piece)
             if kind != latest:  # rate or channels change in mid-stream, as broadcasts do
                 if converter is not None:
-                    yield from converter.end()
+                    made = converter.end()
                 layouts = layout_name(kind[2], kind[1]), self.layout
                 rates, channels = (kind[0], self.rate), (kind[2], self.channels)
                 converter = None if kind == self._own else Converter(rates, layouts, channels)
                 latest = kind
-            if converter is None:
-                yield piece
-            else:
-                yield from converter.push(piece)
+            for samples in itertools.chain(made, (piece,) if converter is None else converter.push(piece)):
+                cut = min(-missing, samples.shape[1])
+                missing += cut
+                yield samples[:, cut:] if cut else samples
         if converter is not None:
             yield from converter.end()
 

@@ -20,47 +20,61 @@ __all__ = ["FrameClock", "check_audio_not_cut", "declared_samples"]
 _COUNTING = ("wav", "w64", "caf", "aiff", "au", "flac")
 _OGG_PAGE_BYTES = 65307  # the longest page: 27 + 255 + 255 * 255 (RFC 3533, 6)
 _PRIMING_SECONDS = 0.1  # counted by some muxers, but not handed out: Opus has up to 80 ms (RFC 7845, 4.6)
+_TOLERATED_SECONDS = 0.02  # that time stamps may differ from the sum of samples: half a video frame of 25 a second
+_LONGEST_OVERLAP_SECONDS = 1  # a clock that jumps back further was set anew
 
 
 class FrameClock:
-    """Follows frames as they are decoded; `tick_seconds` is the unit of time stamps."""
+    """Compares frames' time stamps with the sum of the samples read; `tick_seconds` is their unit.
 
-    def __init__(self, tick_seconds: float) -> None:
+    A comparison with the frame before would let small errors add up: sound would drift away from the picture.
+    """
+
+    def __init__(self, tick_seconds: Fraction) -> None:
         self._tick_seconds = tick_seconds
-        self._end: float | None = None  # of what was read, by time stamps; None after a seek
+        self._end: Fraction | None = None  # of what was read, by the sum of samples; None after a seek
+        self._rate = 0  # of the first frame
         self.longest_seconds = 0.0  # the longest frame
         self.origin: int | None = None  # the first frame's time stamp
-        self.gap_at: float | None = None  # where the last gap began
+        self.wrong_at: float | None = None  # where the last gap or overlap began
 
     @property
     def origin_seconds(self) -> float:
         """The first frame's time stamp in seconds; 0 if it has none."""
-        return (self.origin or 0) * self._tick_seconds
+        return (self.origin or 0) * float(self._tick_seconds)
 
     def jump(self) -> None:
         """The reader has sought."""
         self._end = None
 
-    def add(self, frame: Any) -> float:
-        """Count a frame; returns the seconds that are missing before it."""
-        seconds, before = frame.samples / int(frame.sample_rate), self._end
-        self.longest_seconds = max(self.longest_seconds, seconds)
+    def add(self, frame: Any) -> int:
+        """Count a frame; return the samples missing before it, below 0 those given twice, at the first frame's rate."""
+        seconds, before = Fraction(frame.samples, int(frame.sample_rate)), self._end
+        self._rate = self._rate or int(frame.sample_rate)
+        self.longest_seconds = max(self.longest_seconds, float(seconds))
         if frame.pts is None:  # it follows directly
             self._end = None if before is None else before + seconds
-            return 0.0
+            return 0
         time = frame.pts * self._tick_seconds
-        self._end = time + seconds
-        inexact, gap = 2 * self._tick_seconds, 0.0 if before is None else time - before
-        if gap <= max(inexact, seconds / 2):
-            return 0.0
-        self.gap_at = (before or 0.0) - self.origin_seconds
+        error = Fraction(0) if before is None else time - before
+        # A clock that starts anew, as in joined files, says nothing about samples given twice.
+        if before is None or error < -_LONGEST_OVERLAP_SECONDS or (error < 0 and frame.pts <= (self.origin or 0)):
+            self._end = time + seconds
+            return 0
+        inexact = 2 * self._tick_seconds
+        if abs(error) <= max(inexact, min(self.longest_seconds / 2, _TOLERATED_SECONDS)):
+            self._end = before + seconds
+            return 0
+        self.wrong_at = float(before) - self.origin_seconds
         # Packets are lost as a whole: frames are more exact than coarse time stamps.
-        whole: float = round(gap / seconds) * seconds
-        return whole if abs(whole - gap) <= inexact else gap
+        whole = round(error / seconds) * seconds
+        wrong = round((whole if whole and abs(whole - error) <= inexact else error) * self._rate)
+        self._end = before + Fraction(wrong, self._rate) + seconds
+        return wrong
 
     def seconds_read(self) -> float | None:
         """From the first frame to the end of the last one; None without time stamps."""
-        return None if self._end is None or self.origin is None else self._end - self.origin_seconds
+        return None if self._end is None or self.origin is None else float(self._end) - self.origin_seconds
 
 
 def declared_samples(path: str, container: Any, stream: Any) -> int | None:
