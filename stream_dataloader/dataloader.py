@@ -219,7 +219,7 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
 
     @property
     def failures(self) -> list[StreamError]:
-        """Errors of the streams that were skipped, with the dataset's `on_error`."""
+        """Errors of streams that were skipped, with the dataset's `on_error`, and gaps of live ones: `GapError`."""
         return self._position.failures
 
     @failures.setter

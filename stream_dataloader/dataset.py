@@ -88,7 +88,9 @@ class StreamDataset(IterableDataset[StreamBatch]):
         max_failures: How many sources may be skipped, over all epochs and resumes; one more is an error. A source that
             fails in each epoch counts once. None: any number.
         retries: How often in a row a stream that raises is opened again, at the item it had reached, after 0.1 s,
-            0.2 s, ..., 30 s at most.
+            0.2 s, ..., 30 s at most. With `deterministic=False` a stream without a known length that can go to no item
+            (no `start=0`, `seek_item` or `state_dict`) counts as live: it goes on from now, and `loader.failures` gets
+            a `GapError`.
         retry_on: The exceptions of the stream or `open_stream` for which it is opened again: a class, or several.
         fingerprint: Names the list of sources in saved states; None hashes the list. Give one if paths may move.
         mark_ends: Mark the last time step of each stream in `batch.is_last`. Unless `lengths` tells whether a stream

@@ -17,6 +17,7 @@ __all__ = [
     "EmptySourcesError",
     "FailureLimitError",
     "ForkedIteratorError",
+    "GapError",
     "ItemError",
     "LengthError",
     "NonFiniteStateError",
@@ -110,6 +111,10 @@ class OpenError(StreamError):
 
 class ReadError(StreamError):
     """A stream raised an exception while it was read."""
+
+
+class GapError(StreamError):
+    """A live stream broke and goes on from now: items may be missing before `position`. It is noted, not raised."""
 
 
 class ItemError(StreamError, ValueError):

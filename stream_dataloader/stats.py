@@ -78,6 +78,7 @@ class LoaderStats(Figures):
         slots: How many there are.
         copies: Batches that were copied, as too many of those before are held.
         skipped: Streams that were skipped after an error.
+        gaps: How often a live stream was opened again after an error and went on from now: see `loader.failures`.
         restarts: How often workers were started anew after one died.
         events: What took time, the last few thousand of each process; see `save_trace`.
         setup: How the loader was built, for `advice`; None if that is not known.
@@ -96,6 +97,7 @@ class LoaderStats(Figures):
     slots: int = 0
     copies: int = 0
     skipped: int = 0
+    gaps: int = 0
     restarts: int = 0
     events: Sequence[TraceEvent] = dataclasses.field(default=(), repr=False)
 
@@ -121,7 +123,7 @@ class LoaderStats(Figures):
 
     @property
     def retried(self) -> int:
-        """How often streams were opened again after an error."""
+        """How often streams were opened again after an error, also those that are open."""
         return int(self._sum("retried"))
 
     def __sub__(self, earlier: LoaderStats) -> LoaderStats:
@@ -178,7 +180,8 @@ class LoaderStats(Figures):
             f"{self.items_per_second:,.0f} items/s, {self.bytes_per_second / 1e6:,.1f} MB/s",
             f"the trainer waited {self.wait_share:.0%} of the time; padding {self.padding_share:.1%}; "
             f"slots {self.slots_in_use} of {self.slots} in use, {self.copies} copies, {self.sent} parts sent",
-            f"streams: {self.opened} opened, {self.skipped} skipped, {self.retried} retried; {self.restarts} restarts",
+            f"streams: {self.opened} opened, {self.skipped} skipped, {self.retried} retried, {self.gaps} gaps; "
+            f"{self.restarts} restarts",
         ]
 
     def _rows(self) -> list[list[str]]:

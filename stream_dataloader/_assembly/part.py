@@ -92,7 +92,7 @@ class Part(NamedTuple):
     lanes_read: int  # how many lanes are not idle; with `"drop"` only
     reports: LaneReports  # what there is to know to go on from here another time
     contents: Contents
-    failures: Sequence[ErrorReport] = ()  # of streams that were skipped
+    failures: Sequence[ErrorReport] = ()  # of streams that were skipped, or have a gap
     faults: Sequence[Fault] = ()  # of others; the reader sends no further part
     end: bool = False  # all of its lanes are idle; it sends no further part
 

@@ -31,7 +31,7 @@ from stream_dataloader._schedule.snapshot import LaneReports
 from stream_dataloader._workers.feed import Feed
 from stream_dataloader._workers.tally import Tally, clock
 from stream_dataloader.batch import StreamBatch
-from stream_dataloader.errors import StreamError
+from stream_dataloader.errors import GapError, StreamError
 from stream_dataloader.protocols import CollateFn
 
 
@@ -209,6 +209,10 @@ class Iteration:
         for report in part.failures:
             failure = report.unpack()
             assert isinstance(failure, StreamError)
+            if isinstance(failure, GapError):  # nothing was skipped, and who reads it has logged it
+                self._position.failures.append(failure)
+                self._tally.counts["gaps"] += 1
+                continue
             self._position.note_failure(member, failure)
             skipped = member, failure.source_index
             if skipped not in self._skipped:

@@ -82,6 +82,9 @@ class Lane:
                     error = broken
                 finally:
                     running.info = before
+                if stream.gaps:
+                    draft.failures += stream.gaps
+                    stream.gaps.clear()
                 if count := current.position - position:
                     source, starts = stream.info.source_index, position == current.begin
                     run = (self.batch_lane, t, count, source, position, stream.fresh, starts, stream.seed)

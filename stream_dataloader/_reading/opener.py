@@ -51,7 +51,9 @@ class Opener:
         self._held: list[Held] = [() if reading.plan.rules.lookahead else None] * reading.plan.rules.lanes
         self.taken: dict[int, list[int]] = {}
         self._told_of_slow = False
-        self._retries = Retries(reading.plan.retries, reading.plan.retry_on, {})
+        self._retries = Retries(
+            reading.plan.retries, reading.plan.retry_on, {}, live=not reading.plan.rules.deterministic
+        )
         allowed = None if reading.recovery.cautious else reading.plan.lists.early(locally=reading.locally)
         if reading.plan.seed_globals:
             allowed = None  # the generators are the process's, and a lane may be drawing meanwhile
@@ -81,6 +83,7 @@ class Opener:
                 begin = clock()
                 stream = opened.result()
                 self._meter.waited_for_opening(begin)
+                self._count_retries(stream)
         self.reading.board.reading[self._first + lane] = 0 if stream is None else stream.info.source_index + 1
         return stream
 
@@ -94,9 +97,12 @@ class Opener:
     def close_stream(self, lane: int, stream: OpenedStream) -> None:
         """Close a stream that a lane leaves."""
         stream.close()
-        if stream.retried:
-            self._meter.retried(stream.retried)
         self.reading.board.reading[self._first + lane] = 0
+
+    def _count_retries(self, stream: OpenedStream) -> None:
+        """Count how often a stream is opened again, in the thread of its lane: a number has one writer."""
+        self._meter.retried(stream.retried)
+        stream.on_retry = self._meter.retried
 
     def _take_early(self, lane: int, time: int, ahead: bool) -> int:
         if not ahead:  # tickets ahead were refused, and their numbers are used again
@@ -121,6 +127,8 @@ class Opener:
         """Open the stream of a grant for a lane, from where it stands."""
         start = start or self._waiting.get(grant)
         stream = self._unopened(grant, lane)
+        if not ahead:
+            self._count_retries(stream)
         if start is not None:
             stream.items, stream.place = start.items, start
         if stream.has_item or (stream.items == stream.stop and not stream.section.ends):  # an error; no item

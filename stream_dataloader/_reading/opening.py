@@ -6,6 +6,7 @@ Opening calls the user's factory and takes the first item, since calling a gener
     the iterator has seek_item(n)           iterator.seek_item(n)            no item is read
     it has state_dict, load_state_dict      iterator.load_state_dict(state)  no item is read; a state a batch
     none of these                           next(), n times                  all items before are read again
+    none of these, and a live one broke     next()                           nothing is read again
 
 The iterator is what `iter(stream)` returns; methods are looked for on that alone. Nothing is called to find them.
 
@@ -76,10 +77,13 @@ def _takes_start(factory: Callable[..., Any]) -> bool:
     if getattr(code, "__module__", None) == "builtins":  # enumerate and sum, which mean another thing
         return False
     try:
-        start = inspect.signature(factory).parameters.get("start")
+        parameters = inspect.signature(factory).parameters
         own = inspect.signature(factory, follow_wrapped=False).parameters
     except (TypeError, ValueError):
         return False
+    start = parameters.get("start")
+    if start is next(iter(parameters.values()), None) and start is not None and start.kind is not start.KEYWORD_ONLY:
+        return False  # that is the source, as of itertools.count
     if start is None or start.kind not in (start.KEYWORD_ONLY, start.POSITIONAL_OR_KEYWORD):
         return False
     if type(start.default) is not int or start.default != 0:
@@ -88,7 +92,7 @@ def _takes_start(factory: Callable[..., Any]) -> bool:
 
 
 def takes_start(factory: Callable[..., Any]) -> bool:
-    """Whether a factory opens streams at any item: it has a parameter `start` whose default is the integer 0."""
+    """Whether a factory opens streams at any item: it has a parameter `start=0` beside that of the source."""
     try:
         if (known := _known.get(factory)) is None:
             known = _known[factory] = _takes_start(factory)
@@ -142,6 +146,7 @@ class Handle:
         factory: Opens the source.
         section: The items of the source that are read.
         items: Number of items handed out, those before the section counted too.
+        base: How many of them came before what is open, if that is live and began anew.
         iterator: What it is read from; None if it is not open.
         writes: It writes items where they are wanted, by `read_into`.
         keeps_state: It has a state with which it is opened again.
@@ -157,7 +162,7 @@ class Handle:
 
     def __init__(self, info: StreamInfo, factory: Callable[..., Any], source: Any, section: Section) -> None:
         self.info, self.factory, self.source, self.section = info, factory, source, section
-        self.items = section.start
+        self.items, self.base = section.start, 0
         self.saved: tuple[Any, int] = None, 0
         self.returned: Any = None
         self._forget: list[Callable[[], Any]] = []  # to be called where it is closed, not only gone
@@ -176,11 +181,15 @@ class Handle:
         """Undo `enter`."""
         run_as(before)
 
-    def _begin(self) -> Iterator[Any]:
-        """Open it behind the items that were handed out; its iterator, which is there."""
+    def _begin(self, *, live: bool = False) -> Iterator[Any]:
+        """Open it behind the items that were handed out; its iterator, which is there.
+
+        Args:
+            live: What it had is gone: if it cannot go anywhere by itself, `base` is set, and nothing is read again.
+        """
         if self.draws is not None:
             self.draws.seed()
-        first, known = 0, {}
+        first, known, self.base = 0, {}, 0
         if self.items and takes_start(self.factory):
             first, known = self.items, {"start": self.items}
         try:
@@ -204,6 +213,8 @@ class Handle:
             if callable(close) and not isinstance(closable, GeneratorType):  # which Python itself closes
                 self._forget.append(when_gone(self, close))
         self.marks = callable(getattr(returned, "starts_within", None))
+        if live and first < self.items and not seeks_items(iterator) and not keeps_state(iterator):
+            first = self.base = self.items
         if first < self.items:
             first = self._go_on(iterator)
         for position in range(first, self.items):

@@ -27,6 +27,7 @@ from stream_dataloader._reading.reader import PartReader, read_as_worker, read_h
 from stream_dataloader._reading.sessions import SessionKey, SessionTable
 from stream_dataloader._reading.source_queue import Abandoned, SessionQueue
 from stream_dataloader.batch import StreamBatch
+from stream_dataloader.errors import GapError
 
 
 def plain_parts(plan: ReadingPlan, table: SessionTable, iteration: int) -> Iterator[StreamBatch]:
@@ -111,7 +112,7 @@ class PlainParts:
         part = next(reader)
         for report in part.failures:
             failure: Any = report.unpack()
-            if failure.source_index not in self._skipped:
+            if failure.source_index not in self._skipped and not isinstance(failure, GapError):
                 self._skipped.add(failure.source_index)
                 warn_of_skip(failure)
         delivers = self._delivers(part)

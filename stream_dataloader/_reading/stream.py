@@ -18,7 +18,7 @@ from stream_dataloader._items.structure import Misfit
 from stream_dataloader._reading.opening import END, Handle, takes_start, text_of
 from stream_dataloader._schedule.sections import Section
 from stream_dataloader._schedule.snapshot import LaneState
-from stream_dataloader.errors import ItemError, LengthError, ReadError, StreamError, detached, shorten
+from stream_dataloader.errors import GapError, ItemError, LengthError, ReadError, StreamError, detached, shorten
 from stream_dataloader.stream_info import StreamInfo, stream_seed
 
 _FIRST_BACKOFF_SECONDS = 0.1
@@ -34,11 +34,13 @@ class Retries(NamedTuple):
         most: How often in a row.
         on: For which exceptions.
         epochs: The epoch in which each source was opened again last.
+        live: Streams may be live: what one had before it broke is not there any more.
     """
 
     most: int
     on: tuple[type[Exception], ...]
     epochs: dict[int, int]
+    live: bool = False
 
 
 class OpenedStream(Handle):
@@ -49,6 +51,8 @@ class OpenedStream(Handle):
         seed: The `stream_seed` of its steps.
         stop: The item behind the last that is read; None: the stream's end.
         retried: How often it was opened again.
+        on_retry: Is given each time; None: nobody counts yet.
+        gaps: Where it went on from now, and items may be missing; to be taken by who reads it.
         place: Where a lane left it; None: it is read from its beginning.
     """
 
@@ -69,6 +73,9 @@ class OpenedStream(Handle):
         self.stop = None if section.stop < 0 else section.stop
         self.place: LaneState | None = None
         self.retried = 0
+        self.on_retry: Callable[[int], None] | None = None
+        self.gaps: list[StreamError] = []
+        self._was_open = False  # where it was to be read from
         self._ahead: list[Any] = []  # what `look_ahead` took
         self._error: Exception | None = None
         self._state_now: tuple[Any, StreamError | None] | None = None  # that before `look_ahead`
@@ -135,7 +142,10 @@ class OpenedStream(Handle):
         else:
             iterator = self.iterator
             try:
-                item = next(self._begin() if iterator is None else iterator, END)
+                if iterator is None:
+                    iterator = self._begin()
+                    self._was_open = True
+                item = next(iterator, END)
             except Exception as error:
                 item = self._next_item_again(error, "the stream")
         if item is not END:
@@ -186,11 +196,12 @@ class OpenedStream(Handle):
 
     def _ask_for_starts(self) -> None:
         """Called before a stream that marks starts is closed: another may not know."""
-        first, stop = self._asked, self.items
+        first, stop, base = self._asked, self.items, self.base
         if self.iterator is None or first == stop:
             return
         try:
-            starts = sorted(set(map(operator.index, self.returned.starts_within(first, stop))))
+            found = self.returned.starts_within(first - base, stop - base)
+            starts = sorted({operator.index(start) + base for start in found})
         except Exception as error:
             raise self.error(ReadError, f"the stream's starts_within raised {text_of(error)}") from error
         if starts and not first <= starts[0] <= starts[-1] < stop:
@@ -201,8 +212,9 @@ class OpenedStream(Handle):
 
     def _next_item_again(self, error: Exception, what: str) -> Any:
         """The item at which the stream broke, if it can be read after opening the stream again."""
-        info, (most, on, epochs) = self.info, self._retries
-        number = 0
+        info, (most, on, epochs, live) = self.info, self._retries
+        live = live and self.stop is None and self.items > self.section.start and self._was_open
+        number, broke, first = 0, time.monotonic(), error
         while True:
             failure = (
                 error if isinstance(error, StreamError) else self.error(ReadError, f"{what} raised {text_of(error)}")
@@ -213,6 +225,8 @@ class OpenedStream(Handle):
             wait = min(_FIRST_BACKOFF_SECONDS * 2**number, _LONGEST_BACKOFF_SECONDS)
             number += 1
             self.retried += 1
+            if self.on_retry is not None:
+                self.on_retry(1)
             _log.log(
                 logging.INFO if epochs.get(info.source_index) == info.epoch else logging.WARNING,
                 *("%s; opened again in %.1f s, try %d of %d", str(failure), wait, number, most),
@@ -223,9 +237,20 @@ class OpenedStream(Handle):
             self.close()
             time.sleep(wait)
             try:
-                return next(self._begin(), END)
+                item = next(self._begin(live=live), END)
             except Exception as again:
                 error = again
+                continue
+            self._was_open = True
+            if self.base:
+                self._note_gap(first, what, time.monotonic() - broke)
+            return item
+
+    def _note_gap(self, error: Exception, what: str, seconds: float) -> None:
+        came = f"it was opened again and goes on from now, {seconds:.1f} s later: what came meanwhile is missing"
+        gap = self.error(GapError, f"{what} raised {text_of(error)}; {came}")
+        gap.__cause__ = error
+        self.gaps.append(gap)
 
     def read_into(self, out: Any, most: int) -> int:
         """Have the stream write its next items to `out`, `most` at most; 0 at its end."""

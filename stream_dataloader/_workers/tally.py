@@ -27,7 +27,7 @@ class Tally:
     def __init__(self, readers: Sequence[Reader], time_steps: int | None, *, shared: bool) -> None:
         self._lanes, self._time_steps = readers[-1].lanes.stop, time_steps
         self.meters = Meters([reader.worker_id for reader in readers], shared=shared)
-        names = ("batches", "items", "begun", "cells", "bytes", "copies", "skipped", "restarts")
+        names = ("batches", "items", "begun", "cells", "bytes", "copies", "skipped", "gaps", "restarts")
         self.counts: dict[str, Any] = dict.fromkeys(names, 0)  # by names of `LoaderStats`
         self._wait_ns = 0
         self._total_ns = 0

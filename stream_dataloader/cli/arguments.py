@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 from stream_dataloader import stores, streams
 from stream_dataloader.dataloader import StreamDataLoader
 from stream_dataloader.dataset import StreamDataset
-from stream_dataloader.errors import ItemError, StoreError, shown
+from stream_dataloader.errors import GapError, ItemError, StoreError, shown
 from stream_dataloader.stores._base.formats import format_of
 from stream_dataloader.streams._media.listing import files_below
 from stream_dataloader.streams.images import SUFFIXES
@@ -190,7 +190,7 @@ class Target:
                     self._skip(failure)
 
     def _skip(self, error: Exception) -> None:
-        warn(f"skipped: {error}")
+        warn(f"{'gap' if isinstance(error, GapError) else 'skipped'}: {error}")
         self.skipped.append(error)
 
 

@@ -1,5 +1,6 @@
 """Factories that do not do what their signature says: `start` that is ignored, an iterator that two streams share."""
 
+import functools
 import itertools
 
 import numpy as np
@@ -143,3 +144,21 @@ def test_an_object_that_begins_anew_may_serve_one_stream_after_the_other():
     readers = [Reader(), Reader()]
     dataset = StreamDataset(range(4), lambda number: readers[number % 2], 2, time_steps=3, lookahead=0)
     assert [batch.data.T.tolist() for batch in StreamDataLoader(dataset)] == [[[2, 1, 0]] * 2] * 2
+
+
+def counting(start=0, step=1):
+    return iter(range(start, start + 6, step))
+
+
+@pytest.mark.parametrize("open_stream", [itertools.count, counting, functools.partial(counting, step=1)])
+def test_a_parameter_start_that_takes_the_source_is_no_item_to_begin_at(open_stream):
+    """`itertools.count(start=0, step=1)`: of source 5, item 2 is 7, also where reading goes on."""
+
+    def loader():
+        return StreamDataLoader(StreamDataset([5], open_stream, 1, time_steps=2))
+
+    first = loader()
+    assert next(iter(first)).data.flatten().tolist() == [5, 6]
+    resumed = loader()
+    resumed.load_state_dict(first.state_dict())
+    assert next(iter(resumed)).data.flatten().tolist() == [7, 8]

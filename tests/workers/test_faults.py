@@ -183,7 +183,7 @@ def test_what_comes_back_is_opened_again_where_it_was(workers, tmp_path, caplog,
     def loader(items, times, workers, **options):
         drop = raising(ConnectionError, "reset")
         drops = {(n, i): few(tmp_path / f"{n} {i} {times}", drop, times) for n in range(3) for i in items}
-        return StreamDataLoader(StreamDataset(range(3), acting(drops, 8), 2, time_steps=3, **options), workers)
+        return StreamDataLoader(StreamDataset(range(3), acting(drops, 8), 2, seed=0, time_steps=3, **options), workers)
 
     assert keys(loader([None, 2, 5], 2, workers, retries=2)) == keys(loader([], 0, 0))
     if not workers:
@@ -321,3 +321,76 @@ def test_locks_of_several_threads_and_files_are_no_deadlock():
     for child in children:
         child.join()
     assert [child.exitcode for child in children] == [0, 0, 0]
+
+
+class Breaking:
+    """Source 1 breaks behind 3, once; another connection of a live one shows what there is then."""
+
+    live = True
+
+    def __init__(self):
+        self.broken = False
+
+    def numbers(self, n, start):
+        if self.broken and n and self.live:
+            yield from range(100, 105)
+            return
+        for number in range(start, 9):
+            if n and number == 4 and not self.broken:
+                self.broken = True
+                raise ConnectionError("reset")
+            yield number
+
+    def __call__(self, n):
+        return self.numbers(n, 0)
+
+
+class BreakingFile(Breaking):
+    live = False
+
+
+class BreakingFileFrom(BreakingFile):
+    def __call__(self, n, start=0):
+        return self.numbers(n, start)
+
+
+NOW, EXACT = [0, 1, 2, 3, *range(100, 105)], list(range(9))
+
+
+@pytest.mark.parametrize("patience", [None, 0], ids=["all lanes", "late lanes"])
+@pytest.mark.parametrize(
+    ("kind", "options", "expected"),
+    [
+        (Breaking, {}, NOW),
+        (BreakingFileFrom, {}, EXACT),
+        (BreakingFile, {"lengths": [9, 9]}, EXACT),
+        (BreakingFile, {"deterministic": True}, EXACT),
+    ],
+    ids=["live", "start", "lengths", "deterministic"],
+)
+def test_a_live_stream_that_breaks_goes_on_from_now_and_tells_of_the_gap(kind, options, expected, patience, no_backoff):
+    if patience is not None and "deterministic" in options:
+        pytest.skip("patience is for live sources")
+    dataset = StreamDataset(
+        range(2), kind(), 2, time_steps=3, retries=1, **{"deterministic": False, "max_failures": 0} | options
+    )
+    loader = StreamDataLoader(dataset, 1, worker_method="thread", patience=patience)
+    found = []
+    for batch in loader:
+        read = batch.source == 1
+        found += zip(batch.position[read].tolist(), batch.data[read].tolist(), strict=True)
+    assert found == list(enumerate(expected))
+    gaps = [(type(gap), gap.source_index, gap.position, type(gap.__cause__)) for gap in loader.failures]
+    assert gaps == ([(errors.GapError, 1, 4, ConnectionError)] if expected == NOW else [])
+    stats = loader.stats()
+    assert (stats.gaps, stats.skipped, stats.retried) == (len(gaps), 0, 1)
+
+
+@pytest.mark.parametrize("worker_method", ["process", "thread"])
+def test_retries_are_counted_while_the_stream_is_open(worker_method, tmp_path, no_backoff):
+    read = acting({(0, 1): few(tmp_path / "0", raising(OSError), 2)}, 10**6)
+    loader = StreamDataLoader(StreamDataset([0], read, 1, time_steps=2, retries=2), 1, worker_method=worker_method)
+    batches = iter(loader)
+    next(batches)
+    assert loader.stats().retried == 2
+    assert loader.stats().as_dict()["retried"] == 2
