@@ -32,22 +32,13 @@ def leaf_key(leaf: Any) -> Any:
 
 
 def batch_key(batch: Any) -> Any:
-    """Everything in a batch except `worker_id`, as values that can be compared with `==`."""
+    """Everything in a batch as values that can be compared with `==`, except `worker_id` and `stream_seed`.
+
+    The seeds differ between two loaders whose datasets have no `seed`.
+    """
     if isinstance(batch, StreamBatch):
-        told = (
-            "data",
-            "reset",
-            "is_start",
-            "is_last",
-            "mask",
-            "source",
-            "position",
-            "stream_seed",
-            "lane",
-            "step",
-            "epoch",
-        )
-        return {name: map_leaves(getattr(batch, name), leaf_key) for name in told}
+        names = ("data", "reset", "is_start", "is_last", "mask", "source", "position", "lane", "step", "epoch")
+        return {name: map_leaves(getattr(batch, name), leaf_key) for name in names}
     return map_leaves(batch, leaf_key)
 
 

@@ -67,8 +67,10 @@ def test_regrouped_parts_are_the_batches(case, workers, prefetch_factor):
         regroup(plain(case.dataset(), workers, **options)),
     )
     for epoch in range(1 if case.padding_mode == "cycle" else 2):
-        expected = [key(batch, worker_id=True) for batch in itertools.islice(loader, 20)]
-        found = [key(batch, worker_id=True) for batch in itertools.islice(parts, 20)]
+        expected, found = (
+            [(key(batch, worker_id=True), batch.stream_seed.tolist()) for batch in itertools.islice(batches, 20)]
+            for batches in (loader, parts)
+        )
         for step, (batch, other) in enumerate(itertools.zip_longest(found, expected)):
             assert batch == other, f"epoch {epoch}, step {step}"
 

@@ -235,17 +235,8 @@ class Words:
 
 
 def key(batch, worker_id=False):
-    """Every field but `worker_id`, to be compared between runs; `is_last` if it is there."""
-    fields = [
-        batch.data,
-        batch.reset,
-        batch.is_start,
-        batch.mask,
-        batch.source,
-        batch.position,
-        batch.stream_seed,
-        batch.lane,
-    ]
+    """What was read, to be compared between runs; not the seeds of streams, which differ where a dataset has none."""
+    fields = [batch.data, batch.reset, batch.is_start, batch.mask, batch.source, batch.position, batch.lane]
     fields += [] if batch.is_last is None else [batch.is_last]
     return [f.tolist() for f in fields] + [batch.step, batch.epoch] + ([batch.worker_id.tolist()] if worker_id else [])
 
