@@ -54,7 +54,15 @@ _OPTIONS: Mapping[str, str] = {
 #: Public names that are not in the package itself, by the room that has them.
 _ROOMS: Mapping[str, tuple[str, ...]] = {
     "streams": (
-        *("ArrayStream", "AudioStream", "AudioVisualStream", "CameraStream", "FileCache", "ImageFolderStream"),
+        *(
+            "ArrayStream",
+            "AudioStream",
+            "AudioVisualStream",
+            "CameraStream",
+            "FileCache",
+            "ImageFolderStream",
+            "Limits",
+        ),
         *("TextStream", "VideoStream", "segment_videos"),
     ),
     "stores": (

@@ -82,7 +82,7 @@ WRONG = {
     ],
     VideoStream: [
         (ValueError, {"size": [(0, 10), 5, (4, 5, 6)], "dtype": ["int8"], "frame_step": [0], "stream": [-1]}, {}),
-        (ValueError, {name: ["no such"] for name in ("layout", "color", "fit", "on_corrupt", "backend")}, {}),
+        (ValueError, {name: ["no such"] for name in ("layout", "color", "fit", "on_corrupt", "conversion")}, {}),
         (ValueError, {"fps": [0, math.nan], "start": [-1]}, {}),
         (ValueError, {"start": [2]}, {"stop": 1}),
         (ValueError, {"device": ["gpu", "cuda:", "cuda:-1", "cuda:x", "CUDA", "", "mps", 0, torch.device("meta")]}, {}),
