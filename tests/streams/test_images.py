@@ -230,5 +230,5 @@ def test_images_that_opencv_would_change_are_refused(tmp_path):
             list(ImageFolderStream()(tmp_path / f"*{suffix}"))
     header = b"P5\n100000 100000\n255\n"
     (tmp_path / "huge.pgm").write_bytes(header + bytes(100))
-    with pytest.raises(ValueError, match=r"huge.pgm cannot be decoded"):
+    with pytest.raises(ValueError, match=r"huge.pgm is 100000 x 100000"):
         list(ImageFolderStream()(tmp_path / "*.pgm"))
