@@ -55,7 +55,7 @@ class Gate:
             if not self.anywhere:
                 raise StoreError(f"{what} names the URL {shorten(name)}, which is not read; {_REMEDY}")
             return name
-        if "\\0" in name:
+        if "\0" in name:
             raise StoreError(f"{what} names {shorten(name)}, which is no file")
         return self.checked(os.path.join(base, name), what)
 
@@ -65,7 +65,7 @@ class Gate:
             if not self.anywhere and not (name.startswith(below) and ".." not in unquote(name).split("/")):
                 raise StoreError(f"{what} names {shorten(name)}, outside of {base}; {_REMEDY}")
             return name
-        if not self.anywhere and ".." in unquote(name).replace("\\\\", "/").split("/"):
+        if not self.anywhere and ".." in unquote(name).replace("\\", "/").split("/"):
             raise StoreError(f"{what} names {shorten(name)}, outside of {base}; {_REMEDY}")
         first, chain, rest = base.partition("::")
         return f"{first.rstrip('/')}/{name}{chain}{rest}"
