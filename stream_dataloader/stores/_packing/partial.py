@@ -85,7 +85,7 @@ class Partial:
         while True:
             make_own_folder(self.folder)
             with contextlib.suppress(FileNotFoundError):  # the folder was just removed
-                if (held := lock(path, wait=False, create=True)) is not None:
+                if (held := lock(path, create=True)) is not None:
                     break
                 with open(path, encoding="utf-8") as file:
                     holder = file.read(200)

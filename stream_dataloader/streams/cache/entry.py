@@ -125,7 +125,7 @@ def make_room(directory: str, size: int, limit: int, part: str) -> None:
 
 def _delete(path: str) -> bool:
     directory = os.path.dirname(path)
-    fetching = lock(os.path.join(directory, "lock"), wait=False)
+    fetching = lock(os.path.join(directory, "lock"))
     if fetching is None:
         return False
     with fetching:
@@ -139,7 +139,7 @@ def _delete(path: str) -> bool:
 
 def _unlink(path: str) -> bool:
     with suppress(OSError):  # another user's
-        held = lock(path, wait=False)
+        held = lock(path)
         if held is not None:
             with held:
                 os.unlink(path)

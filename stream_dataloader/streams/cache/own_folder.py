@@ -144,13 +144,13 @@ def holder_of(fd: int) -> str:
 
 
 def lock(
-    path: str, *, shared: bool = False, wait: bool | Wait = True, create: bool = False, mode: int = 0o600
+    path: str, *, shared: bool = False, wait: Wait | None = None, create: bool = False, mode: int = 0o600
 ) -> LocalFile | None:
     """Lock a file, also against threads; None if there is none, or it is held.
 
     Args:
         shared: Others may hold such a lock, too.
-        wait: How to wait for others; True: for ever.
+        wait: How to wait for others; None: not at all.
         create: Make the file if there is none.
         mode: Permissions of a file that is made.
     """
@@ -163,14 +163,14 @@ def lock(
             if create:
                 raise
             return None
-        kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+        kind = (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB
         try:
             while True:
                 try:
-                    fcntl.flock(held.fd, kind if wait is True else kind | fcntl.LOCK_NB)
+                    fcntl.flock(held.fd, kind)
                     break
                 except BlockingIOError:
-                    if not isinstance(wait, Wait):
+                    if wait is None:
                         held.close()
                         return None
                     wait.once(path, held.fd)
