@@ -101,7 +101,8 @@ class Opener:
 
     def _count_retries(self, stream: OpenedStream) -> None:
         """Count how often a stream is opened again, in the thread of its lane: a number has one writer."""
-        self._meter.retried(stream.retried)
+        if stream.retried:
+            self._meter.retried(stream.retried)
         stream.on_retry = self._meter.retried
 
     def _take_early(self, lane: int, time: int, ahead: bool) -> int:

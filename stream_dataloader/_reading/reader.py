@@ -189,7 +189,8 @@ class PartReader:
                 for lane in self._lanes:
                     lane.close()
         finally:
-            give_back()
+            if self.reading.plan.seed_globals:
+                give_back()
 
 
 def read_here(reading: Reading, closed: Callable[[], bool] | None = None) -> list[Callable[[], PartReader]]:

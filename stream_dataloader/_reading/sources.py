@@ -163,14 +163,16 @@ class PackedSources(Sources, SharedFields):
 
     def _source(self, index: int) -> Any:
         number = int(np.searchsorted(self._firsts, index, side="right")) - 1
-        return self._load(self._block(number))[index - int(self._firsts[number])]
+        return self._load(number)[index - int(self._firsts[number])]
 
     def _block(self, number: int) -> Block:
         begin, first = (self._ends[number - 1], self._used_ends[number - 1]) if number else (0, 0)
         return Block(self._blob[begin : self._ends[number]], self._used[first : self._used_ends[number]].tolist())
 
-    def _load(self, block: Block) -> Any:
-        shared = self._array_sizes[2]
+    def _load(self, number: int) -> Any:
+        if not self._arrays:  # most sources have none, and one is loaded for each stream
+            return pickle.loads(self._blob[self._ends[number - 1] if number else 0 : self._ends[number]])
+        block, shared = self._block(number), self._array_sizes[2]
         # Others read a shared array too: writing to it is an error. Any other is the caller's own copy.
         buffers = [
             self._arrays[number].data.toreadonly() if shared[number] else bytearray(self._arrays[number])
@@ -180,7 +182,7 @@ class PackedSources(Sources, SharedFields):
 
     def __iter__(self) -> Iterator[Any]:
         for number in range(len(self._firsts)):
-            yield from self._load(self._block(number))
+            yield from self._load(number)
 
     def __getstate__(self) -> dict[str, Any]:
         if spawning():  # on the way to a worker: share
