@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import START_METHODS
+from kinds_of_loaders import Counted
 from torch.utils.data import DataLoader
 from worker_streams import few, kill_self
 
@@ -190,27 +191,16 @@ def test_seeded_draws_leave_the_programs_generators_alone():
     assert draw() == expected[len(found)]
 
 
-class Saving:
+class Saving(Counted):
     """A stream with a state, which draws where it is asked for it, and where it is closed."""
 
-    def __init__(self, length):
-        self._length, self._next = length, 0
-
-    def __iter__(self):
-        return self
-
     def __next__(self):
-        if self._next == self._length:
-            raise StopIteration
-        self._next += 1
+        super().__next__()
         return np.array(draw())
 
     def state_dict(self):
         draw()
-        return self._next
-
-    def load_state_dict(self, state):
-        self._next = state
+        return super().state_dict()
 
     def close(self):
         draw()

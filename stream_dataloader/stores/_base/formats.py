@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from importlib.metadata import EntryPoint, entry_points
 from inspect import signature
-from typing import Any, NamedTuple, ParamSpec, TypeVar
+from typing import Any, NamedTuple
 
 from stream_dataloader.errors import StoreError, shorten
 from stream_dataloader.stores._base.files import in_folder
@@ -35,8 +35,6 @@ __all__ = [
     "known_formats",
 ]
 
-P = ParamSpec("P")
-R = TypeVar("R")
 
 HDF5_SUFFIXES = (".h5", ".hdf5")
 
@@ -161,7 +159,7 @@ def format_of(path: str, cache: FileCache | None = None) -> str:
 def check_options(kind: Callable[..., object], options: Mapping[str, object], taken: str) -> None:
     """Refuse options that a format has not, and flags that are none."""
     known = [option for option in signature(kind).parameters if option not in ("path", "folder")]
-    if unknown := sorted(options.keys() - {*known}):
+    if unknown := sorted(options.keys() - known):
         what = f"{taken}, which has no option {unknown[0]!r}"
         raise TypeError(f"{what}; it has {', '.join(known)}; format= names another")
     check_flags(kind, options)

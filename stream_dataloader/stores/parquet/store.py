@@ -168,9 +168,8 @@ class ParquetStore(Store):
         if self._given is not None and self._options["files"] != "anywhere":
             told = f"{what} names the file {shorten(name)}, and a {type(self._given).__name__} has no folder"
             raise StoreError(f"{told}; give files='anywhere' if you trust what it names")
-        folder = table.partition("::")[0].rpartition("/")[0] if is_url(table) else os.path.dirname(table)
-        if is_url(table):
-            folder += table[len(table.partition("::")[0]) :]
+        first, chain, rest = table.partition("::")
+        folder = f"{first.rpartition('/')[0]}{chain}{rest}" if is_url(table) else os.path.dirname(table)
         root = self.path if self._given is None and os.path.isdir(self.path) else folder
         path = Gate(root, self._options["files"]).named(name, what, base=folder)
         with damage_named(what), open_local(path, self._options["cache"]) as local, open(local.path, "rb") as file:
