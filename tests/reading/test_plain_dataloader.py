@@ -68,7 +68,7 @@ def test_regrouped_parts_are_the_batches(case, workers, prefetch_factor):
     )
     for epoch in range(1 if case.padding_mode == "cycle" else 2):
         expected, found = (
-            [(key(batch, worker_id=True), batch.stream_seed.tolist()) for batch in itertools.islice(batches, 20)]
+            [key(batch, worker_id=True, seeds=True) for batch in itertools.islice(batches, 20)]
             for batches in (loader, parts)
         )
         for step, (batch, other) in enumerate(itertools.zip_longest(found, expected)):

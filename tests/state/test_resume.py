@@ -20,11 +20,11 @@ CASE = Case([4, 0, 9, 2, 2, 7, 1, 3, 5, 8, 6], lanes=4, time_steps=3, shuffle=Tr
 def resumed(loader, taken, other, most=None):
     """Take some batches, save, load into another loader, and take the rest."""
     iterator = iter(loader)
-    head = keys(itertools.islice(iterator, taken))
+    head = keys(itertools.islice(iterator, taken), seeds=True)
     state = json.loads(json.dumps(loader.state_dict()))
     iterator.close()
     other.load_state_dict(state)
-    return head + keys(itertools.islice(other, most))
+    return head + keys(itertools.islice(other, most), seeds=True)
 
 
 @random_cases(1300, quick=30)
@@ -35,7 +35,7 @@ def resumed(loader, taken, other, most=None):
 def test_any_state_resumes_in_process(case, taken):
     case.lengths[0] = max(1, case.lengths[0])
     most = 6 if case.padding_mode == "cycle" else None
-    expected = keys(itertools.islice(StreamDataLoader(case.dataset()), most and taken + most))
+    expected = keys(itertools.islice(StreamDataLoader(case.dataset()), most and taken + most), seeds=True)
     other = StreamDataLoader(case.dataset(seed=case.seed + 1))  # the state's seed is adopted
     assert resumed(StreamDataLoader(case.dataset()), min(taken, len(expected)), other, most) == expected
 

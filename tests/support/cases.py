@@ -234,12 +234,13 @@ class Words:
             assert not missing, f"never read: {missing}"
 
 
-def key(batch, worker_id=False):
-    """What was read, to be compared between runs; not the seeds of streams, which differ where a dataset has none."""
+def key(batch, worker_id=False, seeds=False):
+    """What was read, to be compared between runs; `seeds`: also the seeds of streams, where both datasets have one."""
     fields = [batch.data, batch.reset, batch.is_start, batch.mask, batch.source, batch.position, batch.lane]
     fields += [] if batch.is_last is None else [batch.is_last]
+    fields += [batch.stream_seed] if seeds else []
     return [f.tolist() for f in fields] + [batch.step, batch.epoch] + ([batch.worker_id.tolist()] if worker_id else [])
 
 
-def keys(batches):
-    return [key(batch) for batch in batches]
+def keys(batches, seeds=False):
+    return [key(batch, seeds=seeds) for batch in batches]
