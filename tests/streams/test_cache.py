@@ -21,7 +21,7 @@ from file_server import serving
 from helpers import PATIENCE
 
 from stream_dataloader.streams.cache.file_cache import FileCache, is_url, open_local
-from stream_dataloader.streams.cache.own_folder import LocalFile, lock
+from stream_dataloader.streams.cache.own_folder import LocalFile, Wait, lock
 
 fork = multiprocessing.get_context("fork")
 
@@ -410,16 +410,16 @@ def test_s3_has_one_client_and_two_requests_a_file(server, tmp_path, monkeypatch
 def test_who_waits_for_a_lock_on_a_file_that_is_deleted_notices(tmp_path):
     path = str(tmp_path / "lock")
     first = lock(path, create=True)
-    assert lock(path, wait=False) is None
-    assert lock(path, shared=True, wait=False) is None
+    assert lock(path) is None
+    assert lock(path, shared=True) is None
     got = []
-    waiting = threading.Thread(target=lambda: got.append(lock(path, create=True)))
+    waiting = threading.Thread(target=lambda: got.append(lock(path, create=True, wait=Wait(60))))
     waiting.start()
     os.unlink(path)
     first.close()
     waiting.join()
     assert os.path.exists(path)
-    assert lock(path, wait=False) is None
+    assert lock(path) is None
     got[0].close()
     with lock(path, shared=True), lock(path, shared=True):
         pass

@@ -151,11 +151,10 @@ def _parts(info: tarfile.TarInfo, tar: str) -> tuple[bytes, str] | None:
     if not info.isreg() or info.issparse() or name.startswith("/") or ".." in name.split("/"):
         raise StoreError(f"{tar}: {name!r} is no plain file inside of the tar; write it anew")
     # Key and extension as of webdataset 1.0.2 (`tariterators.base_plus_ext`), whose expression takes quadratic time:
-    # r"((?:.*/)?[^.]+)\.([^/]*)". It also matches a dot at the begin of a part if the part above has none.
+    # r"((?:.*/)?[^.]+)\.([^/]*)".
     folder, slash, last = name.rpartition("/")
     stem, dot, extension = last.partition(".")
-    is_named = bool(stem) or (bool(slash) and "." not in folder.rpartition("/")[2])
-    if not dot or not is_named or _META.match(name):
+    if not dot or _META.match(name):
         return None
     return f"{folder}{slash}{stem}".encode("utf-8", "surrogateescape"), extension.lower()
 
