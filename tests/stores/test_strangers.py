@@ -407,14 +407,13 @@ def contents(path, options):
 
 
 @pytest.mark.usefixtures("no_zarr_threads")
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", [name for name in SMALL if "." not in name or name.endswith(".zarr")])
 @pytest.mark.parametrize("of_folder", [False, True], ids=["files", "folders"])
 def test_links_in_a_folder_lead_nowhere_else(tmp_path, name, of_folder):
     options, path, out = SMALL[name].options, tmp_path / "data" / name, tmp_path / "out"
     path.parent.mkdir()
     SMALL[name].make(str(path), 0)
-    if not path.is_dir():
-        pytest.skip("a file, which the user names")
+    assert path.is_dir()
     before = contents(path, options)
     moved = list(path.iterdir()) if of_folder else [one for one in path.rglob("*") if one.is_file()]
     for number, one in enumerate(moved):  # all of them lie within the folder, which is allowed

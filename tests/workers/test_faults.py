@@ -357,20 +357,19 @@ class BreakingFileFrom(BreakingFile):
 NOW, EXACT = [0, 1, 2, 3, *range(100, 105)], list(range(9))
 
 
-@pytest.mark.parametrize("patience", [None, 0], ids=["all lanes", "late lanes"])
 @pytest.mark.parametrize(
-    ("kind", "options", "expected"),
+    ("kind", "options", "expected", "patience"),
     [
-        (Breaking, {}, NOW),
-        (BreakingFileFrom, {}, EXACT),
-        (BreakingFile, {"lengths": [9, 9]}, EXACT),
-        (BreakingFile, {"deterministic": True}, EXACT),
+        (Breaking, {}, NOW, None),
+        (Breaking, {}, NOW, 0),
+        (BreakingFileFrom, {}, EXACT, None),
+        (BreakingFileFrom, {}, EXACT, 0),
+        (BreakingFile, {"lengths": [9, 9]}, EXACT, None),
+        (BreakingFile, {"lengths": [9, 9]}, EXACT, 0),
+        (BreakingFile, {"deterministic": True}, EXACT, None),
     ],
-    ids=["live", "start", "lengths", "deterministic"],
 )
 def test_a_live_stream_that_breaks_goes_on_from_now_and_tells_of_the_gap(kind, options, expected, patience, no_backoff):
-    if patience is not None and "deterministic" in options:
-        pytest.skip("patience is for live sources")
     dataset = StreamDataset(
         range(2), kind(), 2, time_steps=3, retries=1, **{"deterministic": False, "max_failures": 0} | options
     )
