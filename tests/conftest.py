@@ -4,12 +4,15 @@ Without `--full`, tests marked `slow` are left out and random cases are few: tha
 Tests over random cases are marked `random`, so that `--full -m "slow or random"` runs what the quick run has not.
 """
 
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # tensors are small, and threads that wait for each other take cores
+
 import gc
 import importlib
 import io
 import json
 import multiprocessing
-import os
 import pathlib
 import subprocess
 import sys
@@ -19,6 +22,7 @@ import time
 from contextlib import suppress
 
 import pytest
+import torch
 from file_server import serving
 from helpers import soon
 from hypothesis import HealthCheck, settings
@@ -31,6 +35,9 @@ from stream_dataloader._memory.shared_memory import BLOCKS
 #: What tests share is found by the programs they start, too; as `pythonpath` in pyproject.toml is for tests.
 SHARED = [str(pathlib.Path(__file__).parent / folder) for folder in ("support", "ranks", "streams")]
 os.environ["PYTHONPATH"] = os.pathsep.join([*SHARED, *filter(None, [os.environ.get("PYTHONPATH")])])
+
+#: Folder of the tests that need trainers.
+TRAINERS = "integrations"
 
 settings.register_profile(
     "default", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
@@ -47,6 +54,12 @@ def pytest_configure(config):
         os.environ["STREAM_DATALOADER_FULL"] = "1"  # for `helpers`, here and in workers
     elif not config.option.markexpr:
         config.option.markexpr = "not slow"
+
+
+def pytest_ignore_collect(collection_path, config):
+    """Trainers take long to import, and change seldom: `make integrations` runs them, or whoever names the folder."""
+    named = config.getoption("--full") or any(TRAINERS in argument for argument in config.args)
+    return True if collection_path.name == TRAINERS and collection_path.is_dir() and not named else None
 
 
 #: Of the streams' contracts, these start workers again and again. Of two streams they are run always.
@@ -198,6 +211,14 @@ def programs(tmp_path_factory):
 
         yield run
         process.stdin.close()
+
+
+@pytest.fixture
+def two_cores():
+    """torch computes in two threads, as it does in programs."""
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(1)
 
 
 @pytest.fixture

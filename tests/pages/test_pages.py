@@ -195,6 +195,7 @@ def test_the_picture_is_what_its_script_draws(tmp_path, programs):
     assert (DOCS / "assets" / "grid.png").stat().st_size < 150_000
 
 
+@pytest.mark.slow
 def test_the_site_is_built_without_complaint_and_needs_no_network(tmp_path):
     pytest.importorskip("mkdocs", reason="install the extra docs")
     pytest.importorskip("mkdocstrings")

@@ -8,7 +8,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-from helpers import run_program
 from lerobot_data import write_v3
 
 from stream_dataloader import StreamDataLoader, StreamDataset, stores
@@ -80,14 +79,13 @@ def hub(tmp_path):
 
 
 @pytest.fixture
-def read(hub, tmp_path):
-    script = tmp_path / "reads.py"
-    script.write_text(READS)
-
+def read(hub, tmp_path, programs):
     def run(name, workers=-1, **environment):
         url = f"http://127.0.0.1:{hub.server_port}"
         home = {"HF_ENDPOINT": url, "HF_HOME": str(tmp_path / "home"), "HF_HUB_DISABLE_TELEMETRY": "1"}
-        return run_program(script, name, workers, **(home | environment))
+        done = programs(READS, name, workers, **(home | environment))
+        assert done.returncode == 0, done.stderr
+        return done.stdout
 
     return run
 

@@ -5,13 +5,11 @@ import json
 import os
 import pathlib
 import re
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 import torch
-from helpers import FULL, PATIENCE
+from helpers import FULL
 from saved_tensordicts import Constant, Texts, recording, save, steps_of
 from store_tests import StoreTests
 
@@ -236,9 +234,10 @@ def test_texts_can_say_where_episodes_begin(tmp_path):
     assert TensorDictStore(folder, stream="clip").lengths.tolist() == [2, 3]
 
 
-def test_tensordict_is_not_imported(tmp_path):
+def test_tensordict_is_not_imported(tmp_path, programs):
     code = (
         "import sys; from stream_dataloader import stores; "
         f"list(stores.open({str(saved(tmp_path))!r}).open_stream(0)); assert 'tensordict' not in sys.modules"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=PATIENCE)
+    done = programs(code)
+    assert done.returncode == 0, done.stderr

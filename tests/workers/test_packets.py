@@ -204,7 +204,7 @@ class EndsAt:
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("transport", ["shared_memory", "queue"])
-@pytest.mark.parametrize(("function", "line"), list(lines(every=8)))
+@pytest.mark.parametrize(("function", "line"), list(lines(every=16)))
 def test_a_worker_that_is_killed_at_any_line_between_processes_keeps_nobody_waiting(
     function, line, transport, tmp_path
 ):

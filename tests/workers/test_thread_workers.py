@@ -183,6 +183,7 @@ def test_a_thread_left_alone_writes_to_memory_that_nobody_else_has(monkeypatch):
 # What threads share
 
 
+@pytest.mark.usefixtures("two_cores")
 def test_global_generators_and_settings_are_the_programs_own():
     """Threads neither seed nor set anything: what is global is one for all of them, and for the trainer."""
 

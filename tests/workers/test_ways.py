@@ -187,6 +187,7 @@ def test_a_timeout_does_not_count_while_workers_start(method, seconds, monkeypat
 
 @pytest.mark.parametrize("keep", [False, True])
 @pytest.mark.parametrize("way", ALL)
+@pytest.mark.usefixtures("two_cores")
 def test_worker_init_fn_runs_once_in_each_worker(way, keep, tmp_path):
     def init(worker):
         with open(tmp_path / f"{worker} {os.getpid()}", "a") as file:
