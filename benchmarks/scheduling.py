@@ -66,7 +66,8 @@ def measure_overhead(quick: bool) -> list[Result]:
     sources = [1000 if quick else 4000] * LANES
 
     def ours(**options: Any) -> float:
-        return batches_per_second(StreamDataLoader(StreamDataset(sources, ready_windows, LANES, seed=0), 0, **options))
+        dataset = StreamDataset(sources, ready_windows, LANES, seed=0, windows="given")
+        return batches_per_second(StreamDataLoader(dataset, 0, **options))
 
     def peer() -> float:
         dataset = peer_dataset.StreamDataset(list(sources), ready_windows, LANES, "zeros", torch.zeros_like(WINDOW))
@@ -218,7 +219,7 @@ def measure_main_process(quick: bool) -> list[Result]:
     seen: dict[str, list[tuple[float, float]]] = {"ours": [], "torch": []}
 
     def ours(batches: int) -> Iterable[Any]:
-        dataset = StreamDataset([batches] * LANES, tiny_windows, LANES, seed=0)
+        dataset = StreamDataset([batches] * LANES, tiny_windows, LANES, seed=0, windows="given")
         prefetch = READY_BATCHES + 2
         return StreamDataLoader(dataset, workers, prefetch_factor=prefetch, persistent_workers=True)
 

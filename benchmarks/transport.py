@@ -101,7 +101,7 @@ def new_tensors(window: Window, count: int) -> Iterator[torch.Tensor]:
 
 def ours(window: Window, **options: Any) -> StreamDataLoader:
     """This package's loader."""
-    dataset = StreamDataset(SOURCES, partial(itertools.repeat, window), LANES, seed=0)
+    dataset = StreamDataset(SOURCES, partial(itertools.repeat, window), LANES, seed=0, windows="given")
     return StreamDataLoader(dataset, WORKERS, prefetch_factor=PREFETCH, **options)
 
 

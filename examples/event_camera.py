@@ -188,8 +188,7 @@ def show(batch: StreamBatch, whose: str) -> None:
 def train(paths: list[str], workers: int, epochs: int, *, by_part: bool) -> None:
     """Train a new model, and print the mean distance of each epoch."""
     torch.manual_seed(0)
-    # no time_steps: the stream cuts its own windows
-    dataset = StreamDataset(paths, open_recording, LANES, shuffle=True, seed=0)
+    dataset = StreamDataset(paths, open_recording, LANES, windows="given", shuffle=True, seed=0)
     loader = StreamDataLoader(dataset, workers)
     model = Tracker()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)

@@ -281,8 +281,28 @@ def check_rules(rules: Rules, lookahead: Any, *, has_lengths: bool) -> Rules:
         raise ValueError(f"schedule={rules.schedule!r} needs lengths=, the number of items of each source")
     if rules.windows == "packed" and rules.time_steps is None:
         raise ValueError('windows="packed" needs time_steps=, the number of steps of a window')
+    if rules.windows == "given" and rules.time_steps is not None:
+        what = f'time_steps is {rules.time_steps}, and windows="given" says that the streams cut their own windows'
+        raise ValueError(f"{what}; leave out one of the two")
     check_groups(rules)
     return rules
+
+
+def check_items(rules: Rules) -> None:
+    """Refuse to guess what an item is: a picture (3, H, W) would be read as 3 time steps of (H, W)."""
+    if rules.time_steps is None and rules.windows != "given":
+        raise ValueError(
+            "neither time_steps nor windows is given, so an item may be one time step or a whole window; pass "
+            "time_steps=T to StreamDataset if its streams yield single time steps, of which windows of T are cut, or "
+            'windows="given" if they yield whole windows, with a leading time axis'
+        )
+
+
+def check_step_factory(open_stream: Any, time_steps: int | None) -> None:
+    """Refuse to read the library's streams of single time steps without `time_steps`."""
+    if time_steps is None and getattr(open_stream, "_yields_steps", False):
+        name = type(open_stream).__name__
+        raise ValueError(f"{name} yields single time steps; pass time_steps=, the number of them in a window")
 
 
 def check_ranks(groups: Any, rank: Any, world_size: Any, process_group: Any) -> None:

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Generic
 import torch
 
 from stream_dataloader import _options as options
-from stream_dataloader._assembly.frames import FrameWatch
 from stream_dataloader._device import Destination, HasDestination
 from stream_dataloader._loader.attributes import KeptLength, TorchAttributes
 from stream_dataloader._loader.iteration import Output
@@ -150,6 +149,8 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
         self.collate_fn = collate_fn
         if collate_fn is not None:
             options.check_callable("collate_fn", collate_fn, "a function of the list of windows, or None")
+        else:
+            options.check_items(members[0].rules)
         self._settings = WorkerSettings(
             num_workers=self.num_workers,
             prefetch_factor=prefetch_factor,
@@ -167,7 +168,6 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
         seeds = any(member.seed_globals for member in members)
         options.check_seed_globals(seeds, worker_method, self.num_workers, self._settings.threads_per_worker)
         self._destination = Destination(device, self._settings.pin_memory)
-        self._watch = FrameWatch() if members[0].rules.time_steps is None else None
         seconds = self._settings.timeout
         self._ranks = [Ranks(member, seconds, groups, rank, world_size, process_group) for member in members]
         for ranks in self._ranks:
@@ -250,13 +250,14 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
         A part is a `StreamBatch` of one worker's lanes, for a model with a state for each `worker_id`. `collate_fn` is
         not called. Ranks do not wait for each other, and their numbers of parts differ.
         """
+        options.check_items(self.dataset.members[0].rules)
         return Deferred(functools.partial(self._begin, None, parts=True), self._turn)
 
     def _begin(self, collate_fn: CollateFn | None, *, parts: bool = False) -> Begun[Any]:
         """Begin the next epoch."""
         self._position.warn_of_rest()
         self._find_place()
-        output = Output(collate_fn, parts, self.device, self._destination, self._watch)
+        output = Output(collate_fn, parts, self.device, self._destination)
         return self._starter.begin(self._position, output)
 
     def stats(self) -> LoaderStats:

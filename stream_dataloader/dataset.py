@@ -65,10 +65,11 @@ class StreamDataset(IterableDataset[StreamBatch]):
             a `collate_fn` and without `time_steps` it may be any object, and is an idle lane's window as it is.
         seed: Seeds the shuffle and the streams' generators, 0 to 2**63 - 1. None draws one from torch's
             generator now, so that `torch.manual_seed` makes a run repeatable.
-        time_steps: Time steps T of a window, for streams that yield single steps: the loader cuts the windows. None:
-            the streams yield whole windows, with a leading time axis; shorter ones than a stream's first are padded.
+        time_steps: Time steps T of a window, for streams that yield single time steps: the loader cuts the windows.
+            Either this or `windows="given"` is required, unless the loader has a `collate_fn`.
         windows: `"aligned"`: a stream starts at t = 0 of a window, and the rest of its last window is padding.
-            `"packed"`: the next stream starts at the very next time step; needs `time_steps`.
+            `"packed"`: the next stream starts at the very next time step. `"given"`, without `time_steps`: the streams
+            yield whole windows, with a leading time axis; shorter ones than a stream's first are padded.
         shuffle: Read the sources in a new order each epoch, seeded from (seed, epoch).
         schedule: `"listed"`: in the order of the list, or shuffled. With `lengths` also `"longest_first"`, or
             `"balanced"`: a random order in which long sources tend to come early.
@@ -145,6 +146,7 @@ class StreamDataset(IterableDataset[StreamBatch]):
             sections = check_sections(sections, time_steps)
             one = SourceList.checked(sources, open_stream, open_early, lengths, sections, fingerprint)
             sources = SourceLists([one])
+        options.check_step_factory(open_stream, time_steps)
         self.source_lists = lists = sources  # of `interleave` those of several datasets
         seed = (
             int(torch.randint(2**62, (), dtype=torch.int64, device="cpu").item())
@@ -348,6 +350,7 @@ class StreamDataset(IterableDataset[StreamBatch]):
         # here, as only reading without a loader needs all of the engine
         from stream_dataloader._reading.plain import plain_parts
 
+        options.check_items(self.rules)
         self._iterations += 1
         return plain_parts(self.plan(), self.session_table, self._iterations)
 

@@ -48,7 +48,7 @@ __all__ = [
 ]
 
 PaddingMode = Literal["zeros", "data", "drop", "cycle"]
-Windows = Literal["aligned", "packed"]
+Windows = Literal["aligned", "packed", "given"]
 Transport = Literal["auto", "shared_memory", "queue"]
 WorkerMethod = Literal["process", "thread"]
 Schedule = Literal["listed", "longest_first", "balanced"]

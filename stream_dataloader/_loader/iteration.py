@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-from stream_dataloader._assembly.frames import FrameWatch
 from stream_dataloader._assembly.judge import Judge
 from stream_dataloader._assembly.lane_windows import LaneWindows
 from stream_dataloader._assembly.part import Part, have_data
@@ -42,7 +41,6 @@ class Output(NamedTuple):
     parts: bool  # it is not regrouped, and ranks do not wait for each other
     device: torch.device | None
     finish: Callable[[Any], Any]
-    watch: FrameWatch | None  # looks at first windows
 
 
 class Iteration:
@@ -98,8 +96,6 @@ class Iteration:
         if isinstance(self._make, Regrouper):
             state = functools.partial(self._position.state_of, self.epoch, self.epoch.last)
             made = self._make.batch(step, self.epoch.number, parts, slot, state)
-            if output.watch is not None and not output.watch.done:
-                output.watch.look(judge.layout, made)
         else:
             made = self._make.of(parts, slot)
         if judge.layout is not self._noted:
@@ -144,8 +140,6 @@ class Iteration:
             for regrouper, of_worker in regroupers:
                 if any(parts[of_worker]):
                     batch = regrouper.batch(step, self.epoch.number, parts[of_worker], slot)
-                    if self.output.watch is not None:
-                        self.output.watch.look(self._judge.layout, batch)
                     yield self.output.finish(batch)
 
     def _next_parts(self) -> tuple[list[Part | None], Slot | None]:

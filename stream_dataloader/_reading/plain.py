@@ -17,7 +17,6 @@ from typing import Any
 
 from torch.utils.data import get_worker_info
 
-from stream_dataloader._assembly.frames import FrameWatch
 from stream_dataloader._assembly.judge import Judge
 from stream_dataloader._assembly.part import Part, have_data
 from stream_dataloader._assembly.regroup import Regrouper
@@ -90,9 +89,6 @@ class PlainParts:
             weakref.finalize(self, reader.close).atexit = False
         plan = reader.reading.plan
         self._queue, self._rules = reader.queue, plan.rules
-        # no code of ours sees all workers: one of them looks, in the first epoch
-        looks = plan.rules.time_steps is None and reader.reader.lanes.start == 0 and reader.queue.order.epoch == 0
-        self._watch: FrameWatch | None = FrameWatch() if looks else None
         readers = [reader.reader]
         self._judge = Judge(readers, [plan.lists.sources])
         self._skipped: set[int] = set()
@@ -123,8 +119,6 @@ class PlainParts:
             raise StopIteration
         self._judge.judge([part], None)
         batch = self._regrouper.batch(part.step, self._queue.order.epoch, [part], None)
-        if self._watch is not None:
-            self._watch.look(self._judge.layout, batch)
         if not self._sent:
             return batch
         try:

@@ -44,6 +44,7 @@ class AudioVisualStream:
         ValueError: An option has a value that it cannot have.
     """
 
+    _yields_steps: ClassVar[bool] = True
     open_early: ClassVar[bool] = True  # as its video and its audio
 
     video: VideoStream = field(default_factory=VideoStream)

@@ -207,9 +207,8 @@ class Varied:
 )
 @pytest.mark.filterwarnings("ignore:num_workers is")
 def test_the_transport_makes_no_difference(collate, seed, lengths, lanes, windowed, alike, workers):
-    dataset = StreamDataset(
-        list(enumerate(lengths)), Varied(seed, alike, windowed), lanes, time_steps=None if windowed else 3, fill_value=0
-    )
+    options = {"windows": "given"} if windowed else {"time_steps": 3}
+    dataset = StreamDataset(list(enumerate(lengths)), Varied(seed, alike, windowed), lanes, fill_value=0, **options)
 
     def outcome(workers, transport):
         batches = []

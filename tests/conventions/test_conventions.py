@@ -36,7 +36,7 @@ def open_windows(length):
 
 def batches_of(windows="packed", **more):
     if windows == "the streams' own":
-        return windows_of_streams.batches_of(open_windows, "aligned", time_steps=None, fill_value=1e6, **more)
+        return windows_of_streams.batches_of(open_windows, "given", time_steps=None, fill_value=1e6, **more)
     return windows_of_streams.batches_of(open_stream, windows, fill_value=1e6, **more)
 
 

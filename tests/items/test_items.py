@@ -130,7 +130,7 @@ def windows(lengths):
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_windows_that_streams_cut_are_padded_to_their_streams_first(workers):
-    dataset = StreamDataset([[4, 4, 2], [4, 1]], windows, 2, fill_value=-1)
+    dataset = StreamDataset([[4, 4, 2], [4, 1]], windows, 2, fill_value=-1, windows="given")
     first, second, third = StreamDataLoader(dataset, workers)
     assert first.mask.all()
     assert second.mask.T.int().tolist() == [[1, 1, 1, 1], [1, 0, 0, 0]]
@@ -140,7 +140,7 @@ def test_windows_that_streams_cut_are_padded_to_their_streams_first(workers):
     assert second.data["names"][:2] == [["10", "10"], ["11", None]]
     assert second.data["path"] == [["p", "p"], ["p", None], ["p", None], ["p", None]]
     assert [batch.reset.any() for batch in (first, second, third)] == [True, False, False]
-    vary = list(StreamDataLoader(StreamDataset([[2, 0, 5], [3]], windows, 2), workers))
+    vary = list(StreamDataLoader(StreamDataset([[2, 0, 5], [3]], windows, 2, windows="given"), workers))
     assert [batch.time_steps for batch in vary] == [3, 5]
     assert vary[1].position.T.tolist() == [[2, 3, 4, 5, 6], [-1] * 5]
 
@@ -213,7 +213,7 @@ def test_streams_that_do_not_fit_are_named_by_their_sources_and_not_skipped(work
 )
 def test_windows_without_a_common_time_axis_are_an_error(item, reason):
     with pytest.raises(ItemError, match=reason):
-        first_batch([[item]], time_steps=None)
+        first_batch([[item]], time_steps=None, windows="given")
 
 
 def quantized():
@@ -317,8 +317,8 @@ def test_each_leaf_can_have_its_own_fill_value(workers, transport, windowed):
 
     fill = {"target": Pair(-100, {0: float("inf")}), "image": [7, 8]}
     sources = [[item(2)], [item(1)], [item(2)]] if windowed else [[item(1)] * 2, [item(1)], [item(1)] * 2]
-    time_steps = None if windowed else 2
-    last = batches(sources, workers, transport, lanes=2, time_steps=time_steps, fill_value=fill)[-1]
+    options = {"time_steps": None, "windows": "given"} if windowed else {"time_steps": 2}
+    last = batches(sources, workers, transport, lanes=2, fill_value=fill, **options)[-1]
     assert last.mask.tolist() == [[True, False], [True, False]]
     assert last.data["image"][:, 1].tolist() == [[7, 8], [7, 8]]
     assert last.data["target"].first[:, 1].tolist() == [-100, -100]

@@ -290,7 +290,9 @@ WINDOWS = {
 
 @pytest.mark.parametrize("window", WINDOWS.values(), ids=WINDOWS)
 def test_a_window_is_written_alike_in_each_lane_and_step(window):
-    batches = list(StreamDataLoader(StreamDataset([2, 2, 2], lambda n: itertools.repeat(window, n), 3)))
+    batches = list(
+        StreamDataLoader(StreamDataset([2, 2, 2], lambda n: itertools.repeat(window, n), 3, windows="given"))
+    )
     given = [leaf.astype("i4") if isinstance(leaf, np.ndarray) else leaf for leaf in flatten(window)[1]]
     for batch in batches:
         for leaf, own in zip(flatten(batch.data)[1], map(torch.as_tensor, given), strict=True):
@@ -310,7 +312,8 @@ ODD_WINDOWS = {
 @pytest.mark.parametrize("lane", [0, 1])
 def test_a_window_unlike_the_first_is_an_error_in_each_lane(odd, lane):
     usual = {"x": np.zeros(3), "y": np.zeros(3), "n": 1} if isinstance(odd, dict) else np.zeros(3)
-    batches = iter(StreamDataLoader(StreamDataset([0, 1], lambda i: iter([usual, odd if i == lane else usual]), 2)))
+    dataset = StreamDataset([0, 1], lambda i: iter([usual, odd if i == lane else usual]), 2, windows="given")
+    batches = iter(StreamDataLoader(dataset))
     next(batches)
     with pytest.raises(ItemError) as raised:
         next(batches)

@@ -57,7 +57,7 @@ def test_what_lengths_do_not_tell_is_not_said(more):
 
 def test_without_figures_there_is_no_advice():
     assert LoaderStats().advice().kind == "unknown"
-    assert "read more" in str(StreamDataLoader(StreamDataset([1], range, 1)).stats().advice())
+    assert "read more" in str(StreamDataLoader(StreamDataset([1], range, 1, time_steps=1)).stats().advice())
 
 
 def worker(reading, opening, granting, idle, ahead=0, sent=0):

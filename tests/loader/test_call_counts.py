@@ -19,7 +19,7 @@ def windows(length):
 
 
 def loader(workers):
-    return StreamDataLoader(StreamDataset([60] * 4, windows, 2), workers)
+    return StreamDataLoader(StreamDataset([60] * 4, windows, 2, windows="given"), workers)
 
 
 def calls_of(function):

@@ -31,7 +31,7 @@ def test_a_skip_is_a_warning(workers, caplog):
 def test_without_handlers_a_skip_is_told_once(programs):
     code = (
         "from stream_dataloader import StreamDataLoader as L, StreamDataset as D\n"
-        "list(L(D(['a'], lambda name: 1 / 0, 1, on_error='skip')))"
+        "list(L(D(['a'], lambda name: 1 / 0, 1, time_steps=1, on_error='skip')))"
     )
     done = programs(code)
     assert done.returncode == 0

@@ -248,8 +248,9 @@ def test_too_few_items_and_a_stop_are_errors(numbers):
         list(StreamDataLoader(of_groups(numbers, [range(8)], 1, 4)))
 
 
-def test_without_time_steps_an_item_is_a_window():
-    dataset = StreamDataset.from_map_style([torch.arange(3) + 10 * i for i in range(4)], [0, 0, 1, 1], 2)
+def test_an_item_may_be_a_given_window():
+    items = [torch.arange(3) + 10 * i for i in range(4)]
+    dataset = StreamDataset.from_map_style(items, [0, 0, 1, 1], 2, windows="given")
     assert [batch.data.T.tolist() for batch in StreamDataLoader(dataset)] == [
         [[0, 1, 2], [20, 21, 22]],
         [[10, 11, 12], [30, 31, 32]],

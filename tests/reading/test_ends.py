@@ -79,8 +79,8 @@ class Windows:
     st.booleans(),
 )
 def test_windows_that_streams_cut_are_marked_at_their_last_step(cuts, lanes, padding_mode, known):
-    options = {"lengths": [len(one) for one in cuts]} if known else {}
-    build = functools.partial(StreamDataset, list(enumerate(cuts)), Windows(), lanes, padding_mode, seed=0, **options)
+    options = {"seed": 0, "windows": "given", "lengths": [len(one) for one in cuts] if known else None}
+    build = functools.partial(StreamDataset, list(enumerate(cuts)), Windows(), lanes, padding_mode, **options)
     check_marks(with_marks(build)[0], [sum(one) for one in cuts])
 
 
@@ -154,7 +154,8 @@ def test_streams_may_share_a_buffer(kind, windowed):
     if windowed and kind == "scalar":
         return  # has no time axis
     sources = list(enumerate([3, 4, 1, 2, 6]))
-    found, _ = with_marks(functools.partial(StreamDataset, sources, read, 2, time_steps=None if windowed else 2))
+    options = {"windows": "given"} if windowed else {"time_steps": 2}
+    found, _ = with_marks(functools.partial(StreamDataset, sources, read, 2, **options))
     assert sum(int(batch.is_last.sum()) for batch in found) == 5
 
 
@@ -253,7 +254,7 @@ CUTS = [(i, [2] * (n // 2) + [0] * (i % 2) + [n % 2]) for i, n in enumerate(LENG
 #: Sources, what opens them, and options.
 KINDS = {
     "own state": (LENGTHS, Counted, {}),
-    "windows": (CUTS, Windows(), {"time_steps": None}),
+    "windows": (CUTS, Windows(), {"time_steps": None, "windows": "given"}),
     "skipping": (["abcd", "ab!", "abc!d", "!", "", "abcdefg", "ab"], breaking, {"on_error": "skip"}),
 }
 

@@ -93,7 +93,7 @@ def described(batches):
 @pytest.mark.parametrize("workers", [2, 3])
 def test_regrouped_windows_of_the_streams_own_lengths(workers):
     def dataset():
-        return StreamDataset([5, 1, 3, 2, 4], ragged, 4, fill_value={"x": 7}, seed=0)
+        return StreamDataset([5, 1, 3, 2, 4], ragged, 4, fill_value={"x": 7}, seed=0, windows="given")
 
     expected = described(StreamDataLoader(dataset()))
     assert len(expected) > 3

@@ -143,7 +143,7 @@ KINDS = {
     "longest first": {"schedule": "longest_first"},
     "first come": {"deterministic": False},
     "skips": {"on_error": "skip"},
-    "own windows": {"open_stream": windows, "time_steps": None, "lengths": None},
+    "own windows": {"open_stream": windows, "time_steps": None, "windows": "given", "lengths": None},
     "own state": {"open_stream": Numbers},
 }
 
@@ -266,7 +266,7 @@ def grown(by=1, first=()):
 
 
 def changed_windows():
-    return StreamDataLoader(of(open_stream=windows, time_steps=None))
+    return StreamDataLoader(of(open_stream=windows, time_steps=None, windows="given"))
 
 
 def mixed():

@@ -54,7 +54,7 @@ def failing(source):
 
 
 KINDS = {
-    "windows": (ragged_windows, {}, {}),
+    "windows": (ragged_windows, {"windows": "given"}, {}),
     "collated windows": (ragged_windows, {}, {"collate_fn": list}),
     "kept workers": (Counting(), {"time_steps": 2}, {"persistent_workers": True}),
     "queue": (Counting(), {"time_steps": 2}, {"transport": "queue"}),
@@ -171,7 +171,7 @@ def test_a_state_is_small_and_plain():
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_windows_that_were_not_counted_are_not_taken_for_time_steps(workers):
-    dataset = StreamDataset([7, 9], lambda length: torch.arange(length).split(3), 2)
+    dataset = StreamDataset([7, 9], lambda length: torch.arange(length).split(3), 2, windows="given")
     collated, again = (StreamDataLoader(dataset, workers, collate_fn=list) for _ in range(2))
     next(iter(collated))
     state = collated.state_dict()

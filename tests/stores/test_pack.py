@@ -148,11 +148,11 @@ def test_windows_of_a_dataset_are_taken_apart(tmp_path):
             count = min(2, 5 - first)
             yield {"x": np.arange(first, first + count) + 10 * number, "camera": np.int8(number)}
 
-    stores.pack(StreamDataset([1, 2], open_windows, batch_size=2), tmp_path / "a", transform=dict)
+    stores.pack(StreamDataset([1, 2], open_windows, batch_size=2, windows="given"), tmp_path / "a", transform=dict)
     store = MemmapStore(tmp_path / "a")
     assert [(int(item["x"]), int(item["camera"])) for item in store(1)] == [(20 + t, 2) for t in range(5)]
     with pytest.raises(ItemError):
-        stores.pack(StreamDataset([7], lambda n: [n], batch_size=1), tmp_path / "b")
+        stores.pack(StreamDataset([7], lambda n: [n], batch_size=1, windows="given"), tmp_path / "b")
 
 
 def test_datasets_put_together_are_packed_each_by_its_factory(tmp_path):

@@ -62,7 +62,9 @@ def sampler(**options):
 KINDS = {
     "aligned": lambda **way: StreamDataLoader(dataset(), **way),
     "packed": lambda **way: StreamDataLoader(dataset(windows="packed"), **way),
-    "windows of the stream's own": lambda **way: StreamDataLoader(dataset(windows, time_steps=None), **way),
+    "windows of the stream's own": lambda **way: StreamDataLoader(
+        dataset(windows, time_steps=None, windows="given"), **way
+    ),
     "no reservations": lambda **way: StreamDataLoader(dataset(lookahead=0), **way),
     "data": lambda **way: StreamDataLoader(dataset(padding_mode="data", lookahead=2), **way),
     "drop": lambda **way: StreamDataLoader(dataset(padding_mode="drop"), **way),

@@ -102,6 +102,7 @@ class Store(ABC):
     """
 
     format: ClassVar[str]
+    _yields_steps: ClassVar[bool] = True
     open_early: ClassVar[bool] = True
     _opened: Any = None  # the files that streams share: `Handles`
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from stream_dataloader._descriptors import above_standard
 from stream_dataloader._items.content import hash_content
+from stream_dataloader._options import check_items
 from stream_dataloader._reading.lists import SourceList, SourceLists
 from stream_dataloader._reading.stream import Retries
 from stream_dataloader.dataset import StreamDataset
@@ -58,8 +59,7 @@ def pack(
 
     Args:
         streams: A `StreamDataset`, or a pair `(sources, open_stream)` of streams of time steps.
-            Windows of a dataset without `time_steps` are taken apart. What `stores.open`
-            returns keeps its keys and metadata.
+            With `windows="given"` windows are taken apart. What `stores.open` returns keeps its keys and metadata.
         path: Where the store will be, also a URL; there must be nothing.
         format: `"memmap"`, `"mds"` or `"lmdb"`.
         transform: Applied to each time step, in the worker.
@@ -175,6 +175,7 @@ def _given_of(streams: Any) -> tuple[SourceLists, int, dict[str, Any]]:
     if isinstance(streams, StreamDataset):
         retries = Retries(streams.retries, streams.retry_on, {})
         rules = streams.rules
+        check_items(rules)
         return streams.source_lists, rules.seed, {"windowed": rules.time_steps is None, "retries": retries}
     try:
         sources, opens = streams

@@ -13,7 +13,7 @@ import math
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -52,6 +52,8 @@ class PictureOptions:
     Raises:
         ValueError: An option has another value, or a size is not positive.
     """
+
+    _yields_steps: ClassVar[bool] = True
 
     size: tuple[int, int] | None = None
     layout: Literal["CHW", "HWC"] = "CHW"

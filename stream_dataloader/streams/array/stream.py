@@ -53,6 +53,7 @@ class ArrayStream:
         [[[0, 1, 2, 3, 4], [4, 5, 6, 0, 0]], [[5, 6, 7, 8, 9], [0, 0, 0, 0, 0]]]
     """
 
+    _yields_steps: ClassVar[bool] = True
     open_early: ClassVar[bool] = True  # streams share nothing, and h5py locks its library
 
     dataset: str | Sequence[str] | Mapping[str, str] | None = None

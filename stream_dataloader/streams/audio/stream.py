@@ -79,6 +79,7 @@ class AudioStream:
         >>> folder.cleanup()
     """
 
+    _yields_steps: ClassVar[bool] = True
     open_early: ClassVar[bool] = True  # streams share nothing
 
     window: int

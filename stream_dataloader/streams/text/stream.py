@@ -12,7 +12,7 @@ import operator
 import os
 import sys
 from collections.abc import Callable, Container, Mapping
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -89,6 +89,8 @@ class TextStream:
         [[3, 4, 5], [0, 0, 0]] [[4, 5, 6], [0, 0, 0]]
         [[6, 0, 0], [0, 0, 0]] [[-100, 0, 0], [0, 0, 0]]
     """
+
+    _yields_steps: ClassVar[bool] = True
 
     of: Literal["files", "strings"] = "files"
     units: Literal["bytes", "characters", "tokens"] | None = None
