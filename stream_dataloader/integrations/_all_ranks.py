@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
+import torch
 import torch.distributed as dist
 
 from stream_dataloader._ranks.merged_states import merge_states
@@ -13,10 +14,15 @@ from stream_dataloader._ranks.place import is_started
 from stream_dataloader.dataloader import StreamDataLoader
 from stream_dataloader.errors import StateError
 from stream_dataloader.recurrent import checkpoint
+from stream_dataloader.recurrent.cache import LaneCache
+from stream_dataloader.recurrent.memory import LaneMemory
 from stream_dataloader.recurrent.state import RecurrentState
+from stream_dataloader.recurrent.values import move
 
 Value = TypeVar("Value")
 State = dict[str, Any]
+CARRIERS = (RecurrentState, LaneCache, LaneMemory)
+Carrier: TypeAlias = RecurrentState | LaneCache | LaneMemory[Any]
 
 
 def gathered(value: Value) -> list[Value]:
@@ -49,21 +55,21 @@ def place_of(loader: StreamDataLoader[Any], ahead: int = 0) -> Callable[[], Stat
 
 
 class Carried:
-    """What a model carries: one `RecurrentState`, several, or none."""
+    """What a model carries: one carrier, several, or none."""
 
-    def __init__(self, carry: RecurrentState | Iterable[RecurrentState] | None) -> None:
-        self._all = [carry] if isinstance(carry, RecurrentState) else list(carry or ())
+    def __init__(self, carry: Carrier | Iterable[Carrier] | None) -> None:
+        self._all = [carry] if isinstance(carry, CARRIERS) else list(carry or ())
         for one in self._all:
-            if not isinstance(one, RecurrentState):
-                raise TypeError(f"carry must be a RecurrentState, or a list of them, and has a {type(one).__name__}")
+            if not isinstance(one, CARRIERS):
+                names = " or ".join(kind.__name__ for kind in CARRIERS)
+                raise TypeError(f"carry must be a {names}, or a list of them, and has a {type(one).__name__}")
 
     def __bool__(self) -> bool:
         return bool(self._all)
 
     def state_dict(self) -> list[dict[str, Any]]:
         """This rank's, in host memory."""
-        states = [carry.state_dict() for carry in self._all]
-        return [state | {"leaves": [leaf.cpu() for leaf in state["leaves"]]} for state in states]
+        return [move(carry.state_dict(), torch.device("cpu")) for carry in self._all]
 
     def snapshot(self) -> Carried:
         return Carried([carry.snapshot() for carry in self._all])

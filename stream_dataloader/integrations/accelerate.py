@@ -24,8 +24,7 @@ from accelerate.state import GradientState
 from stream_dataloader._loader.epoch import Epoch
 from stream_dataloader.dataloader import StreamDataLoader
 from stream_dataloader.errors import StateError
-from stream_dataloader.integrations._all_ranks import Carried, gathered, own_state
-from stream_dataloader.recurrent import RecurrentState
+from stream_dataloader.integrations._all_ranks import CARRIERS, Carried, Carrier, gathered, own_state
 
 __all__ = ["PreparedLoader", "prepare"]
 
@@ -37,7 +36,7 @@ def prepare(
     loader: StreamDataLoader[Batch],
     *,
     device_placement: bool | None = None,
-    carry: RecurrentState | Iterable[RecurrentState] | None = None,
+    carry: Carrier | Iterable[Carrier] | None = None,
 ) -> PreparedLoader[Batch]:
     """Make a loader known to an `Accelerator`: what `accelerator.prepare` does for torch's own loaders.
 
@@ -50,8 +49,9 @@ def prepare(
         loader: The loader. `batch_size` of its dataset is the number of lanes of one process.
         device_placement: Whether batches come on `accelerator.device`; None does what the accelerator was built with.
             A loader that has a device already keeps it.
-        carry: What the model carries along the loader's lanes: a `RecurrentState`, or a list of them. `save_state` and
-            `load_state` include it, of all ranks, as of the last batch that was passed to `after`.
+        carry: What the model carries along the loader's lanes: a `RecurrentState`, `LaneCache` or
+            `LaneMemory`, or a list of them. `save_state` and `load_state` include it, of all ranks, as of the last
+            batch that it was given.
 
     Raises:
         TypeError: It is no `StreamDataLoader`, or `carry` is something else.
@@ -264,8 +264,8 @@ class _OfAllRanks:
 
     def state_dict(self) -> dict[str, Any]:
         others = getattr(self._accelerator, "_custom_objects", [])
-        if self._accelerator.num_processes > 1 and any(isinstance(other, RecurrentState) for other in others):
-            what = "register_for_checkpointing saves the RecurrentState of one process, and there are"
+        if self._accelerator.num_processes > 1 and any(isinstance(other, CARRIERS) for other in others):
+            what = "register_for_checkpointing saves what is carried in one process, and there are"
             many = self._accelerator.num_processes
             raise ValueError(f"{what} {many}; pass it to prepare(accelerator, loader, carry=...)")
         state = {"states": gathered(self._prepared.state_dict()), "epoch": self._prepared.epoch}

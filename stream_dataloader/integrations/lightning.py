@@ -15,7 +15,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from stream_dataloader.batch import StreamBatch
 from stream_dataloader.dataloader import StreamDataLoader
 from stream_dataloader.integrations import _lightning_internals as internals
-from stream_dataloader.integrations._all_ranks import Carried, gathered
+from stream_dataloader.integrations._all_ranks import Carried, Carrier, gathered
 from stream_dataloader.integrations._lightning_places import (
     Places,
     Stage,
@@ -25,7 +25,6 @@ from stream_dataloader.integrations._lightning_places import (
     stream_loaders,
     taken_up,
 )
-from stream_dataloader.recurrent import RecurrentState
 
 __all__ = ["ExactResume", "StreamEpochs"]
 
@@ -49,17 +48,15 @@ class StreamEpochs(Callback):
     Args:
         same_validation: Loaders of validation, test and prediction read their epoch 0 each time, so that shuffles and
             random draws are the same. False: in `fit`, they read the epoch that is trained on.
-        carry: What the model carries along the lanes of the training loader: a `RecurrentState`, or a list of them.
-            Checkpoints hold it, of all ranks.
+        carry: What the model carries along the lanes of the training loader: a `RecurrentState`, `LaneCache` or
+            `LaneMemory`, or a list of them. Checkpoints hold it, of all ranks.
 
     Example::
 
         Trainer(callbacks=[StreamEpochs(), ModelCheckpoint(every_n_train_steps=100)])
     """
 
-    def __init__(
-        self, *, same_validation: bool = True, carry: RecurrentState | Iterable[RecurrentState] | None = None
-    ) -> None:
+    def __init__(self, *, same_validation: bool = True, carry: Carrier | Iterable[Carrier] | None = None) -> None:
         self._same_validation = same_validation
         self._carried = Carried(carry)
         self._carried_before = self._carried  # before the batch that was begun last

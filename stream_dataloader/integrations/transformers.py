@@ -27,10 +27,9 @@ from stream_dataloader.batch import StreamBatch
 from stream_dataloader.dataloader import StreamDataLoader
 from stream_dataloader.dataset import StreamDataset
 from stream_dataloader.errors import StateError
-from stream_dataloader.integrations._all_ranks import Carried, gathered, own_state
+from stream_dataloader.integrations._all_ranks import Carried, Carrier, gathered, own_state
 from stream_dataloader.integrations._trainer_run import ModelInputs, Numbers, TrainerRun, batches_an_epoch
 from stream_dataloader.integrations.accelerate import PreparedLoader
-from stream_dataloader.recurrent import RecurrentState
 
 __all__ = ["ModelInputs", "StreamTrainer", "StreamTrainerMixin"]
 
@@ -51,8 +50,8 @@ class StreamTrainerMixin:
 
     Args:
         model_inputs: Makes the model's keyword arguments of a `StreamBatch`; None stands for `ModelInputs()`.
-        carry: What the model carries along the lanes of `train_dataset`: a `RecurrentState`, or a list of them.
-            Checkpoints hold it, of all ranks.
+        carry: What the model carries along the lanes of `train_dataset`: a `RecurrentState`, `LaneCache` or
+            `LaneMemory`, or a list of them. Checkpoints hold it, of all ranks.
 
     Raises:
         ValueError: The arguments ask for what a stream cannot do; says what and the remedy.
@@ -73,7 +72,7 @@ class StreamTrainerMixin:
         self,
         *args: Any,
         model_inputs: Callable[[StreamBatch], Mapping[str, Any]] | None = None,
-        carry: RecurrentState | Iterable[RecurrentState] | None = None,
+        carry: Carrier | Iterable[Carrier] | None = None,
         **kwargs: Any,
     ) -> None:
         # wherever a dataset stands: a trainer's class may have arguments of its own

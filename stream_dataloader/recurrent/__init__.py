@@ -1,12 +1,15 @@
-"""The state of recurrent models, carried from batch to batch, and models that take packed windows.
+"""What models with memory carry from batch to batch, and models that take packed windows.
 
-`state` has `RecurrentState`, which users call. Below it: `states` has tensors of lanes, `store` keeps them, `order`
-checks batches, `initial` says what lanes start with, `checkpoint` makes plain data. `packed` stands beside it. Open
-`state` first.
+`state` has `RecurrentState`, for states of a fixed shape; `cache` has `LaneCache`, for attention; `memory` has
+`LaneMemory`, for any value. Below them: `states` has tensors of lanes, `store` keeps them, `values` have any nesting,
+`order` checks batches, `initial` says what lanes start with, `checkpoint` makes plain data. `packed` stands beside.
+Open `state` first.
 """
 
+from stream_dataloader.recurrent.cache import LaneCache
 from stream_dataloader.recurrent.checkpoint import merge_states
+from stream_dataloader.recurrent.memory import LaneMemory
 from stream_dataloader.recurrent.packed import linear_scan, masked_rnn
 from stream_dataloader.recurrent.state import RecurrentState
 
-__all__ = ["RecurrentState", "linear_scan", "masked_rnn", "merge_states"]
+__all__ = ["LaneCache", "LaneMemory", "RecurrentState", "linear_scan", "masked_rnn", "merge_states"]

@@ -1,4 +1,4 @@
-"""Carried states as plain data: what `RecurrentState.state_dict` gives, and how ranks of another number share it.
+"""Carried states as plain data: what `state_dict` gives, and how ranks of another number share it.
 
 ::
 
@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,74 +20,107 @@ from stream_dataloader._items.plain import from_plain, to_plain
 from stream_dataloader.errors import StateError
 from stream_dataloader.recurrent.order import ROWS, LaneOrder, named
 from stream_dataloader.recurrent.states import Lanes, States
-from stream_dataloader.recurrent.store import LaneStore
+from stream_dataloader.recurrent.store import Piece
+
+if TYPE_CHECKING:
+    from stream_dataloader.dataloader import StreamDataLoader
 
 VERSION = 1
-_NAMES = ("rank", "world_size", "lanes", "source", "position", "structure", "dims", "leaves")
+_NAMES = ("rank", "world_size", "lanes", "source", "position")
+#: What a state has besides, by what carried it.
+_CONTENT = {"RecurrentState": ("structure", "dims", "leaves"), "LaneMemory": ("values",)}
 
 
-class Carried(NamedTuple):
-    """What a carry keeps: the lanes' states, and what each was made of last, in `ROWS`."""
+class OwnLanes(NamedTuple):
+    """A rank's lanes in a state: their numbers, the rows that are theirs, and what each was made of last, in `ROWS`."""
 
     lanes: Lanes
-    states: States
+    rows: Lanes
     last: npt.NDArray[np.int64]
 
+    def moved(self, loader: StreamDataLoader[Any]) -> tuple[OwnLanes, Lanes]:
+        """The lanes of a loader that go on with these, and those of its lanes that are new.
 
-def as_state(store: LaneStore, order: LaneOrder, rank: int, world_size: int) -> dict[str, Any]:
-    """All that is kept, as a state: numbers, names and tensors of its own."""
-    lanes = store.lanes
-    piece = store.get(lanes)
-    known = order.last(lanes).tolist()  # of no lane, if nothing is kept
+        Raises:
+            StateError: The loader has loaded no state, or one of other lanes.
+        """
+        kept = loader._kept_lanes
+        if kept is None:
+            raise StateError("the loader has loaded no state; load its state first, saved as of the same batch")
+        if len(self.lanes) and self.lanes[-1] >= kept.saved:
+            what = f"the carried state has {named(self.lanes)}, and the loader's had {kept.saved} lanes on this rank"
+            raise StateError(
+                f"{what}; load both as of the same batch, and give rank= and world_size= here where the loader has them"
+            )
+        row_of = {lane: row for row, lane in enumerate(self.lanes.tolist())}
+        pairs = [(lane, row_of[before]) for lane, before in enumerate(kept.lanes) if before in row_of]
+        lanes, found = np.array(pairs, np.int64).reshape(-1, 2).T
+        new = np.flatnonzero(np.array(kept.lanes) < 0)
+        return OwnLanes(lanes, self.rows[found], self.last[:, found]), new
+
+
+def head_of(lanes: Lanes, order: LaneOrder, place: tuple[int, int]) -> dict[str, Any]:
+    """What a state says of lanes, whatever is kept for them: numbers."""
+    rank, world_size = place
+    known = order.last(lanes).tolist()
+    rows = dict(zip(ROWS, known, strict=True))
+    return {"version": VERSION, "rank": rank, "world_size": world_size, "lanes": lanes.tolist(), **rows}
+
+
+def tensors_to_plain(piece: Piece | None) -> dict[str, Any]:
+    """The states of lanes as tensors of their own, with their structure."""
     return {
-        "version": VERSION,
-        "rank": rank,
-        "world_size": world_size,
-        "lanes": lanes.tolist(),
-        **dict(zip(ROWS, known, strict=True)),
         "structure": None if piece is None else to_plain(piece.states.node),
         "dims": [] if piece is None else list(piece.states.dims),
         "leaves": [] if piece is None else [leaf.detach().clone() for leaf in piece.states.leaves],
     }
 
 
-def check_state(state: Any) -> None:
-    """Raise unless it is a state."""
+def tensors_from_plain(state: Mapping[str, Any]) -> States:
+    """The states of all lanes in a state of a `RecurrentState`."""
+    leaves, lanes = list(state["leaves"]), len(state["lanes"])
+    sizes = [tuple(leaf.shape)[dim] for leaf, dim in zip(leaves, state["dims"], strict=True)]
+    if any(size != lanes for size in sizes):
+        raise StateError(f"the state names {lanes} lanes, and its tensors have {sizes}; it was changed since")
+    return States(from_plain(state["structure"]), leaves, list(state["dims"]))
+
+
+def check_state(state: Any, owner: str | None = None) -> str:
+    """Raise unless it is a state, or one of another kind than `owner` carries; return what carried it."""
+    what = owner or "a RecurrentState or LaneMemory"
     if not isinstance(state, Mapping) or "version" not in state:
-        raise StateError(f"this is no state of a RecurrentState, but a {type(state).__name__}; pass a state_dict()")
+        raise StateError(f"this is no state of {what}, but a {type(state).__name__}; pass a state_dict()")
     if state["version"] != VERSION:
         raise StateError(f"the state is of version {state['version']}, and this library reads version {VERSION}")
-    if missing := [name for name in _NAMES if name not in state]:
-        raise StateError(f"the state has no {missing[0]!r}; pass all that state_dict() of a RecurrentState returned")
+    kind = "LaneMemory" if "values" in state else "RecurrentState"
+    if owner is not None and kind != owner:
+        raise StateError(f"the state is one of a {kind}, and this is a {owner}; load each with what saved it")
+    if missing := [name for name in (*_NAMES, *_CONTENT[kind]) if name not in state]:
+        raise StateError(f"the state has no {missing[0]!r}; pass all that state_dict() of a {kind} returned")
+    return kind
 
 
-def of_rank(state: Any, rank: int, world_size: int) -> Carried | None:
-    """What a state says of a rank's lanes."""
-    check_state(state)
-    if not state["lanes"]:
+def of_rank(state: Any, owner: str, place: tuple[int, int]) -> OwnLanes | None:
+    """A rank's lanes in a state; None if it has none."""
+    check_state(state, owner)
+    rank, world_size = place
+    count = len(state["lanes"])
+    if not count:
         return None
-    carried = _carried(state)
+    if not count == len(state["source"]) == len(state["position"]) == len(state.get("values", state["lanes"])):
+        raise StateError(f"the state names {count} lanes, and has not as many values; it was changed since")
+    lanes, last = np.array(state["lanes"], np.int64), np.array([_row(state, name) for name in ROWS], np.int64)
     if (state["rank"], state["world_size"]) == (rank, world_size):
-        return carried
+        return OwnLanes(lanes, np.arange(count), last)
     if state["world_size"] != 1:
         what = f"the state is that of rank {state['rank']} of {state['world_size']}"
         here = f"and this is rank {rank} of {world_size}"
         raise StateError(f"{what}, {here}; load all ranks' together: recurrent.merge_states([...])")
-    count = len(state["lanes"])
     if state["lanes"] != list(range(count)) or count % world_size:
         what = f"the state has {count} lanes, {named(state['lanes'])}"
         raise StateError(f"{what}, which {world_size} ranks cannot share evenly; have another number of ranks")
     own = np.arange(rank * count // world_size, (rank + 1) * count // world_size)
-    return Carried(np.arange(len(own)), carried.states.columns(own), carried.last[:, own])
-
-
-def _carried(state: Mapping[str, Any]) -> Carried:
-    lanes, leaves = np.array(state["lanes"], np.int64), list(state["leaves"])
-    sizes = [tuple(leaf.shape)[dim] for leaf, dim in zip(leaves, state["dims"], strict=True)]
-    if any(size != len(lanes) for size in sizes) or not len(lanes) == len(state["source"]) == len(state["position"]):
-        raise StateError(f"the state names {len(lanes)} lanes, and its tensors have {sizes}; it was changed since")
-    last = np.array([_row(state, name) for name in ROWS], np.int64)
-    return Carried(lanes, States(from_plain(state["structure"]), leaves, list(state["dims"])), last)
+    return OwnLanes(np.arange(len(own)), own, last[:, own])
 
 
 def _row(state: Mapping[str, Any], name: str) -> Sequence[int]:
@@ -102,7 +135,7 @@ def merge_states(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     `stream_dataloader.merge_states`, and keep the number of all ranks' lanes together.
 
     Args:
-        states: What each rank's `RecurrentState.state_dict()` returned, in any order.
+        states: What `state_dict()` of each rank's `RecurrentState`, `LaneMemory` or `LaneCache` returned, in any order.
 
     Raises:
         StateError: One is no state; a rank is missing or there twice; or ranks have other lanes or models.
@@ -116,30 +149,35 @@ def merge_states(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     listed = list(states)
     if not listed:
         raise StateError("there is no state to merge; pass the state_dict() of each rank")
+    kinds = list(map(check_state, listed))
     for state in listed:
-        check_state(state)
+        check_state(state, kinds[0])
     listed.sort(key=lambda state: int(state["rank"]))
     first, found = listed[0], [state["rank"] for state in listed]
     if found != list(range(first["world_size"])) or any(s["world_size"] != first["world_size"] for s in listed):
         sizes = sorted({state["world_size"] for state in listed})
         what = f"the states are those of ranks {found} of {sizes}; pass each rank's own once"
-        raise StateError(f"{what}; give RecurrentState rank= and world_size= where the loader has them")
+        raise StateError(f"{what}; give {kinds[0]} rank= and world_size= where the loader has them")
     count = len(first["lanes"])
     for state in listed:
         for name in ("structure", "dims"):
-            if state[name] != first[name]:
+            if state.get(name) != first.get(name):
                 raise StateError(f"rank {state['rank']} has {name} {state[name]}, and rank 0 {first[name]}")
         if list(state["lanes"]) != list(range(count)):
             what = f"rank {state['rank']} has {named(state['lanes'])}, and rank 0 {named(first['lanes'])}"
             raise StateError(f"{what}; merge states that were saved after the same batch")
-    leaves = [_joined([state["leaves"][i] for state in listed], dim) for i, dim in enumerate(first["dims"])]
+    if kinds[0] == "LaneMemory":
+        content = {"values": [value for state in listed for value in state["values"]]}
+    else:
+        leaves = zip(*(state["leaves"] for state in listed), strict=True)
+        content = {"leaves": [_joined(own, dim) for own, dim in zip(leaves, first["dims"], strict=True)]}
     return {
         **first,
         "rank": 0,
         "world_size": 1,
         "lanes": list(range(count * len(listed))),
         **{name: [value for state in listed for value in _row(state, name)] for name in ROWS},
-        "leaves": leaves,
+        **content,
     }
 
 

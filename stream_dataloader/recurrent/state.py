@@ -22,10 +22,10 @@ from stream_dataloader._items.structure import children_of
 from stream_dataloader._ranks.place import OwnRank
 from stream_dataloader.batch import StreamBatch
 from stream_dataloader.errors import NonFiniteStateError, StateError
-from stream_dataloader.recurrent.checkpoint import as_state, of_rank
+from stream_dataloader.recurrent.checkpoint import head_of, of_rank, tensors_from_plain, tensors_to_plain
 from stream_dataloader.recurrent.initial import Initial
-from stream_dataloader.recurrent.order import LaneOrder, Window, check_no_start_inside, named, on_host
-from stream_dataloader.recurrent.states import Lanes, check_same, dims_of, states_of
+from stream_dataloader.recurrent.order import LaneOrder, Window, check_no_start_inside, on_host
+from stream_dataloader.recurrent.states import check_same, dims_of, states_of
 from stream_dataloader.recurrent.store import LaneStore, Piece
 from stream_dataloader.segments import to_device
 
@@ -275,7 +275,8 @@ class RecurrentState:
         if self._store.uncut:
             what = f"gradients go back {self._store.uncut} of {self._detach_every} windows (detach_every)"
             raise StateError(f"{what}, which cannot be saved; save after a call of after() that returned True")
-        return as_state(self._store, self._order, *self.place)
+        lanes = self._store.lanes
+        return {**head_of(lanes, self._order, self.place), **tensors_to_plain(self._store.get(lanes))}
 
     def load_state_dict(self, state: Mapping[str, Any], *, loader: StreamDataLoader[Any] | None = None) -> None:
         """Go on from a saved state; what was kept is forgotten.
@@ -290,15 +291,16 @@ class RecurrentState:
             StateError: It is no state, that of another model, or has not this rank's lanes; or the loader has loaded no
                 state, or one of other lanes.
         """
-        carried = of_rank(state, *self.place)
-        if carried is None:
+        own = of_rank(state, "RecurrentState", self.place)
+        if own is None:
             self._store, self._order = LaneStore(), LaneOrder()
             return
-        lanes, states, last = carried
-        new: Lanes = np.empty(0, np.int64)
+        states, new = tensors_from_plain(state), np.empty(0, np.int64)
         if loader is not None:
-            lanes, rows, new = _moved(lanes, loader)
-            states, last = states.columns(rows), last[:, rows]
+            own, new = own.moved(loader)
+        lanes = own.lanes
+        if len(own.rows) < len(state["lanes"]) or loader is not None:
+            states = states.columns(own.rows)
         if (known := self._store.known or self._initial.states) is not None:
             states.check_like(known, "the saved state")
         if self._batch_dim is not None:
@@ -307,7 +309,7 @@ class RecurrentState:
                 raise StateError(f"the state has lanes in dimensions {states.dims}, and batch_dim says {dims}")
         self._store = LaneStore()
         self._store.put(Piece(lanes, states, is_checked=self._nonfinite != "keep"))
-        self._order = LaneOrder.of(lanes, last)
+        self._order = LaneOrder.of(lanes, own.last)
         self._order.begin(new)
 
     @property
@@ -375,20 +377,3 @@ class RecurrentState:
         self._order.begin_anew(window.lanes[bad])
         warnings.warn(f"{text}{more}; it begins anew with the initial value", RuntimeWarning, stacklevel=3)
         return bad
-
-
-def _moved(lanes: Lanes, loader: StreamDataLoader[Any]) -> tuple[Lanes, Lanes, Lanes]:
-    """The lanes of a loader that go on with saved ones, the rows of those in `lanes`, and the lanes that are new."""
-    kept = loader._kept_lanes
-    if kept is None:
-        raise StateError("the loader has loaded no state; load its state first, saved as of the same batch")
-    if len(lanes) and lanes[-1] >= kept.saved:
-        what = f"the carried state has {named(lanes)}, and the loader's had {kept.saved} lanes on this rank"
-        raise StateError(
-            f"{what}; load both as of the same batch, and give RecurrentState rank= and world_size= where the loader "
-            "has them"
-        )
-    row_of = {lane: row for row, lane in enumerate(lanes.tolist())}
-    moved = [(lane, row_of[before]) for lane, before in enumerate(kept.lanes) if before in row_of]
-    numbers = np.array(moved, np.int64).reshape(-1, 2)
-    return numbers[:, 0], numbers[:, 1], np.flatnonzero(np.array(kept.lanes) < 0)

@@ -92,10 +92,9 @@ def _grown(now: Sequence[int], before: Sequence[int]) -> str:
     longer = [i for i, (one, other) in enumerate(zip(now, before, strict=False)) if one > other]
     if len(now) != len(before) or len(longer) != 1 or sum(map(int.__ne__, now, before)) > 1:
         return ""
-    at = longer[0]
     return (
-        f"; a memory that grows in dimension {at} is carried at a fixed size: keep its last entries, padded with zeros "
-        "to the most that attention looks back, and carry the number of valid ones, (B,), beside it"
+        f"; recurrent.LaneCache keeps a memory that grows in dimension {longer[0]} at a fixed size, with a mask of who "
+        "may look where, and recurrent.LaneMemory any value"
     )
 
 

@@ -9,7 +9,7 @@ import torch
 
 lightning = pytest.importorskip("lightning.pytorch")
 
-from carried import counted  # noqa: E402
+from carried import Carriers  # noqa: E402
 from helpers import FULL, ROOT, run_program  # noqa: E402
 from lightning.pytorch.callbacks import ModelCheckpoint, OnExceptionCheckpoint  # noqa: E402
 from lightning.pytorch.utilities import CombinedLoader  # noqa: E402
@@ -18,7 +18,6 @@ from torch.utils.data import DataLoader  # noqa: E402
 
 from stream_dataloader import ReadError, StateError, StreamDataLoader, StreamDataset  # noqa: E402
 from stream_dataloader.integrations.lightning import StreamEpochs  # noqa: E402
-from stream_dataloader.recurrent import RecurrentState  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # theirs
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
@@ -99,14 +98,13 @@ class Carrying(Model):
 
     def __init__(self, fail=0):
         super().__init__()
-        self.carry, self.sums, self.fail = RecurrentState(batch_dim=0), [], fail
+        self.carriers, self.sums, self.fail = Carriers(), [], fail
 
     def training_step(self, batch, index):
-        state = counted(batch, self.carry.before(batch))
-        self.carry.after(batch, state)
+        counts = self.carriers.count(batch, batch.data)
         if len(self.sums) + 1 == self.fail:
             raise Break
-        self.sums.append(state.tolist())
+        self.sums.append(counts)
         return super().training_step(batch, index)
 
 
@@ -114,7 +112,7 @@ class Carrying(Model):
 @pytest.mark.parametrize("fail", [1, 3, 7])
 def test_what_is_carried_is_as_of_the_last_batch_trained_on(tmp_path, make, fail):
     def run(model, *callbacks, **options):
-        return fit(make(), tmp_path, [StreamEpochs(carry=[model.carry]), *callbacks], model=model, **options)
+        return fit(make(), tmp_path, [StreamEpochs(carry=model.carriers.all), *callbacks], model=model, **options)
 
     whole = run(Carrying())
     save = OnExceptionCheckpoint(tmp_path, f"{fail}")

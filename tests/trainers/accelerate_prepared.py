@@ -9,11 +9,10 @@ import sys
 import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
-from carried import counted
+from carried import Carriers
 
 from stream_dataloader import StreamDataLoader, StreamDataset, merge_states
 from stream_dataloader.integrations.accelerate import prepare
-from stream_dataloader.recurrent import RecurrentState
 
 LENGTHS = [9, 14, 3, 12, 8, 7, 11, 5, 2, 6]
 
@@ -23,9 +22,9 @@ if __name__ == "__main__":
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=3)
     lanes = 4 // accelerator.num_processes
     dataset = StreamDataset(LENGTHS, range, lanes, time_steps=3, shuffle=True, seed=0)
-    carry = RecurrentState(batch_dim=0)
+    carriers = Carriers()
     given = StreamDataLoader(dataset, 1, timeout=60, groups=2)
-    loader = accelerator.prepare(given) if itself else prepare(accelerator, given, carry=carry)
+    loader = accelerator.prepare(given) if itself else prepare(accelerator, given, carry=carriers.all)
     assert (loader is given) == itself
     torch.manual_seed(0)
     model = torch.nn.Linear(1, 1)
@@ -34,7 +33,7 @@ if __name__ == "__main__":
         model, optimizer = accelerator.prepare(model, optimizer)
     if itself and not stop:
         loader.load_state_dict(torch.load(folder, weights_only=True))
-        carry.reset()
+        [carry.reset() for carry in carriers.all]
     elif not stop:
         accelerator.load_state(folder)
     seen, steps, states, refused = [], 0, [], False
@@ -44,9 +43,7 @@ if __name__ == "__main__":
             optimizer.step()
             optimizer.zero_grad()
         steps += accelerator.sync_gradients
-        state = counted(batch, carry.before(batch)) + 1
-        carry.after(batch, state)
-        states.append(state.tolist())
+        states.append(carriers.count(batch, batch.data))
         seen.append((batch.epoch, batch.step, batch.source.tolist(), batch.position.tolist(), batch.mask.tolist()))
         if len(seen) == stop and itself:
             state = merge_states(gather_object([loader.state_dict()]))
@@ -54,7 +51,7 @@ if __name__ == "__main__":
                 torch.save(state, folder)
             break
         if len(seen) == stop:
-            accelerator.register_for_checkpointing(carry)
+            accelerator.register_for_checkpointing(carriers.memory)
             try:
                 accelerator.save_state(folder + "_of_one")
             except ValueError as error:

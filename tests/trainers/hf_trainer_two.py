@@ -5,11 +5,11 @@ import sys
 import warnings
 
 import torch
+from carried import Carriers
 from transformers import TrainerCallback, TrainingArguments
 
 from stream_dataloader import StreamDataLoader, StreamDataset, get_stream_info
 from stream_dataloader.integrations.transformers import StreamTrainer
-from stream_dataloader.recurrent import RecurrentState
 
 LENGTHS = [9, 14, 3, 12, 8, 7, 11, 5, 2, 6]
 
@@ -31,10 +31,8 @@ class Model(torch.nn.Module):
 class Trains(StreamTrainer):
     def compute_loss(self, model, inputs, *args, **options):
         batch = inputs["batch"]
-        state = CARRY.before(batch)
-        state = batch.data["x"].sum(0) + (0 if state is None else state)  # a sum along the stream
-        CARRY.after(batch, state)
-        seen.append([batch.data["x"][batch.mask].flatten().tolist(), batch.step, state.tolist()])
+        counts = CARRIERS.count(batch, batch.data["x"])
+        seen.append([batch.data["x"][batch.mask].flatten().tolist(), batch.step, counts])
         return super().compute_loss(model, {"x": batch.data["x"]}, *args, **options)
 
 
@@ -52,13 +50,13 @@ if __name__ == "__main__":
     )
     lanes = 4 // args.world_size
     dataset = StreamDataset(LENGTHS, open_stream, lanes, time_steps=3, shuffle=True, seed=0, lengths=LENGTHS)
-    CARRY, seen = RecurrentState(batch_dim=0), []
+    CARRIERS, seen = Carriers(), []
     trainer = Trains(
         Model(),
         args,
         train_dataset=StreamDataLoader(dataset, 1, timeout=60, groups=2),
         model_inputs=lambda batch: {"batch": batch},
-        carry=CARRY,
+        carry=CARRIERS.all,
         callbacks=[Stops()],
     )
     trainer.train(resume_from_checkpoint=not STOP)

@@ -1,0 +1,226 @@
+"""`LaneMemory`: any value a lane, such as a list of frames, that lives as long as the lane's stream.
+
+::
+
+    t                 0   1   2   3   4   5          two lanes, streams of 4 and 2 items, then 2 and 3
+    lane 0            a   a   a   a | c   c          a, b, c, d: one value each, made by `new()` where its stream
+    lane 1            b   b | d   d   d              starts, also inside a window
+
+Guarantees: a value is seen by the steps of its stream alone, in order. A loop that was left, a batch that is left out,
+repeated or of another loader is an error, as what the values hold would be wrong. A saved state shares nothing with
+the values, and loads with `torch.load(..., weights_only=True)`.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast, overload
+
+import numpy as np
+import torch
+
+from stream_dataloader._ranks.place import OwnRank
+from stream_dataloader.batch import StreamBatch
+from stream_dataloader.errors import StateError
+from stream_dataloader.recurrent.checkpoint import head_of, of_rank
+from stream_dataloader.recurrent.order import LaneOrder, Window, on_host
+from stream_dataloader.recurrent.values import decode, encode, move
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from stream_dataloader.dataloader import StreamDataLoader
+
+__all__ = ["LaneMemory"]
+
+V = TypeVar("V")
+
+
+class LaneMemory(Generic[V]):
+    """Keeps one value for each lane, of any type, from the start of the lane's stream to its end.
+
+    For memories that `RecurrentState` cannot carry: a list of key frames, a dict, a bank that grows. It is kept by lane
+    number, so batches, the parts of `loader.parts()` and micro-batches (`StreamBatch.split_lanes`) will do. Use one for
+    each loader and each loop over its batches: a teacher and a student need two.
+
+    Args:
+        new: Makes the value that a stream begins with.
+        rank: Which rank this process is, for checkpoints; needs `world_size`. None: torch.distributed is asked.
+        world_size: Number of ranks.
+
+    Raises:
+        TypeError: `new` is not callable.
+
+    Example:
+        >>> from stream_dataloader import StreamDataLoader, StreamDataset
+        >>> from stream_dataloader.recurrent import LaneMemory
+        >>> loader = StreamDataLoader(StreamDataset([4, 2, 3], range, 2, time_steps=2))
+        >>> memory = LaneMemory()  # a list for each lane
+        >>> for batch in loader:
+        ...     for t, seen in memory.steps(batch):
+        ...         for lane, before in enumerate(seen):
+        ...             if before is not None:  # else the lane is padded at this step
+        ...                 before.append(batch.data[t, lane].item())
+        ...     print(memory[0], memory[1])
+        [0, 1] [0, 1]
+        [0, 1, 2, 3] [0, 1]
+        [0, 1, 2, 3] [0, 1, 2]
+    """
+
+    @overload
+    def __init__(self: LaneMemory[list[Any]], *, rank: int | None = ..., world_size: int | None = ...) -> None: ...
+
+    @overload
+    def __init__(self, new: Callable[[], V], *, rank: int | None = ..., world_size: int | None = ...) -> None: ...
+
+    def __init__(
+        self, new: Callable[[], Any] = list, *, rank: int | None = None, world_size: int | None = None
+    ) -> None:
+        if not callable(new):
+            raise TypeError(f"new must be a function that makes a value, and is {new!r}; pass list, or lambda: value")
+        self._new: Callable[[], V] = new
+        self._rank = OwnRank(rank, world_size)
+        self._order = LaneOrder()
+        self._values: dict[int, V] = {}
+        self._left: str | None = None  # the loop that began and has not ended
+
+    def steps(self, batch: StreamBatch) -> Iterator[tuple[int, list[V | None]]]:
+        """Go through a batch's time steps with the value of each lane.
+
+        Change the values in place, or put others into the list. They are kept when the loop has ended.
+
+        Args:
+            batch: A batch, part or micro-batch, on any device: the one that follows the last one here.
+
+        Yields:
+            The time step t, and B values: of a stream that starts there a new one, and None where the lane is padded.
+
+        Raises:
+            StateError: A lane does not go on where its value stopped: a batch is left out, repeated, or of another
+                loader. Or the loop before this one was left before its end.
+            TypeError: This is no `StreamBatch`.
+        """
+        if not isinstance(batch, StreamBatch):
+            kind = type(batch).__name__
+            raise TypeError(f"a memory is kept by StreamBatch, and this is a {kind}; leave collate_fn out")
+        self._check_ended()
+        window, host = Window.of(batch), on_host(batch)
+        self._order.check(window, whole="_state" in batch.__dict__)
+        lanes = window.lanes.tolist()
+        goes_on = self._order.known(window).tolist()
+        starts, real = host.is_start.tolist(), window.there.tolist()
+        values = [
+            self._values[lane] if is_known and lane in self._values else self._new()
+            for lane, is_known in zip(lanes, goes_on, strict=True)
+        ]
+        for t in range(batch.time_steps):
+            self._left = f"at t = {t} of batch {batch.step} of epoch {batch.epoch}"
+            for row, is_start in enumerate(starts[t]):
+                if is_start:
+                    values[row] = self._new()
+            seen: list[V | None] = [value if there else None for value, there in zip(values, real[t], strict=True)]
+            yield t, seen
+            for row, there in enumerate(real[t]):
+                if there:
+                    values[row] = cast(V, seen[row])
+        self._order.advance(window, counts=False)
+        self._values.update(zip(lanes, values, strict=True))
+        self._left = None
+
+    def _check_ended(self) -> None:
+        if self._left is not None:
+            raise StateError(
+                f"the loop over steps() was left {self._left}, so that the values have seen a part of that batch; go "
+                "through each batch to its end, or begin anew with reset() or load_state_dict()"
+            )
+
+    def __getitem__(self, lane: int) -> V:
+        """The value of a lane, as the last loop left it.
+
+        Raises:
+            KeyError: The lane had no batch yet.
+        """
+        if lane not in self._values:
+            raise KeyError(f"lane {lane} has no value yet; there are those of lanes {sorted(self._values)}")
+        return self._values[lane]
+
+    def reset(self, lanes: Iterable[int] | None = None) -> None:
+        """Forget the values of lanes: each has a new one in its next batch.
+
+        Args:
+            lanes: The lanes' numbers; None for all.
+
+        Raises:
+            ValueError: A number is negative.
+        """
+        self._left = None
+        chosen = None if lanes is None else [int(lane) for lane in lanes]
+        if chosen and min(chosen) < 0:
+            raise ValueError(f"lane {min(chosen)} is reset, and lanes are numbered from 0")
+        self._order.forget(chosen)
+        self._values = {} if chosen is None else {n: v for n, v in self._values.items() if n not in chosen}
+
+    def to(self, device: torch.device | str | int) -> Self:
+        """Move the tensors in all values to a device, also in objects that have a method `to`.
+
+        Returns:
+            The object itself.
+        """
+        self._values = {lane: move(value, torch.device(device)) for lane, value in self._values.items()}
+        return self
+
+    def state_dict(self) -> dict[str, Any]:
+        """The values as of the last batch, as plain data of its own: tensors, numbers, texts, lists, tuples, dicts.
+
+        Values may be made of these, of arrays, sets and deques. Objects of other classes need methods `state_dict` and
+        `load_state_dict`, and `new` has to make one. Save it with the loader's state as of the same batch,
+        `batch.state_dict()`. Each rank saves its own; `recurrent.merge_states` makes one of all of them.
+
+        Raises:
+            StateError: A value holds something else, or a tensor with a gradient; or a loop was left before its end.
+        """
+        self._check_ended()
+        lanes = np.array(sorted(self._values), np.int64)
+        values = [encode(self._values[lane], f"the value of lane {lane}") for lane in lanes.tolist()]
+        return {**head_of(lanes, self._order, self.place), "values": values}
+
+    def load_state_dict(self, state: Mapping[str, Any], *, loader: StreamDataLoader[Any] | None = None) -> None:
+        """Go on from a saved state; what was kept is forgotten. Tensors lie on the device where the state has them.
+
+        Args:
+            state: What `state_dict()` returned on this rank, with the same number of ranks; or what `merge_states` made
+                of all ranks' states, of any number. It is copied.
+            loader: The loader, if it has loaded its state with another number of lanes (`changes=["batch_size"]`): it
+                knows which lane each one was. Those that are gone are left out, and new ones begin with their streams.
+
+        Raises:
+            StateError: It is no state of a `LaneMemory`, or has not this rank's lanes; or the loader has loaded no
+                state, or one of other lanes.
+        """
+        own = of_rank(state, "LaneMemory", self.place)
+        self._values, self._order, self._left = {}, LaneOrder(), None
+        if own is None:
+            return
+        new = np.empty(0, np.int64)
+        if loader is not None:
+            own, new = own.moved(loader)
+        rows = zip(own.lanes.tolist(), own.rows.tolist(), strict=True)
+        self._values = {lane: decode(state["values"][row], self._new) for lane, row in rows}
+        self._order = LaneOrder.of(own.lanes, own.last)
+        self._order.begin(new)
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Which rank this is, and how many there are."""
+        now = self._rank.now()
+        return now.rank, now.world_size
+
+    def snapshot(self) -> Self:
+        """A copy that keeps what is kept now, and shares nothing that can be changed."""
+        twin = copy.copy(self)
+        twin._order, twin._values = copy.deepcopy(self._order), copy.deepcopy(self._values)
+        return twin
+
+    def __repr__(self) -> str:
+        return f"LaneMemory({'nothing kept' if not self._values else f'{len(self._values)} lanes'})"
