@@ -12,16 +12,13 @@ Examples:
 from __future__ import annotations
 
 import contextlib
-import importlib
 import itertools
-import operator
-import os
-import sys
 import time
 import traceback
 from argparse import ArgumentParser, Namespace
 from typing import Any
 
+from stream_dataloader.cli import user_code
 from stream_dataloader.cli.arguments import (
     FoundWrong,
     add_lanes,
@@ -32,10 +29,6 @@ from stream_dataloader.cli.arguments import (
     print_json,
 )
 from stream_dataloader.stats import LoaderStats
-
-
-class _NoLoaderError(ValueError):
-    """MODULE:FUNCTION gives no loader."""
 
 
 def add(parser: ArgumentParser) -> None:
@@ -52,11 +45,10 @@ def run(options: Namespace) -> bool:
     if options.trace is not None:
         open(options.trace, "a").close()  # it fails now, not after all was read
     skipped: list[Exception] = []
-    names = options.target.replace(".", "_").partition(":")[::2]
-    if all(map(str.isidentifier, names)) and not os.path.exists(options.target):
+    if user_code.is_name(options.target):
         try:
             stats, first_seconds = _measured(_loader_of(options.target), options)
-        except (FoundWrong, _NoLoaderError):
+        except (FoundWrong, user_code.UserCodeError):
             raise
         except Exception:  # of the user's own code
             traceback.print_exc()
@@ -84,23 +76,11 @@ def run(options: Namespace) -> bool:
 
 
 def _loader_of(name: str) -> Any:
-    """What MODULE:FUNCTION returns, or the loader that it is."""
-    module, _, function = name.partition(":")
-    sys.path.insert(0, os.getcwd())  # as `python -m` has it
-    try:
-        found = importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        if not f"{module}.".startswith(f"{error.name}."):
-            raise
-        raise _NoLoaderError(f"{name}: there is no module {error.name}") from None
-    try:
-        make = operator.attrgetter(function)(found)
-    except AttributeError as error:
-        raise _NoLoaderError(f"{name}: {error}") from None
-    loader = make() if callable(make) else make
+    """The loader that MODULE:FUNCTION returns, or is."""
+    loader = user_code.call(name)
     if not callable(getattr(loader, "stats", None)):
         kind = type(loader).__name__
-        raise _NoLoaderError(f"{name} gives a {kind}; have it return a StreamDataLoader")
+        raise user_code.UserCodeError(f"{name} gives a {kind}; have it return a StreamDataLoader")
     return loader
 
 

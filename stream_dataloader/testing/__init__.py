@@ -1,10 +1,11 @@
-"""Contracts that test users' loaders and streams, as they test the library's own.
+"""Contracts that test users' loaders and streams, as they test the library's own, and an audit of any loader.
 
 Open `resume` first.
 """
 
+from stream_dataloader.testing.audit import Audit, RowMoves, audit
 from stream_dataloader.testing.resume import batch_key, check_resume
 from stream_dataloader.testing.stores import StoreContract
 from stream_dataloader.testing.streams import StreamContract
 
-__all__ = ["StoreContract", "StreamContract", "batch_key", "check_resume"]
+__all__ = ["Audit", "RowMoves", "StoreContract", "StreamContract", "audit", "batch_key", "check_resume"]

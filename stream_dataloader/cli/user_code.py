@@ -1,0 +1,40 @@
+"""What MODULE:FUNCTION on the command line returns."""
+
+from __future__ import annotations
+
+import importlib
+import operator
+import os
+import sys
+from typing import Any
+
+
+class UserCodeError(ValueError):
+    """MODULE:FUNCTION cannot be called, or gives something else than it should."""
+
+
+def is_name(text: str) -> bool:
+    """Whether a text has the form MODULE:FUNCTION, and is no path."""
+    names = text.replace(".", "_").partition(":")[::2]
+    return all(map(str.isidentifier, names)) and not os.path.exists(text)
+
+
+def call(name: str) -> Any:
+    """What MODULE:FUNCTION returns, or the object that it is.
+
+    Raises:
+        UserCodeError: There is none.
+    """
+    module, _, function = name.partition(":")
+    sys.path.insert(0, os.getcwd())  # as `python -m` has it
+    try:
+        found = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if not f"{module}.".startswith(f"{error.name}."):
+            raise
+        raise UserCodeError(f"{name}: there is no module {error.name}") from None
+    try:
+        make = operator.attrgetter(function)(found)
+    except AttributeError as error:
+        raise UserCodeError(f"{name}: {error}") from None
+    return make() if callable(make) else make
