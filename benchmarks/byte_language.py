@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, silu, softplus
 
-from stream_dataloader import StreamBatch, StreamDataLoader, StreamDataset, sections
+from stream_dataloader import Sections, StreamBatch, StreamDataLoader, StreamDataset
 from stream_dataloader.recurrent import RecurrentState, linear_scan
 from stream_dataloader.streams import TextStream
 
@@ -109,7 +109,7 @@ def training_loader(
         time_steps=TIME_STEPS,
         shuffle=shuffle,
         lengths=lengths,
-        sections=None if section_steps is None else sections(None, section_steps, jitter=section_steps > TIME_STEPS),
+        sections=None if section_steps is None else Sections(section_steps, jitter=section_steps > TIME_STEPS),
     )
     return StreamDataLoader(dataset)
 

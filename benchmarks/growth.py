@@ -36,7 +36,7 @@ from interleaved import Result, figure, run_in_turns
 from program import Section, run
 from reliability_epochs import written_bytes
 
-from stream_dataloader import StreamDataLoader, StreamDataset, sections
+from stream_dataloader import Sections, StreamDataLoader, StreamDataset
 
 LINEAR, CONSTANT = 1.1, 0.2  # with some room for chance
 LEAST_SECONDS = 0.2  # of processors, for a figure
@@ -197,7 +197,7 @@ DATASETS: dict[str, Callable[[Any], dict[str, Any]]] = {
     "shuffled": lambda _: {"shuffle": True},
     "shuffled, with lengths": lambda lengths: {"shuffle": True, "lengths": lengths},
     "balanced": lambda lengths: {"schedule": "balanced", "lengths": lengths},
-    "sections": lambda lengths: {"shuffle": True, "sections": sections(lengths, 32)},
+    "sections": lambda lengths: {"shuffle": True, "sections": Sections(32, jitter=True, lengths=lengths)},
 }
 
 

@@ -31,7 +31,7 @@ from stream_dataloader.errors import (
 )
 from stream_dataloader.interleaved import interleave
 from stream_dataloader.member_lanes import side_by_side
-from stream_dataloader.sectioning import sections
+from stream_dataloader.sectioning import Sections
 from stream_dataloader.stream_info import StreamInfo, get_stream_info
 
 __version__ = "0.1.0"
@@ -62,6 +62,7 @@ __all__ = [
     "OpenError",
     "RankError",
     "ReadError",
+    "Sections",
     "StaleIteratorError",
     "StateError",
     "StreamBatch",
@@ -77,7 +78,6 @@ __all__ = [
     "interleave",
     "merge_states",
     "regroup",
-    "sections",
     "side_by_side",
     "split_batch_size",
     "split_dataset_sizes",

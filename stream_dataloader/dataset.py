@@ -99,8 +99,8 @@ class StreamDataset(IterableDataset[StreamBatch]):
         seed_globals: Seed the global generators of `random`, numpy and torch for each stream, from (seed, epoch,
             source), so that what a stream draws from them is the same for any number of workers. It costs up to a
             millisecond for each window, streams are not opened early, and several threads in one process are refused.
-        sections: Cuts sources into shorter streams, at places drawn anew in each epoch or at fixed ones: what
-            `sections(lengths, steps)` returns. None reads sources whole.
+        sections: Cuts sources into shorter streams, see `Sections`: a number is the most items of one. With `shuffle`
+            they are cut at places drawn anew in each epoch, else at fixed ones. None reads sources whole.
 
     Raises:
         ValueError: An option's value is out of range, unknown, or does not go with another.
@@ -139,12 +139,12 @@ class StreamDataset(IterableDataset[StreamBatch]):
         fingerprint: str | None = None,
         mark_ends: bool = False,
         seed_globals: bool = False,
-        sections: Sections | None = None,
+        sections: Sections | int | None = None,
     ) -> None:
         super().__init__()
         if not isinstance(sources, SourceLists):
-            sections = check_sections(sections, time_steps)
-            one = SourceList.checked(sources, open_stream, open_early, lengths, sections, fingerprint)
+            cut = check_sections(sections, time_steps, shuffle)
+            one = SourceList.checked(sources, open_stream, open_early, lengths, cut, fingerprint)
             sources = SourceLists([one])
         options.check_step_factory(open_stream, time_steps)
         self.source_lists = lists = sources  # of `interleave` those of several datasets
@@ -253,7 +253,7 @@ class StreamDataset(IterableDataset[StreamBatch]):
 
     @property
     def sections(self) -> Sections | None:
-        """How sources are cut, as it was given; None of an interleaved dataset."""
+        """How sources are cut, with the lengths and the jitter that are used; None of an interleaved dataset."""
         return self.source_lists.lists[0].sections if self.source_lists.mix is None else None
 
     @property

@@ -1,4 +1,4 @@
-"""`sections`: sources cut into shorter streams, at places drawn anew in each epoch or at fixed ones.
+"""`Sections`: sources cut into shorter streams, at places drawn anew in each epoch or at fixed ones.
 
 Guarantee: within an epoch all promises hold with sections in place of sources, cut by (seed, epoch, source) alone.
 """
@@ -17,24 +17,58 @@ from stream_dataloader._schedule.sections import Cut
 from stream_dataloader.errors import shorten
 from stream_dataloader.stream_info import cuts_key
 
-__all__ = ["Sections", "sections"]
+__all__ = ["Sections"]
 
 _MOST_STEPS = 2**31  # drawn out of 32 random bits
 
 
 class Sections:
-    """How sources are cut into sections: what `sections` returns, for `StreamDataset(..., sections=...)`.
+    """How sources are cut into sections of at most `max_steps` items, for `StreamDataset(..., sections=...)`.
+
+    Each section is a stream of its own: `reset` and `is_start` are set at its first item, and shuffle and schedule deal
+    out sections. `batch.source` stays the index in the dataset's `sources`, and `batch.position` the number of the item
+    within the whole source. So (source, position) names the same item in each epoch, wherever it was cut.
+
+    A section is opened at its first item by the factory's parameter `start` or the iterator's `seek_item`. A stream
+    that offers neither is read from its beginning for each of its sections.
+
+    Args:
+        max_steps: The most items of a section, 1 to 2**31. With a multiple of `time_steps`, fixed cuts and aligned
+            windows, only sources' last windows are padded.
+        jitter: True: in each epoch a source's first section has 1 to `max_steps` items, drawn from (seed, epoch,
+            source); the others follow, of `max_steps` items but for the last. False: all have `max_steps` items but for
+            the last, in every epoch. None: the dataset's `shuffle`, so that validation is cut alike in each epoch.
+        lengths: Number of items of each source. None: the `lengths` of the dataset.
 
     Attributes:
-        lengths: `(num_sources,)` int64, number of items of each source; None: those of the dataset.
-        steps: The most items of a section.
-        jitter: Whether cuts are drawn anew in each epoch.
+        max_steps: As given.
+        jitter: As given. Of a dataset's `sections` it is True or False.
+        lengths: `(num_sources,)` int64. Of a dataset's `sections` they are known.
+
+    Raises:
+        ValueError: `max_steps` is out of range, or a length is negative.
+        TypeError: `max_steps` is no integer, or `jitter` is not True, False or None.
+
+    Example:
+        >>> from stream_dataloader import Sections, StreamDataLoader, StreamDataset
+        >>> def open_numbers(source, start=0):
+        ...     yield from range(source + start, source + 10)
+        >>> cut = Sections(4, jitter=True)
+        >>> dataset = StreamDataset([100], open_numbers, 2, time_steps=4, lengths=[10], sections=cut, seed=4)
+        >>> for batch in StreamDataLoader(dataset):
+        ...     print(batch.position.T.tolist(), batch.reset.tolist())
+        [[0, 1, -1, -1], [2, 3, 4, 5]] [True, True]
+        [[6, 7, 8, 9], [-1, -1, -1, -1]] [True, False]
+        >>> dataset.sections.of(0, epoch=0, seed=4), dataset.sections.of(0, epoch=2, seed=4)
+        ([(0, 2), (2, 6), (6, 10)], [(0, 4), (4, 8), (8, 10)])
     """
 
-    def __init__(self, lengths: Sequence[int] | IntArray | None, steps: int, *, jitter: bool = True) -> None:
+    def __init__(
+        self, max_steps: int, *, jitter: bool | None = None, lengths: Sequence[int] | IntArray | None = None
+    ) -> None:
+        self.max_steps = options.integer("max_steps", max_steps, 1, _MOST_STEPS)
+        self.jitter = None if jitter is None else options.flag("jitter", jitter)
         self.lengths = None if lengths is None else options.check_lengths(lengths, len(lengths))
-        self.steps = options.integer("steps", steps, 1, _MOST_STEPS)
-        self.jitter = options.flag("jitter", jitter)
 
     def of(self, source: int, *, epoch: int, seed: int) -> list[tuple[int, int]]:
         """The sections `[start, stop)` of one source, in order, as a dataset with that seed cuts it in that epoch.
@@ -45,92 +79,60 @@ class Sections:
             seed: The dataset's `seed`.
 
         Raises:
-            ValueError: The lengths are the dataset's own, so they are not known here.
+            ValueError: The lengths or the jitter are the dataset's own, so they are not known here.
             IndexError: There is no such source.
         """
-        if self.lengths is None:
-            raise ValueError("these sections have no lengths of their own; give sections(lengths, steps)")
+        if self.lengths is None or self.jitter is None:
+            missing = "lengths" if self.lengths is None else "jitter"
+            raise ValueError(f"{self!r} has the {missing} of a dataset; give {missing}=, or ask dataset.sections")
         if not 0 <= source < len(self.lengths):
             raise IndexError(f"source {source} is out of range for {len(self.lengths)} sources")
-        cut = Cut(self.lengths[source : source + 1], self.steps, jitter=self.jitter, first=source)
+        cut = Cut(self.lengths[source : source + 1], self.max_steps, jitter=self.jitter, first=source)
         places = np.arange(cut.counts[0])
         starts, stops = cut.bounds(np.zeros_like(places), places, cuts_key(seed, epoch))
         return [(start, stop) for start, stop in zip(starts.tolist(), stops.tolist(), strict=True) if start < stop]
 
-    def resolve(self, lengths: Any) -> Any:
-        """The lengths of the sources: these, or those that the dataset was given.
-
-        Raises:
-            ValueError: There are none, or they differ.
-        """
-        if self.lengths is None:
-            if lengths is None:
-                what = "sections(None, steps) takes the dataset's lengths, and it has none"
-                raise ValueError(f"{what}; give sections(lengths, steps) the number of items of each source")
-            return lengths
-        if lengths is not None and not np.array_equal(np.asarray(lengths), self.lengths):
-            own = shorten(self.lengths.tolist())
-            raise ValueError(
-                f"lengths= is {shorten(lengths)}, and sections= has {own}; give lengths to one of them only"
-            )
-        return self.lengths
-
     def __repr__(self) -> str:
-        sources = "the dataset's" if self.lengths is None else f"{len(self.lengths)} sources"
-        return f"sections({sources}, steps={self.steps}, jitter={self.jitter})"
+        given = [] if self.jitter is None else [f"jitter={self.jitter}"]
+        if self.lengths is not None:
+            given.append(f"lengths of {len(self.lengths)} sources")
+        return f"Sections({', '.join([str(self.max_steps), *given])})"
 
 
-def sections(lengths: Sequence[int] | IntArray | None, steps: int, *, jitter: bool = True) -> Sections:
-    """Cut sources into sections of at most `steps` items, for `StreamDataset(..., sections=...)`.
-
-    Each section is a stream of its own: `reset` and `is_start` are set at its first item, and shuffle and schedule deal
-    out sections. `batch.source` stays the index in the dataset's `sources`, and `batch.position` the number of the item
-    within the whole source. So (source, position) names the same item in each epoch, wherever it was cut.
-
-    A section is opened at its first item by the factory's parameter `start` or the iterator's `seek_item`. A stream
-    that offers neither is read from its beginning for each of its sections.
-
-    Args:
-        lengths: Number of items of each source. None: the `lengths` of the dataset.
-        steps: The most items of a section, 1 to 2**31. With a multiple of `time_steps`, fixed cuts and aligned windows,
-            only sources' last windows are padded.
-        jitter: True: in each epoch a source's first section has 1 to `steps` items, drawn from (seed, epoch, source);
-            the others follow, of `steps` items but for the last. False: all have `steps` items but for the last, in
-            every epoch.
-
-    Raises:
-        ValueError: `steps` is out of range, or a length is negative.
-        TypeError: `steps` is no integer.
-
-    Example:
-        >>> from stream_dataloader import StreamDataLoader, StreamDataset, sections
-        >>> def open_numbers(source, start=0):
-        ...     yield from range(source + start, source + 10)
-        >>> dataset = StreamDataset([100], open_numbers, 2, time_steps=4, sections=sections([10], 4), seed=4)
-        >>> for batch in StreamDataLoader(dataset):
-        ...     print(batch.position.T.tolist(), batch.reset.tolist())
-        [[0, 1, -1, -1], [2, 3, 4, 5]] [True, True]
-        [[6, 7, 8, 9], [-1, -1, -1, -1]] [True, False]
-        >>> dataset.sections.of(0, epoch=0, seed=4), dataset.sections.of(0, epoch=2, seed=4)
-        ([(0, 2), (2, 6), (6, 10)], [(0, 4), (4, 8), (8, 10)])
-    """
-    return Sections(lengths, steps, jitter=jitter)
-
-
-def check_sections(given: Any, time_steps: Any) -> Sections | None:
-    """The `sections` of a dataset."""
+def check_sections(given: Any, time_steps: Any, shuffle: Any) -> Sections | None:
+    """The `sections` of a dataset, with the jitter that they have there."""
     if given is None:
         return None
-    if not isinstance(given, Sections):
-        found = f"{shorten(given)}, a {type(given).__name__}"
-        raise TypeError(f"sections must be what sections(lengths, steps) returns, and is {found}")
+    if isinstance(given, Sections):
+        cut = given
+    else:
+        cut = Sections(options.integer("sections, the most items of one,", given, 1, _MOST_STEPS))
     if time_steps is None:
         what = "sections= counts time steps, of which windows may have any number"
         raise ValueError(f"{what}; pass time_steps=, and streams that yield single time steps")
-    return given
+    if cut.jitter is not None:
+        return cut
+    return Sections(cut.max_steps, jitter=options.flag("shuffle", shuffle), lengths=cut.lengths)
+
+
+def with_lengths(sections: Sections, lengths: Any) -> Sections:
+    """Sections of the lengths that they or the dataset were given.
+
+    Raises:
+        ValueError: There are none, or they differ.
+    """
+    if sections.lengths is None:
+        if lengths is None:
+            what = f"{sections!r} takes the dataset's lengths, and it has none"
+            raise ValueError(f"{what}; pass lengths= to StreamDataset, the number of items of each source")
+        return Sections(sections.max_steps, jitter=sections.jitter, lengths=lengths)
+    if lengths is not None and not np.array_equal(np.asarray(lengths), sections.lengths):
+        own = shorten(sections.lengths.tolist())
+        raise ValueError(f"lengths= is {shorten(lengths)}, and sections= has {own}; give lengths to one of them only")
+    return sections
 
 
 def described(cut: Cut) -> str:
     """How a list is cut, as saved states have it."""
     lengths = hashlib.blake2b(cut.lengths.tobytes(), digest_size=16).hexdigest()
-    return f"steps={cut.steps}, jitter={cut.jitter}, lengths={lengths}"
+    return f"max_steps={cut.steps}, jitter={cut.jitter}, lengths={lengths}"

@@ -43,7 +43,7 @@ class MapStyleOptions(CommonOptions, total=False):
     schedule: Schedule
     open_early: bool | None
     fingerprint: str | None
-    sections: Sections | None
+    sections: Sections | int | None
 
 
 class OpenGroup:

@@ -32,7 +32,7 @@ from stream_dataloader._schedule.rules import IntArray
 from stream_dataloader._schedule.sections import Cut, Cuts
 from stream_dataloader.errors import shorten
 from stream_dataloader.protocols import KnowsLengths, StreamFactory
-from stream_dataloader.sectioning import Sections, described
+from stream_dataloader.sectioning import Sections, described, with_lengths
 
 _LOOKED_AT = 1024  # sources of a sequence that makes them, for a fingerprint
 
@@ -73,7 +73,8 @@ class SourceList:
         if lengths is None and isinstance(open_stream, KnowsLengths):
             lengths = open_stream.lengths_of(sources)
         if sections is not None:
-            lengths = sections.resolve(lengths)
+            sections = with_lengths(sections, lengths)
+            lengths = sections.lengths
         lengths = options.check_lengths(lengths, len(packed))
         if fingerprint is not None and not isinstance(fingerprint, str):
             raise TypeError(f"fingerprint must be a string, and is {fingerprint!r}, a {type(fingerprint).__name__}")
@@ -94,10 +95,10 @@ class SourceList:
 
     def cut(self, first: int) -> Cut:
         """How it is cut, if the index of its first source is `first`."""
-        if self.lengths is None or self.sections is None:
+        if self.lengths is None or self.sections is None or self.sections.jitter is None:
             lengths = np.full(len(self.sources), -1, np.int64) if self.lengths is None else self.lengths
             return Cut(lengths, None, jitter=False, first=first)
-        return Cut(self.lengths, self.sections.steps, jitter=self.sections.jitter, first=first)
+        return Cut(self.lengths, self.sections.max_steps, jitter=self.sections.jitter, first=first)
 
 
 def _fingerprint_of(sources: Sequence[Any]) -> str:

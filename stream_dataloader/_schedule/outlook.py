@@ -90,10 +90,10 @@ class Outlook:
         window = self.rules.time_steps or 1
         steps, found = window, []
         while steps < max(self.lengths, default=0):
-            cuts = Cuts([Cut(self.lengths, steps, jitter=True)], self.rules.seed)
+            cuts = Cuts([Cut(self.lengths, steps, jitter=self.rules.shuffle)], self.rules.seed)
             if len(cuts) <= _MOST_STREAMS:
                 rules = replace(self.rules, num_sources=len(cuts))
-                found.append(self._with("sections", f"sections=sections(None, {steps})", rules, cuts))
+                found.append(self._with("sections", f"sections={steps}", rules, cuts))
             steps *= 2
         best = min((one.padding_share for one in found), default=0.0)
         yield from [one for one in found if one.padding_share <= best + _ABOUT_THE_SAME][-1:]

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from worker_streams import acting, few, raising
 
-from stream_dataloader import ItemError, LengthError, ReadError, StreamDataLoader, StreamDataset, sections
+from stream_dataloader import ItemError, LengthError, ReadError, Sections, StreamDataLoader, StreamDataset
 from stream_dataloader._items.layout import Layout, flatten
 from stream_dataloader._items.step_writer import step_writer
 
@@ -263,7 +263,7 @@ def test_no_item_behind_a_section_or_a_misfit_is_taken():
             taken.append(i)
             yield i if i != odd else "odd"
 
-    cuts = sections([10], 4, jitter=False)
+    cuts = Sections(4, jitter=False, lengths=[10])
     assert read(StreamDataset([10], count, 1, time_steps=3, sections=cuts)) == taken == list(range(10))
     taken.clear()
     with pytest.raises(ItemError) as caught:

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 import torch
 
-from stream_dataloader import StreamDataLoader, StreamDataset, sections, visualize
+from stream_dataloader import StreamDataLoader, StreamDataset, visualize
 from stream_dataloader._advice import Setup
 from stream_dataloader.stats import LoaderStats, WorkerStats
 
@@ -43,7 +43,7 @@ def test_what_a_change_is_said_to_bring_is_what_epochs_have_on_average(lengths, 
         assert loader.stats().advice().kind == timeline.alternatives[0].kind
     assert timeline.alternatives
     for one in timeline.alternatives:
-        after, _, _, others = padding_of(**eval(f"dict({one.option})", {"sections": sections}))
+        after, _, _, others = padding_of(**eval(f"dict({one.option})"))
         assert after == pytest.approx(one.padding_share), f"{one}, and epochs had {others}"
         assert after < now
 

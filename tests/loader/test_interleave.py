@@ -15,7 +15,7 @@ from helpers import random_cases
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from stream_dataloader import StreamDataLoader, StreamDataset, errors, get_stream_info, interleave, sections
+from stream_dataloader import Sections, StreamDataLoader, StreamDataset, errors, get_stream_info, interleave
 from stream_dataloader._schedule.order import Order
 from stream_dataloader.testing import check_resume
 
@@ -64,7 +64,7 @@ class Mixture(cases.Case):
                 "lookahead": self.lookahead,
                 "seed": number,
                 "mark_ends": self.mark_ends,
-                "sections": sections(lengths, cut) if cut else None,
+                "sections": Sections(cut, jitter=True, lengths=lengths) if cut else None,
                 "lengths": lengths if cut == 0 else None,
             }
             yield StreamDataset(sources, OfList(number), self.lanes, shuffle=self.shuffles[number], **(given | options))

@@ -10,7 +10,15 @@ from helpers import make_loader, random_cases
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stream_dataloader import StreamDataLoader, StreamDataset, errors, get_stream_info, merge_states, sections
+from stream_dataloader import (
+    Sections,
+    StreamDataLoader,
+    StreamDataset,
+    errors,
+    get_stream_info,
+    interleave,
+    merge_states,
+)
 from stream_dataloader._schedule.order import Order
 from stream_dataloader.testing import check_resume
 
@@ -103,7 +111,7 @@ class Case(cases.Case):
     factory: str = "start"
 
     def dataset(self, **options):
-        cut = sections(self.lengths, self.steps, jitter=self.jitter)
+        cut = Sections(self.steps, jitter=self.jitter, lengths=self.lengths)
         return super().dataset(**({"open_stream": FACTORIES[self.factory], "sections": cut} | options))
 
 
@@ -150,7 +158,7 @@ def test_a_stream_is_told_of_its_section_and_draws_for_it():
         draws.append(int(info.rng.integers(1 << 40)))
         yield from starting(source, start=start)
 
-    list(make_loader([(0, 9), (1, 2)], watched, 1, time_steps=2, sections=sections([9, 2], 4, jitter=False)))
+    list(make_loader([(0, 9), (1, 2)], watched, 1, time_steps=2, sections=Sections(4, jitter=False, lengths=[9, 2])))
     assert told == [(0, 0, 4, 0), (0, 4, 8, 4), (0, 8, 9, 8), (1, 0, 2, 0)]
     assert len(set(draws)) == 4
 
@@ -160,14 +168,14 @@ def test_random_draws_of_an_item_do_not_depend_on_where_its_source_is_cut():
         batches = StreamDataLoader(Case().dataset(**options))
         return {tuple(row[:2]): row[2] for batch in batches for row in batch.data[batch.mask].tolist()}
 
-    assert draws() == draws(sections=None) == draws(sections=sections(Case().lengths, 6, jitter=False))
+    assert draws() == draws(sections=None) == draws(sections=Sections(6, jitter=False, lengths=Case().lengths))
 
 
 @pytest.mark.parametrize("factory", FACTORIES)
 @pytest.mark.parametrize("jitter", [True, False])
 @pytest.mark.parametrize("length", [9, 13])
 def test_a_stream_of_another_length_is_an_error(factory, jitter, length):
-    cut = sections([12], 5, jitter=jitter)
+    cut = Sections(5, jitter=jitter, lengths=[12])
     with pytest.raises(errors.LengthError, match=rf"{length} items, and lengths\[0\] is 12") as caught:
         list(make_loader([(0, length)], FACTORIES[factory], 1, time_steps=3, sections=cut))
     assert caught.value.source_index == 0
@@ -176,7 +184,7 @@ def test_a_stream_of_another_length_is_an_error(factory, jitter, length):
 
 @pytest.mark.parametrize("factory", ["forward", "state"])
 def test_sections_behind_a_streams_end_are_skipped_one_by_one(factory):
-    cut = sections([12], 5, jitter=False)
+    cut = Sections(5, jitter=False, lengths=[12])
     loader = make_loader([(0, 2)], FACTORIES[factory], 1, time_steps=3, sections=cut, on_error="skip")
     with pytest.warns(RuntimeWarning, match="skipped"):
         assert sum(int(batch.mask.sum()) for batch in loader) == 2
@@ -194,7 +202,7 @@ def test_a_stream_that_breaks_is_opened_again_within_its_section():
                 raise OSError("lost")
             yield item(source, position)
 
-    cut = sections([12], 4, jitter=False)
+    cut = Sections(4, jitter=False, lengths=[12])
     dataset = StreamDataset([(0, 12)], breaking, 1, time_steps=2, sections=cut, retries=1, seed=0)
     assert [int(p) for batch in StreamDataLoader(dataset) for p in batch.position[:, 0]] == list(range(12))
     assert broken == [5, 9]
@@ -206,7 +214,7 @@ def test_an_empty_section_marks_no_end_where_a_stream_was_cut_short():
             yield item(source, position)
         raise OSError("lost")
 
-    cut = sections([4], 2)
+    cut = Sections(2, jitter=True, lengths=[4])
     seed = next(seed for seed in range(99) if cut.of(0, epoch=0, seed=seed) == [(0, 2), (2, 4)])  # and an empty one
     options = {"windows": "packed", "mark_ends": True, "on_error": "skip", "time_steps": 8}
     loader = make_loader([(0, 4)], breaking, 1, sections=cut, seed=seed, **options)
@@ -247,9 +255,10 @@ def test_a_state_of_other_sections_is_refused():
     loader = StreamDataLoader(case.dataset())
     next(iter(loader))
     state = loader.state_dict()
-    given = [None, sections(case.lengths, 5), sections(case.lengths, 4, jitter=False), sections([11, 0, 3, 8, 21], 4)]
+    cuts = (5, True, case.lengths), (4, False, case.lengths), (4, True, [11, 0, 3, 8, 21])
+    given = [None, *(Sections(steps, jitter=jitter, lengths=lengths) for steps, jitter, lengths in cuts)]
     for other in (StreamDataLoader(case.dataset(sections=cut)) for cut in given):
-        with pytest.raises(errors.StateError, match="saved with sections 'steps=4, jitter=True"):
+        with pytest.raises(errors.StateError, match="saved with sections 'max_steps=4, jitter=True"):
             other.load_state_dict(state)
         with pytest.raises(errors.StateError, match="sections"):
             loader.load_state_dict(other.state_dict())
@@ -258,17 +267,52 @@ def test_a_state_of_other_sections_is_refused():
 
 def test_the_datasets_own_lengths_will_do():
     case = Case()
-    own = case.dataset(sections=sections(None, case.steps), lengths=case.lengths)
-    assert keys(StreamDataLoader(own)) == keys(StreamDataLoader(case.dataset()))
+    for short in (case.steps, Sections(case.steps)):
+        own = case.dataset(sections=short, lengths=case.lengths)
+        assert keys(StreamDataLoader(own)) == keys(StreamDataLoader(case.dataset()))
     assert case.dataset(lengths=case.lengths).lengths.tolist() == case.lengths
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(
+    ("shuffle", "jitter", "is_drawn"),
+    [(False, None, False), (True, None, True), (False, True, True), (True, False, False)],
+)
+def test_cuts_are_drawn_anew_where_the_dataset_is_shuffled_unless_jitter_says_otherwise(
+    shuffle, jitter, is_drawn, workers
+):
+    case = Case([30, 20], steps=8, shuffle=shuffle)
+    dataset = case.dataset(sections=Sections(8, jitter=jitter), lengths=case.lengths)
+    assert dataset.sections.jitter == is_drawn
+    starts = []
+    for epoch in range(2):
+        batches = list(StreamDataLoader(dataset, workers)) if epoch else list(StreamDataLoader(dataset))
+        read = {(int(s), int(p)) for batch in batches for s, p in batch_starts(batch)}
+        assert read == {(s, cut[0]) for s in (0, 1) for cut in dataset.sections.of(s, epoch=0, seed=case.seed)}
+        starts.append([dataset.sections.of(s, epoch=epoch, seed=case.seed) for s in (0, 1)])
+    assert (starts[0] != starts[1]) == is_drawn
+
+
+def batch_starts(batch):
+    return zip(batch.source[batch.is_start], batch.position[batch.is_start], strict=True)
+
+
+def test_datasets_that_are_mixed_are_cut_by_their_own_shuffle():
+    case = Case([30, 20], steps=8)
+    plain, drawn = (case.dataset(sections=8, lengths=case.lengths, shuffle=shuffle) for shuffle in (False, True))
+    lists = interleave([plain, drawn], shuffle=True).source_lists.lists
+    assert [one.sections.jitter for one in lists] == [False, True]
 
 
 @pytest.mark.parametrize(
     ("options", "error", "text"),
     [
-        ({"sections": 4}, TypeError, r"sections\(lengths, steps\)"),
-        ({"sections": sections(None, 4)}, ValueError, "takes the dataset's lengths"),
-        ({"sections": sections([1, 2], 4)}, ValueError, "lengths must be 5 integers"),
+        ({"sections": 4}, ValueError, r"Sections\(4, jitter=True\) takes the dataset's lengths.*pass lengths= to"),
+        ({"sections": 0}, ValueError, "sections, the most items of one, is 0, and must be at least 1"),
+        ({"sections": True}, TypeError, "sections, the most items of one, must be an integer, and is True"),
+        ({"sections": (4, 5)}, TypeError, "sections, the most items of one, must be an integer, and is"),
+        ({"sections": Sections(4, jitter=True)}, ValueError, "takes the dataset's lengths"),
+        ({"sections": Sections(4, jitter=True, lengths=[1, 2])}, ValueError, "lengths must be 5 integers"),
         ({"lengths": [1] * 5}, ValueError, "give lengths to one of them only"),
         ({"time_steps": None}, ValueError, "pass time_steps"),
     ],

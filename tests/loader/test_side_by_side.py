@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from worker_streams import few, kill_self
 
-from stream_dataloader import StreamDataLoader, StreamDataset, errors, merge_states, sections, side_by_side, split_state
+from stream_dataloader import Sections, StreamDataLoader, StreamDataset, errors, merge_states, side_by_side, split_state
 from stream_dataloader._assembly.regroup import Regrouper
 from stream_dataloader.testing import check_resume
 
@@ -33,7 +33,7 @@ class Member(cases.Case):
             seed=number,
             time_steps=time_steps,
             lengths=self.lengths if self.known else None,
-            sections=sections(self.lengths, 3) if self.cut else None,
+            sections=Sections(3, jitter=True, lengths=self.lengths) if self.cut else None,
             mark_ends=True,
             **options,
         )

@@ -9,7 +9,7 @@ from helpers import random_cases
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stream_dataloader import StreamDataLoader, StreamDataset, interleave, sections, visualize
+from stream_dataloader import Sections, StreamDataLoader, StreamDataset, interleave, visualize
 
 LENGTHS = [7, 0, 12, 3, 5, 21, 1, 9]
 
@@ -56,11 +56,13 @@ def test_nothing_is_opened_for_lengths():
 
 
 def test_sections_mixes_and_endless_epochs_are_drawn_too():
-    cut = dataset_of([30, 20], 2, 4, sections=sections([30, 20], 8), seed=1)
+    cut = dataset_of([30, 20], 2, 4, sections=Sections(8, jitter=True, lengths=[30, 20]), seed=1)
     halves = [dataset_of(lengths, lengths=lengths) for lengths in ([9, 9], [5, 5, 5])]
     for dataset in (cut, interleave(halves, weights=[1, 2], seed=0)):
         assert cells_of(visualize.timeline(dataset)) == cells(StreamDataLoader(dataset))
-    endless = dataset_of([30, 20], 2, 4, sections=sections([30, 20], 8), seed=1, padding_mode="cycle")  # cut anew
+    endless = dataset_of(
+        [30, 20], 2, 4, sections=Sections(8, jitter=True, lengths=[30, 20]), seed=1, padding_mode="cycle"
+    )  # cut anew
     drawn = visualize.timeline(endless, steps=20)
     assert cells_of(drawn) == cells(itertools.islice(StreamDataLoader(endless), 20))
     with pytest.raises(ValueError, match="give steps="):

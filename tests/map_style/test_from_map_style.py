@@ -15,10 +15,10 @@ from torch.utils.data import Dataset
 
 from stream_dataloader import (
     ReadError,
+    Sections,
     StateError,
     StreamDataLoader,
     StreamDataset,
-    sections,
 )
 from stream_dataloader.testing import batch_key, check_resume
 
@@ -271,7 +271,7 @@ def test_ends_are_marked_without_an_item_more():
 )
 def test_groups_are_cut_into_sections_and_no_item_is_fetched_twice(groups, windows):
     numbers = ManyNumbers(40)
-    dataset = of_groups(numbers, list(map(list, groups)), 2, 4, sections=sections(None, 5), windows=windows)
+    dataset = of_groups(numbers, list(map(list, groups)), 2, 4, sections=Sections(5, jitter=True), windows=windows)
     loader = StreamDataLoader(dataset)
     for _ in range(2):
         count, numbers.calls = len(loader), []

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from stream_dataloader import LengthError, OpenError, StreamDataLoader, StreamDataset, get_stream_info, sections
+from stream_dataloader import LengthError, OpenError, Sections, StreamDataLoader, StreamDataset, get_stream_info
 from stream_dataloader.stream_info import StreamInfo
 from stream_dataloader.testing import check_resume
 
@@ -59,7 +59,11 @@ def test_with_lengths_or_sections_a_start_that_is_ignored_is_an_error_in_any_pro
     with pytest.raises((OpenError, LengthError)):
         list(resumed(ignoring(as_numbers), workers, lengths=LENGTHS))
     with pytest.raises(OpenError):
-        list(loader_of(ignoring(as_numbers), workers, lengths=LENGTHS, sections=sections(LENGTHS, 4)))
+        list(
+            loader_of(
+                ignoring(as_numbers), workers, lengths=LENGTHS, sections=Sections(4, jitter=True, lengths=LENGTHS)
+            )
+        )
 
 
 @pytest.mark.filterwarnings("ignore:skipped the rest")

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from kinds_of_loaders import KINDS, endless, mixed
 
-from stream_dataloader import StreamDataLoader, StreamDataset, get_stream_info, sections
+from stream_dataloader import Sections, StreamDataLoader, StreamDataset, get_stream_info
 from stream_dataloader.testing import check_resume
 
 WAYS = {"processes": {"num_workers": 2}, "threads": {"num_workers": 3, "worker_method": "thread"}}
@@ -86,7 +86,7 @@ def test_draws_for_several_purposes_are_independent():
     assert len(crops) == len({seed for seed, _ in whole}) == len({crop for _, crop in crops})  # one a reading
     assert len({*numbers, *(crop for _, crop in crops)}) == len(numbers) + len(crops)  # no two are the same
     assert drawn(2) == whole
-    cut = drawn(0, sections=sections([5, 7, 6, 9], 4))
+    cut = drawn(0, sections=Sections(4, jitter=True, lengths=[5, 7, 6, 9]))
     shared = cut.keys() & whole.keys()
     assert len(shared) > 20
     assert all(cut[item] == whole[item] for item in shared)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 from worker_streams import acting, kill_self, raising
 
-from stream_dataloader import ItemError, ReadError, StreamDataLoader, StreamDataset, regroup, sections
+from stream_dataloader import ItemError, ReadError, Sections, StreamDataLoader, StreamDataset, regroup
 
 CASE = Case([4, 0, 9, 2, 2, 7, 1, 3, 5, 8, 6], lanes=4, time_steps=3, shuffle=True, seed=1)
 
@@ -183,7 +183,7 @@ def test_parts_are_not_collated_unless_by_a_function_of_the_users(workers):
 
 def test_a_source_that_is_skipped_again_and_again_warns_once():
     gone = acting({(n, 0): raising(OSError) for n in range(2)})
-    options = {"time_steps": 2, "on_error": "skip", "sections": sections([8, 8], 2, jitter=False), "seed": 0}
+    options = {"time_steps": 2, "on_error": "skip", "sections": Sections(2, jitter=False, lengths=[8, 8]), "seed": 0}
     dataset = StreamDataset(range(2), gone, 2, **options)
     for parts in (dataset, StreamDataLoader(dataset)):
         with warnings.catch_warnings(record=True) as caught:

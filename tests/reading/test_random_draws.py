@@ -11,7 +11,7 @@ from kinds_of_loaders import Counted
 from torch.utils.data import DataLoader
 from worker_streams import few, kill_self
 
-from stream_dataloader import StreamDataLoader, StreamDataset, interleave, sections
+from stream_dataloader import Sections, StreamDataLoader, StreamDataset, interleave
 from stream_dataloader.testing import check_resume
 
 LENGTHS = [7, 4, 0, 5, 3, 6, 1, 8, 2, 5]
@@ -246,7 +246,7 @@ def test_draws_of_the_opening_are_the_same_wherever_it_resumes():
 
 
 def test_sections_draw_apart_and_noise_is_not_taken_for_an_ignored_start():
-    options = {"lengths": LENGTHS, "sections": sections(None, 3), "seed_globals": True}
+    options = {"lengths": LENGTHS, "sections": Sections(3, jitter=True), "seed_globals": True}
     check_no_draw_twice([found := drawn(StreamDataLoader(dataset(drawing_from, **options), 2))])
     assert found == drawn(StreamDataLoader(dataset(drawing_from, **options)))
 

@@ -7,7 +7,7 @@ import pytest
 from helpers import START_METHODS
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from stream_dataloader import StreamDataLoader, StreamDataset, get_stream_info, sections
+from stream_dataloader import Sections, StreamDataLoader, StreamDataset, get_stream_info
 
 LENGTHS = [6, 4, 0, 5, 3, 7, 1, 8]
 
@@ -164,7 +164,15 @@ def test_no_method_of_a_stream_sees_it_and_worker_init_fn_does(method, tmp_path)
 def test_sections_that_are_sought_do_not_see_it(tmp_path):
     hooks = SeekingHooks(tmp_path / "noted")
     dataset = StreamDataset(
-        [9, 8], hooks, 2, time_steps=2, seed=0, lengths=[9, 8], sections=sections(None, 3), lookahead=1, mark_ends=True
+        [9, 8],
+        hooks,
+        2,
+        time_steps=2,
+        seed=0,
+        lengths=[9, 8],
+        sections=Sections(3, jitter=True),
+        lookahead=1,
+        mark_ends=True,
     )
     list(StreamDataLoader(dataset, 2))
     assert "seek_item None" in hooks.noted()

@@ -6,7 +6,7 @@ import torch
 from carried import counted, through_file
 from cases import Counting
 
-from stream_dataloader import StateError, StreamDataLoader, StreamDataset, sections, stores
+from stream_dataloader import Sections, StateError, StreamDataLoader, StreamDataset, stores
 from stream_dataloader.recurrent import RecurrentState, merge_states
 
 N = 2  # steps of burn-in
@@ -18,10 +18,10 @@ def dataset_of(kind, folder):
     if kind == "documents of a token file":
         np.tile([5, 6, 7, 8, 9, 0, 4, 0], 20).astype(np.uint16).tofile(folder / "tokens.bin")
         sources, open_tokens = stores.open(folder / "tokens.bin", stored_dtype="uint16", dtype="int64", end=0)
-        return StreamDataset(sources, open_tokens, 2, sections=sections(None, 30), **options)
+        return StreamDataset(sources, open_tokens, 2, sections=Sections(30, jitter=True), **options)
     if kind == "again and again":
         return StreamDataset(SOURCES, Counting(), 2, "cycle", **options)
-    cut = sections([length for _, length in SOURCES], 5) if kind == "sections" else None
+    cut = Sections(5, jitter=True, lengths=[length for _, length in SOURCES]) if kind == "sections" else None
     return StreamDataset(SOURCES, Counting(marks=kind == "marked sequences"), 2, sections=cut, **options)
 
 

@@ -8,7 +8,7 @@ from helpers import random_cases
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stream_dataloader import sections
+from stream_dataloader import Sections
 from stream_dataloader._schedule.sections import Cut, Cuts
 
 lists = st.lists(
@@ -59,7 +59,7 @@ def test_any_place_is_as_likely_a_border_as_any_other(steps):
 
 
 def test_cuts_move_from_epoch_to_epoch_seed_to_seed_and_source_to_source():
-    given = sections([100] * 64, 10)
+    given = Sections(10, jitter=True, lengths=[100] * 64)
 
     def offsets(epoch, seed):
         return [given.of(source, epoch=epoch, seed=seed)[0][1] for source in range(64)]
@@ -72,7 +72,7 @@ def test_cuts_move_from_epoch_to_epoch_seed_to_seed_and_source_to_source():
 
 def test_cuts_stay_what_they_were():
     """Saved states count on them, on any machine."""
-    given = sections([20, 20, 3], 8)
+    given = Sections(8, jitter=True, lengths=[20, 20, 3])
     assert [[given.of(source, epoch=epoch, seed=5) for source in range(3)] for epoch in (0, 1)] == [
         [[(0, 2), (2, 10), (10, 18), (18, 20)], [(0, 4), (4, 12), (12, 20)], [(0, 3)]],
         [[(0, 2), (2, 10), (10, 18), (18, 20)], [(0, 6), (6, 14), (14, 20)], [(0, 3)]],
@@ -80,14 +80,14 @@ def test_cuts_stay_what_they_were():
 
 
 def test_fixed_cuts_are_the_same_in_every_epoch():
-    given = sections([10, 4, 0, 8], 4, jitter=False)
+    given = Sections(4, jitter=False, lengths=[10, 4, 0, 8])
     for epoch in (0, 1, 7):
         found = [given.of(source, epoch=epoch, seed=epoch) for source in range(4)]
         assert found == [[(0, 4), (4, 8), (8, 10)], [(0, 4)], [], [(0, 4), (4, 8)]]
 
 
 def test_a_source_as_long_as_can_be_costs_no_more():
-    found = sections([1 << 48], (1 << 31) - 1).of(0, epoch=3, seed=9)
+    found = Sections((1 << 31) - 1, jitter=True, lengths=[1 << 48]).of(0, epoch=3, seed=9)
     assert (found[0][0], found[-1][1]) == (0, 1 << 48)
 
 
@@ -103,11 +103,15 @@ def test_a_source_as_long_as_can_be_costs_no_more():
 )
 def test_what_is_no_cut_is_refused(lengths, steps, error):
     with pytest.raises(error, match="steps" if lengths == [5] else "lengths"):
-        sections(lengths, steps)
+        Sections(steps, jitter=True, lengths=lengths)
 
 
 def test_sections_of_a_source_that_is_not_there():
     with pytest.raises(IndexError, match="source 2 is out of range for 2"):
-        sections([3, 4], 2).of(2, epoch=0, seed=0)
-    with pytest.raises(ValueError, match=r"sections\(lengths, steps\)"):
-        sections(None, 2).of(0, epoch=0, seed=0)
+        Sections(2, jitter=True, lengths=[3, 4]).of(2, epoch=0, seed=0)
+    with pytest.raises(ValueError, match=r"Sections\(2, jitter=True\) has the lengths of a dataset; give lengths="):
+        Sections(2, jitter=True).of(0, epoch=0, seed=0)
+    with pytest.raises(
+        ValueError, match=r"Sections\(2, lengths of 1 sources\) has the jitter of a dataset; give jitter="
+    ):
+        Sections(2, lengths=[3]).of(0, epoch=0, seed=0)

@@ -14,7 +14,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from serial_model import changed
 
-from stream_dataloader import StateError, StreamDataLoader, interleave, merge_states, sections, side_by_side
+from stream_dataloader import Sections, StateError, StreamDataLoader, interleave, merge_states, side_by_side
 from stream_dataloader.recurrent import RecurrentState
 
 MODES = ("zeros", "data", "drop", "cycle")
@@ -137,8 +137,8 @@ class Numbers:
 
 
 KINDS = {
-    "sections": {"sections": sections(None, 3)},
-    "jitter": {"sections": sections(None, 3, jitter=True)},
+    "sections": {"sections": 3},
+    "jitter": {"sections": Sections(3, jitter=True)},
     "balanced": {"schedule": "balanced"},
     "longest first": {"schedule": "longest_first"},
     "first come": {"deterministic": False},

@@ -8,7 +8,7 @@ from helpers import random_cases
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stream_dataloader import StreamDataLoader, interleave, sections, side_by_side
+from stream_dataloader import Sections, StreamDataLoader, interleave, side_by_side
 
 MODES = ("zeros", "data", "drop", "cycle")
 MOST = 30
@@ -46,9 +46,9 @@ def of(**options):
 
 
 KINDS = {
-    "sections": lambda: StreamDataLoader(of(sections=sections(None, 3))),
-    "jitter": lambda: StreamDataLoader(of(sections=sections(None, 3, jitter=True))),
-    "endless with jitter": lambda: StreamDataLoader(of(sections=sections(None, 3, jitter=True), padding_mode="cycle")),
+    "sections": lambda: StreamDataLoader(of(sections=3)),
+    "jitter": lambda: StreamDataLoader(of(sections=Sections(3, jitter=True))),
+    "endless with jitter": lambda: StreamDataLoader(of(sections=Sections(3, jitter=True), padding_mode="cycle")),
     "balanced": lambda: StreamDataLoader(of(schedule="balanced")),
     "one of two ranks": lambda: StreamDataLoader(of(), groups=2, rank=1, world_size=2),
     "mix": lambda: StreamDataLoader(interleave([of(open_stream=pairs)] * 2, batch_size=3, seed=4)),

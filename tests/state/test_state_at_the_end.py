@@ -8,7 +8,7 @@ from helpers import random_cases
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stream_dataloader import StreamDataLoader, StreamDataset, interleave, sections
+from stream_dataloader import Sections, StreamDataLoader, StreamDataset, interleave
 from stream_dataloader._schedule.order import Order
 
 LENGTHS = [5, 3, 6, 2, 4]
@@ -98,7 +98,7 @@ def of(lengths, cut=None, **options):
     [
         of([6, 4, 0, 0, 0]),
         of([6, 4, 0, 0, 0], schedule="longest_first"),
-        of([3, 3], sections(None, 2)),
+        of([3, 3], Sections(2, jitter=True)),
         interleave([of([6, 4, 2]), of([0])], weights=[1, 9], exhausted="repeat"),
     ],
 )

@@ -9,7 +9,7 @@ from helpers import FULL, read
 from store_tests import StoreTests
 from tokens import CODES, documents, write_headed, write_megatron
 
-from stream_dataloader import StreamDataLoader, StreamDataset, sections, stores
+from stream_dataloader import Sections, StreamDataLoader, StreamDataset, stores
 from stream_dataloader.errors import StoreError
 from stream_dataloader.stores import TokenStore
 
@@ -68,7 +68,7 @@ def test_documents_in_a_file_are_marked_and_have_targets_also_where_it_is_cut(tm
     found, write, options = MARKED[name]
     tokens, targets = map(torch.from_numpy, (np.concatenate(found).astype(np.int64), next_tokens(found)))
     starts = np.cumsum([0, *map(len, found)])
-    cut = sections([len(tokens)], 50)
+    cut = Sections(50, jitter=True, lengths=[len(tokens)])
     sources, store = stores.open(write(tmp_path / "x"), targets=True, dtype="int64", **options)
     read = torch.zeros(len(tokens), dtype=torch.int64)
     dataset = StreamDataset(sources, store, 2, time_steps=8, windows="packed", shuffle=True, seed=0, sections=cut)
@@ -101,7 +101,7 @@ def test_windows_of_a_file_are_those_of_get_batch(tmp_path):
     (data,) = documents((1000,))
     data.tofile(tmp_path / "x.bin")
     sources, store = stores.open(tmp_path / "x.bin", targets=True, dtype="int64", **FLAT)
-    dataset = StreamDataset(sources, store, 4, time_steps=32, shuffle=True, seed=0, sections=sections(None, 200))
+    dataset = StreamDataset(sources, store, 4, time_steps=32, shuffle=True, seed=0, sections=Sections(200, jitter=True))
     seen = 0
     for batch in StreamDataLoader(dataset):
         for lane in batch.mask.all(0).nonzero()[:, 0].tolist():

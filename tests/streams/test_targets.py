@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from stream_dataloader import StreamDataLoader, StreamDataset, sections, stores
+from stream_dataloader import Sections, StreamDataLoader, StreamDataset, stores
 from stream_dataloader.streams import TextStream
 from stream_dataloader.testing import check_resume
 
@@ -64,7 +64,7 @@ def test_the_loss_is_that_of_a_plain_loop_over_the_whole_text(tmp_path, kind, ig
     torch.testing.assert_close(summed(inputs, targets), expected)
 
     def loader(workers):
-        options = {"lengths": [len(TEXT)], "sections": sections(None, 50), "shuffle": True, "seed": 0}
+        options = {"lengths": [len(TEXT)], "sections": Sections(50, jitter=True), "shuffle": True, "seed": 0}
         options["fill_value"] = {"target": ignore_index}
         dataset = StreamDataset(sources, open_stream, 3, time_steps=8, windows="packed", **options)
         return StreamDataLoader(dataset, workers)

@@ -4,7 +4,7 @@ import functools
 
 import numpy as np
 
-from stream_dataloader import LaneBatchSampler, StreamDataLoader, StreamDataset, interleave, sections, side_by_side
+from stream_dataloader import LaneBatchSampler, Sections, StreamDataLoader, StreamDataset, interleave, side_by_side
 
 LENGTHS = [5, 0, 3, 9, 1, 7, 2, 6, 4, 8, 3, 5]
 GROUPS = [list(range(5)), list(range(5, 12)), list(range(12, 15)), list(range(15, 24)), list(range(24, 30))]
@@ -75,7 +75,7 @@ KINDS = {
     "known lengths": lambda **way: StreamDataLoader(known(schedule="balanced"), **way),
     "known lengths, two groups": lambda **way: StreamDataLoader(known(), **way, groups=2),
     "streams with states": lambda **way: StreamDataLoader(dataset(Counted), **way),
-    "sections": lambda **way: StreamDataLoader(dataset(sections=sections(LENGTHS, 3)), **way),
+    "sections": lambda **way: StreamDataLoader(dataset(sections=Sections(3, jitter=True, lengths=LENGTHS)), **way),
     "mixed, dropped": lambda **way: StreamDataLoader(mixed("drop"), **way),
     "mixed, repeated": lambda **way: StreamDataLoader(mixed("repeat"), **way),
     "side by side": lambda **way: side_by_side([(dataset(), 2), (endless(LENGTHS[3:]), 2)], **way),
