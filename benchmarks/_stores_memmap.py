@@ -68,9 +68,7 @@ def rate(batches: Iterator[Any], seconds: float) -> float:
 def ours(path: str, seconds: float) -> float:
     """This package's loader."""
     sources, store = stores.open(path)
-    dataset = StreamDataset(
-        sources, store, LANES, "cycle", time_steps=TIME_STEPS, lengths=store.lengths, schedule="listed"
-    )
+    dataset = StreamDataset(sources, store, LANES, "cycle", time_steps=TIME_STEPS, lengths=store.lengths)
     return rate(iter(StreamDataLoader(dataset, WORKERS)), seconds)
 
 

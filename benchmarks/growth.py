@@ -196,7 +196,7 @@ DATASETS: dict[str, Callable[[Any], dict[str, Any]]] = {
     "paths": lambda _: {},
     "shuffled": lambda _: {"shuffle": True},
     "shuffled, with lengths": lambda lengths: {"shuffle": True, "lengths": lengths},
-    "balanced": lambda lengths: {"schedule": "balanced", "lengths": lengths},
+    "balanced": lambda lengths: {"shuffle": True, "schedule": "balanced", "lengths": lengths},
     "sections": lambda lengths: {"shuffle": True, "sections": Sections(32, jitter=True, lengths=lengths)},
 }
 

@@ -64,7 +64,9 @@ def split_to_lanes(lengths: IntArray, ranks: int, rng: np.random.Generator) -> f
     return float(lengths.sum() / (longest * ranks * LANES))
 
 
-def dealt(lengths: IntArray, ranks: int, rng: np.random.Generator, groups: int, known: bool, schedule: str) -> float:
+def dealt(
+    lengths: IntArray, ranks: int, rng: np.random.Generator, groups: int, known: bool, schedule: str | None
+) -> float:
     """Dealt to groups, each just in time; `groups` 0 stands for one a rank."""
     total = groups or ranks
     seed = int(rng.integers(1 << 30))
@@ -78,9 +80,9 @@ def dealt(lengths: IntArray, ranks: int, rng: np.random.Generator, groups: int, 
 
 RULES: dict[str, Callable[[IntArray, int, np.random.Generator], float]] = {
     "lists split to lanes": split_to_lanes,
-    "dealt to ranks, just in time in each": partial(dealt, groups=0, known=False, schedule="listed"),
-    "the same, lengths known": partial(dealt, groups=0, known=True, schedule="listed"),
-    "just in time over all ranks": partial(dealt, groups=1, known=False, schedule="listed"),
+    "dealt to ranks, just in time in each": partial(dealt, groups=0, known=False, schedule=None),
+    "the same, lengths known": partial(dealt, groups=0, known=True, schedule=None),
+    "just in time over all ranks": partial(dealt, groups=1, known=False, schedule=None),
     'lengths known, "balanced"': partial(dealt, groups=0, known=True, schedule="balanced"),
     'lengths known, "longest_first"': partial(dealt, groups=0, known=True, schedule="longest_first"),
 }

@@ -82,10 +82,10 @@ def seconds(name: str, value: Any) -> float:
     return number
 
 
-def choice(name: str, value: Any, literal: Any) -> Any:
-    """`value`, one of the strings of a `Literal`."""
-    choices = get_args(literal)
-    if not isinstance(value, str) or value not in choices:
+def choice(name: str, value: Any, literal: Any, *, optional: bool = False) -> Any:
+    """`value`, one of the strings of a `Literal`, or None if it is optional."""
+    choices = (*get_args(literal), *([None] if optional else []))
+    if not (value is None or isinstance(value, str)) or value not in choices:
         raise ValueError(f"{name} is {shorten(value)}, and must be one of {', '.join(map(repr, choices))}")
     return value
 
@@ -262,7 +262,7 @@ def check_mix(lists: Sequence[Rules], weights: Any, exhausted: Any) -> Mix:
 def check_rules(rules: Rules, lookahead: Any, *, has_lengths: bool) -> Rules:
     """Rules made of what a user gave."""
     if lookahead is None:
-        lookahead = 0 if rules.schedule == "longest_first" else 1
+        lookahead = 1 if rules.schedule is None else 0
     rules = replace(
         rules,
         lanes=integer("batch_size", rules.lanes, 1, _MOST_LANES),
@@ -271,13 +271,18 @@ def check_rules(rules: Rules, lookahead: Any, *, has_lengths: bool) -> Rules:
         time_steps=None if rules.time_steps is None else integer("time_steps", rules.time_steps, 1, 2**31),
         lookahead=integer("lookahead", lookahead, 0, _MOST_LOOKAHEAD),
         shuffle=flag("shuffle", rules.shuffle),
-        schedule=choice("schedule", rules.schedule, Schedule),
+        schedule=choice("schedule", rules.schedule, Schedule, optional=True),
         seed=integer("seed", rules.seed, 0),
         deterministic=flag("deterministic", rules.deterministic),
     )
     if rules.num_sources == 0:
         raise ValueError("sources is empty; pass at least one source")
-    if rules.schedule != "listed" and not has_lengths:
+    if rules.schedule == "balanced" and not rules.shuffle:
+        raise ValueError(
+            'schedule="balanced" is a random order, and shuffle is False; pass shuffle=True, or '
+            'schedule="longest_first" for the same order in each epoch'
+        )
+    if rules.schedule is not None and not has_lengths:
         raise ValueError(f"schedule={rules.schedule!r} needs lengths=, the number of items of each source")
     if rules.windows == "packed" and rules.time_steps is None:
         raise ValueError('windows="packed" needs time_steps=, the number of steps of a window')

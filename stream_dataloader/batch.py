@@ -70,7 +70,7 @@ class StreamBatch(KeptFields, Conventions):
     # by a factory: a default would be found in the class, where a `sealed` batch has not read its message yet
     is_last: torch.Tensor | None = dataclasses.field(default_factory=lambda: None)
     """`(T, B)` bool: the time step is the last of its stream; never where an error ended it. None without the dataset's
-    `mark_ends=True`."""
+    `mark_ends=True` or known `lengths`."""
 
     stream_seed: torch.Tensor = dataclasses.field(default_factory=lambda: cast(torch.Tensor, None))
     """`(T, B)` int64: random bits of this reading of the time step's source, for draws on the device; 0 is padding.

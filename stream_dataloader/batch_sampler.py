@@ -54,7 +54,7 @@ class LaneBatchSampler(Sampler[list[int]]):
         padding_mode: What a lane does when no group is left. With `"cycle"`, the default, batches never end; pass
             `batches_per_epoch` to trainers that count them.
         shuffle: Draw the groups in a new order each epoch.
-        schedule: `"listed"`, `"longest_first"` or `"balanced"`.
+        schedule: None, `"longest_first"` or, with `shuffle`, `"balanced"`.
         lookahead: Number of groups that each lane reserves.
         seed: Seeds the order; None draws it from torch's generator. Several ranks must be given the same.
         rank: Which rank this process is; needs `world_size`. None: torch.distributed is asked.
@@ -94,7 +94,7 @@ class LaneBatchSampler(Sampler[list[int]]):
         windows: Windows = "aligned",
         padding_mode: PaddingMode = "cycle",
         shuffle: bool = False,
-        schedule: Schedule = "listed",
+        schedule: Schedule | None = None,
         lookahead: int | None = None,
         seed: int | None = None,
         rank: int | None = None,
@@ -134,7 +134,7 @@ class LaneBatchSampler(Sampler[list[int]]):
         rules = replace(self._rules, groups=groups)
         if rules != self._rules:
             options.check_groups(rules)
-            if place.world_size > 1 and not self._seed_is_given and (rules.shuffle or rules.schedule == "balanced"):
+            if place.world_size > 1 and not self._seed_is_given and rules.shuffle:
                 what = f"seed is None, and {place.world_size} ranks would each draw an order of their own"
                 raise ValueError(f"{what}; pass the same seed= on all ranks")
             self._rules = rules

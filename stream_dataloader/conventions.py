@@ -109,7 +109,7 @@ class Conventions:
             `(B, T, 1)` bool, for a TensorDict of batch size `(B, T)`.
 
         Raises:
-            ValueError: The dataset was made without `mark_ends=True`.
+            ValueError: The dataset has neither `mark_ends=True` nor `lengths`.
 
         Example:
             >>> from stream_dataloader import StreamDataLoader, StreamDataset
@@ -118,7 +118,8 @@ class Conventions:
             [[[0, 1, 0]], [[0, 0, 1]]]
         """
         if self.is_last is None:
-            raise ValueError("this batch does not say where streams end; use StreamDataset(..., mark_ends=True)")
+            what = "this batch does not say where streams end"
+            raise ValueError(f"{what}; use StreamDataset(..., mark_ends=True), or give it lengths=")
         return _rows(self.is_last).unsqueeze(-1)
 
     def segments(self) -> Segments:

@@ -71,12 +71,13 @@ class StreamDataset(IterableDataset[StreamBatch]):
             `"packed"`: the next stream starts at the very next time step. `"given"`, without `time_steps`: the streams
             yield whole windows, with a leading time axis; shorter ones than a stream's first are padded.
         shuffle: Read the sources in a new order each epoch, seeded from (seed, epoch).
-        schedule: `"listed"`: in the order of the list, or shuffled. With `lengths` also `"longest_first"`, or
-            `"balanced"`: a random order in which long sources tend to come early.
+        schedule: None: in the order of the list, or shuffled. With `lengths` also `"longest_first"`, which draws among
+            equal ones with `shuffle`; or, with `shuffle`, `"balanced"`: a random order in which long sources tend to
+            come early.
         deterministic: Assign sources in logical time: batches are the same for any number of workers. False assigns
             them first come, first served, for live sources.
         lookahead: Number of sources that each lane reserves, so that workers do not wait for each other. With 0 a lane
-            takes a source only when it needs one. None stands for 1, but for 0 with `"longest_first"`.
+            takes a source only when it needs one. None stands for 1, but for 0 with a `schedule`.
         open_early: Whether workers open reserved sources in a background thread while they read other streams. None:
             if `open_stream`, and a sequence that computes the sources, declare that this is safe
             (`protocols.OpensEarly`). True: always, also with `num_workers=0`. False: never. Batches are the same.
@@ -94,8 +95,9 @@ class StreamDataset(IterableDataset[StreamBatch]):
             a `GapError`.
         retry_on: The exceptions of the stream or `open_stream` for which it is opened again: a class, or several.
         fingerprint: Names the list of sources in saved states; None hashes the list. Give one if paths may move.
-        mark_ends: Mark the last time step of each stream in `batch.is_last`. Unless `lengths` tells whether a stream
-            goes on behind a window, its next item is taken one step ahead. With a `collate_fn` it has no effect.
+        mark_ends: Mark the last time step of each stream in `batch.is_last`. None: where `lengths` tell, so that nothing is read ahead.
+            True: everywhere. Unless `lengths` tell whether a stream goes on behind a window, its next item is taken one
+            step ahead. False: nowhere. With a `collate_fn` it has no effect.
         seed_globals: Seed the global generators of `random`, numpy and torch for each stream, from (seed, epoch,
             source), so that what a stream draws from them is the same for any number of workers. It costs up to a
             millisecond for each window, streams are not opened early, and several threads in one process are refused.
@@ -127,7 +129,7 @@ class StreamDataset(IterableDataset[StreamBatch]):
         time_steps: int | None = None,
         windows: Windows = "aligned",
         shuffle: bool = False,
-        schedule: Schedule = "listed",
+        schedule: Schedule | None = None,
         deterministic: bool = True,
         lookahead: int | None = None,
         open_early: bool | None = None,
@@ -137,7 +139,7 @@ class StreamDataset(IterableDataset[StreamBatch]):
         retries: int = 0,
         retry_on: type[Exception] | Sequence[type[Exception]] = Exception,
         fingerprint: str | None = None,
-        mark_ends: bool = False,
+        mark_ends: bool | None = None,
         seed_globals: bool = False,
         sections: Sections | int | None = None,
     ) -> None:
@@ -163,7 +165,9 @@ class StreamDataset(IterableDataset[StreamBatch]):
         self.max_failures = None if max_failures is None else options.integer("max_failures", max_failures, 0)
         self.retries = options.integer("retries", retries, 0)
         self.retry_on = options.exceptions("retry_on", retry_on)
-        self.mark_ends = options.flag("mark_ends", mark_ends)
+        self.given_mark_ends = mark_ends
+        tells = lists.knows_lengths and time_steps is not None
+        self.mark_ends = tells if mark_ends is None else options.flag("mark_ends", mark_ends)
         self.seed_globals = options.flag("seed_globals", seed_globals)
         self.given_lookahead = lookahead
         self._steps: tuple[int, list[int]] | None = None  # of the epoch that was asked for last

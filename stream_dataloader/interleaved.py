@@ -123,8 +123,11 @@ def _agreed(datasets: Sequence[StreamDataset], given: SharedOptions) -> SharedOp
     for name in (name for name in names if name not in given):
         found = [(n, getattr(own, name, getattr(own.rules, name, None))) for n, own in enumerate(datasets)]
         if name == "lookahead":  # one that its schedule alone made 0 agrees with any
-            free = [own.given_lookahead is None and own.rules.schedule == "longest_first" for own in datasets]
+            free = [own.given_lookahead is None and own.rules.schedule is not None for own in datasets]
             found = [one for one, is_free in zip(found, free, strict=True) if not is_free] or [(0, None)]
+        if name == "mark_ends":  # one that its lengths decide agrees with any
+            said = [(n, own.given_mark_ends) for n, own in enumerate(datasets)]
+            found = [one for one in said if one[1] is not None] or [(0, None)]
         first, agreed[name] = found[0]
         for number, option in found:
             if not _same(option, agreed[name]):

@@ -51,7 +51,7 @@ PaddingMode = Literal["zeros", "data", "drop", "cycle"]
 Windows = Literal["aligned", "packed", "given"]
 Transport = Literal["auto", "shared_memory", "queue"]
 WorkerMethod = Literal["process", "thread"]
-Schedule = Literal["listed", "longest_first", "balanced"]
+Schedule = Literal["longest_first", "balanced"]
 Exhausted = Literal["drop", "repeat"]
 
 Item_co = TypeVar("Item_co", covariant=True)

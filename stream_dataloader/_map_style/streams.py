@@ -31,7 +31,7 @@ class CommonOptions(TypedDict, total=False):
     max_failures: int | None
     retries: int
     retry_on: type[Exception] | Sequence[type[Exception]]
-    mark_ends: bool
+    mark_ends: bool | None
     seed_globals: bool
 
 
@@ -40,7 +40,7 @@ class MapStyleOptions(CommonOptions, total=False):
 
     seed: int | None
     shuffle: bool
-    schedule: Schedule
+    schedule: Schedule | None
     open_early: bool | None
     fingerprint: str | None
     sections: Sections | int | None

@@ -49,7 +49,7 @@ class Mix:
     weights: tuple[float, ...]
     exhausted: Exhausted
     shuffles: tuple[bool, ...]
-    schedules: tuple[Schedule, ...]
+    schedules: tuple[Schedule | None, ...]
 
     @cached_property
     def shares(self) -> Shares:
@@ -112,7 +112,7 @@ class DrawOrder:
         endless: The order has no end: lists start again and again. Only with `exhausted="repeat"`.
 
     Example:
-        >>> mix = Mix((6, 1), (3, 1), "repeat", (False, False), ("listed", "listed"))
+        >>> mix = Mix((6, 1), (3, 1), "repeat", (False, False), (None, None))
         >>> order = DrawOrder(mix, None, 0)
         >>> [order[draw] for draw in range(mix.draws)]
         [(0, 0), (0, 1), (1, 0), (0, 2), (0, 3), (0, 4), (1, 1), (0, 5)]

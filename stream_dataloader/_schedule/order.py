@@ -1,4 +1,4 @@
-"""The order in which the sources of an epoch are handed out: listed, shuffled, by length, mixed, dealt to groups.
+"""The order in which the sources of an epoch are handed out: as listed, shuffled, by length, mixed, dealt to groups.
 
 Guarantee: a pure function of (rules, epoch, lengths); what a grant stands for depends on nothing else.
 """
@@ -211,7 +211,7 @@ def epoch_order(rules: Rules, epoch: int, lengths: Lengths | None, *key: int, pa
         part: Where the list is among all sources.
     """
     known = None
-    if rules.schedule != "listed" or rules.groups.total > 1:  # else nobody asks
+    if rules.schedule is not None or rules.groups.total > 1:  # else nobody asks
         known = lengths_in(lengths, epoch)
         known = None if known is None else known[part]
     order = _epoch_order(rules, epoch, known, *key, has_lengths=lengths is not None)
@@ -222,10 +222,10 @@ def epoch_order(rules: Rules, epoch: int, lengths: Lengths | None, *key: int, pa
 
 
 def _epoch_order(rules: Rules, epoch: int, lengths: IntArray | None, *key: int, has_lengths: bool) -> Listing | None:
-    if rules.schedule == "listed" and not rules.shuffle:
+    if rules.schedule is None and not rules.shuffle:
         return None
     rng = order_rng(rules.seed, epoch, *key)
-    if rules.schedule == "listed":
+    if rules.schedule is None:
         if not has_lengths and rules.num_sources > MOST_IN_MEMORY:
             return Permutation(rules.num_sources, rng)
         return rng.permutation(rules.num_sources)

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from stream_dataloader._schedule.replay import count_steps, steps_of_groups
 from stream_dataloader._schedule.rules import IntArray, Rules
 from stream_dataloader._schedule.sections import Cut, Cuts, Lengths, lengths_in
+from stream_dataloader.protocols import Schedule
 
 _MOST_STREAMS = 10_000  # that are assigned for one figure, in some 50 ms
 _MOST_EPOCHS = 8
@@ -76,11 +77,10 @@ class Outlook:
         rules, sources = self.rules, len(self.lengths)
         if 0 < sources < rules.lanes and rules.groups.total == 1:
             yield self._with("fewer lanes", f"batch_size={sources}", replace(rules, lanes=sources))
-        if rules.schedule == "listed" and rules.shuffle:
-            yield self._with("schedule", 'schedule="balanced"', replace(rules, schedule="balanced"))
-        elif rules.schedule == "listed":  # which reserves nothing by default
-            changed = replace(rules, schedule="longest_first", lookahead=0)
-            yield self._with("schedule", 'schedule="longest_first"', changed)
+        if rules.schedule is None:  # with one, nothing is reserved by default
+            schedule: Schedule = "balanced" if rules.shuffle else "longest_first"
+            changed = replace(rules, schedule=schedule, lookahead=0)
+            yield self._with("schedule", f'schedule="{schedule}"', changed)
         yield from self._longest_sections()
         if rules.windows == "aligned":
             yield self._with("packed windows", 'windows="packed"', replace(rules, windows="packed"))

@@ -199,7 +199,7 @@ class Rules:
     time_steps: int | None
     lookahead: int
     shuffle: bool
-    schedule: Schedule
+    schedule: Schedule | None
     seed: int
     deterministic: bool
     mix: Mix | None = None
@@ -235,8 +235,7 @@ class Rules:
         if self.groups.total == 1:
             return False
         shuffles = () if self.mix is None else self.mix.shuffles
-        schedules = () if self.mix is None else self.mix.schedules
-        return self.shuffle or any(shuffles) or "balanced" in (self.schedule, *schedules)
+        return self.shuffle or any(shuffles)
 
     def gives_up(self, lane: int, draws: int) -> bool:
         """Whether a lane that drew so many sources in a row without an item idles; only with `"data"`.

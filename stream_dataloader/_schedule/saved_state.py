@@ -235,7 +235,7 @@ def _check(state: Any, rules: Rules, identity: SourceIdentity, changes: Collecti
             "datasets"
         )
     schedules = (rules.schedule,) if rules.mix is None else rules.mix.schedules
-    lengths_decide = groups.total > 1 or any(schedule != "listed" for schedule in schedules)
+    lengths_decide = groups.total > 1 or any(schedule is not None for schedule in schedules)
     if state["lengths"] != identity.lengths and lengths_decide:
         raise StateError(
             f"the state was saved with other lengths (fingerprint {state['lengths']}, here {identity.lengths}), which "

@@ -138,7 +138,7 @@ def add_lanes(parser: _ActionsContainer) -> None:
     add("--time-steps", type=positive, default=16, metavar="T", help=f"of a window {shown}")
     add("--workers", type=natural, default=0, help=f"processes; 0: none {shown}")
     add("--windows", choices=["aligned", "packed"], default="aligned")
-    add("--schedule", choices=["listed", "balanced", "longest_first"], default="listed")
+    add("--schedule", choices=["balanced", "longest_first"], help="long ones early; balanced needs --shuffle")
     add("--shuffle", action="store_true", help="read in a random order")
     add("--seed", type=natural, default=0, help=f"of that order {shown}")
 

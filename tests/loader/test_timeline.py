@@ -37,8 +37,9 @@ def cells_of(timeline):
 
 
 @random_cases(200, 12)
-@given(random_case(max_length=20, min_streams=3), st.sampled_from(["listed", "longest_first", "balanced"]))
+@given(random_case(max_length=20, min_streams=3), st.sampled_from([None, "longest_first", "balanced"]))
 def test_of_lengths_alone_it_is_what_a_loader_reads(case, schedule):
+    case.shuffle |= schedule == "balanced"
     dataset = case.dataset(lengths=case.lengths, schedule=schedule)
     batches = list(StreamDataLoader(dataset))
     timeline = visualize.timeline(dataset)

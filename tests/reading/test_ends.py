@@ -1,4 +1,4 @@
-"""`mark_ends=True`: streams' last steps are marked, and nothing else in the batches changes."""
+"""`mark_ends`: streams' last steps are marked, and nothing else in the batches changes."""
 
 import dataclasses
 import functools
@@ -96,6 +96,40 @@ def test_a_mix_marks_ends_if_its_datasets_do():
         mix(True, False)
     with pytest.raises((TypeError, ValueError), match="mark_ends must be"):
         StreamDataset([1], range, 1, mark_ends="yes")
+    assert len(marked(StreamDataLoader(mix(True, None)))) == len(marked(StreamDataLoader(mix(None, True)))) == 4
+    assert next(iter(StreamDataLoader(mix(None, None)))).is_last is None  # the second's lengths are not known
+    assert next(iter(StreamDataLoader(mix(None, False)))).is_last is None
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("windows", ["aligned", "packed"])
+def test_ends_are_marked_where_lengths_are_known_if_nothing_is_said(windows, workers):
+    options = {"time_steps": 3, "windows": windows, "shuffle": True, "seed": 0}
+    build = functools.partial(StreamDataset, range(len(CASE.lengths)), CountedItems(), 4, **options)
+    check_marks(with_marks(functools.partial(build, lengths=CASE.lengths), workers)[0], CASE.lengths)
+    said, unsaid, unknown, off = (
+        list(StreamDataLoader(build(**given), workers))
+        for given in (
+            {"lengths": CASE.lengths, "mark_ends": True},
+            {"lengths": CASE.lengths},
+            {},
+            {"lengths": CASE.lengths, "mark_ends": False},
+        )
+    )
+    assert list(map(batch_key, unsaid)) == list(map(batch_key, said))
+    assert marked(unsaid) == [[source, length - 1] for source, length in enumerate(CASE.lengths) if length]
+    assert [batch.is_last for batch in unknown + off] == [None] * len(unknown + off)
+
+
+class CountedItems:
+    def __call__(self, source):
+        return iter(np.arange(CASE.lengths[source]))
+
+
+def test_windows_that_streams_cut_are_read_ahead_only_if_it_is_said():
+    sources = [(0, [2, 1]), (1, [3])]
+    dataset = StreamDataset(sources, Windows(), 2, windows="given", lengths=[2, 1])
+    assert next(iter(StreamDataLoader(dataset))).is_last is None
 
 
 @pytest.mark.parametrize(
@@ -104,6 +138,7 @@ def test_a_mix_marks_ends_if_its_datasets_do():
         ({}, None, [2, 4, 5]),
         ({"mark_ends": True}, None, [3, 5, 5]),
         ({"mark_ends": True, "lengths": [5]}, None, [2, 4, 5]),
+        ({"lengths": [5]}, None, [2, 4, 5]),
         ({"mark_ends": True}, list, [2, 4, 5]),
     ],
 )

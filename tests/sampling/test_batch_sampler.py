@@ -40,7 +40,8 @@ def cases(draw, modes=("zeros", "data", "drop", "cycle")):
     total = draw(st.integers(1, min(4, len(lengths))))
     lanes = min(case.lanes, len(lengths) // total) if case.padding_mode == "drop" else case.lanes
     options = {name: getattr(case, name) for name in OPTIONS}
-    options["schedule"] = draw(st.sampled_from(["listed", "longest_first", "balanced"]))
+    options["schedule"] = draw(st.sampled_from([None, "longest_first", "balanced"]))
+    options["shuffle"] |= options["schedule"] == "balanced"
     world_size = draw(st.sampled_from([size for size in range(1, total + 1) if total % size == 0]))
     return lengths, options, lanes * total // world_size, total, world_size
 

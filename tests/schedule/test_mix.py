@@ -28,7 +28,7 @@ def modelled_draws(sizes, weights, exhausted):
 
 
 def order_of(sizes, weights, exhausted="drop", seed=None, epoch=0, **options):
-    mix = Mix(tuple(sizes), tuple(weights), exhausted, (False,) * len(sizes), ("listed",) * len(sizes))
+    mix = Mix(tuple(sizes), tuple(weights), exhausted, (False,) * len(sizes), (None,) * len(sizes))
     return DrawOrder(mix, seed, epoch, **options), mix.draws
 
 

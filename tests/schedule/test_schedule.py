@@ -30,8 +30,9 @@ def test_lanes_are_split_evenly_and_in_order(batch_size, num_workers, threads):
 
 
 @random_cases(700)
-@given(cases(), st.sampled_from(["listed", "longest_first", "balanced"]))
+@given(cases(), st.sampled_from([None, "longest_first", "balanced"]))
 def test_known_lengths_make_len_exact(case, schedule):
+    case.shuffle |= schedule == "balanced"
     loader = StreamDataLoader(case.dataset(lengths=case.lengths, schedule=schedule))
     for epoch in range(2):
         assert len(loader) == len(list(loader)) == len(list(case.expected(loader.dataset, epoch)))
@@ -70,9 +71,20 @@ def test_longest_first_sorts_by_length_and_shuffles_equals():
 
 def test_balanced_draws_sources_in_proportion_to_their_length():
     lengths = [30, 10] + [0] * 48
-    first = [permutation(epoch, schedule="balanced", lengths=lengths, shuffle=False)[0] for epoch in range(2000)]
+    first = [permutation(epoch, schedule="balanced", lengths=lengths, shuffle=True)[0] for epoch in range(2000)]
     assert set(first) == {0, 1}
     assert 0.72 < first.count(0) / 2000 < 0.78  # 3 : 1; five standard deviations
+
+
+def test_balanced_without_shuffle_is_an_error():
+    with pytest.raises(ValueError, match=r'schedule="balanced" is a random order, and shuffle is False; pass shuffle='):
+        permutation(0, schedule="balanced", lengths=range(50), shuffle=False)
+
+
+def test_the_order_of_the_list_is_no_schedule():
+    assert StreamDataset([3], range, 1, time_steps=1).rules.schedule is None
+    with pytest.raises(ValueError, match="schedule is 'listed', and must be one of 'longest_first', 'balanced', None"):
+        permutation(0, schedule="listed")
 
 
 @pytest.mark.parametrize("schedule", ["longest_first", "balanced"])
@@ -80,10 +92,10 @@ def test_schedules_by_length_waste_less(schedule):
     lengths = np.random.default_rng(1).integers(1, 200, 60).tolist()
 
     def batches(schedule):
-        options = {"lengths": lengths, "schedule": schedule, "seed": 0, "lookahead": 0}
+        options = {"lengths": lengths, "schedule": schedule, "seed": 0, "shuffle": schedule == "balanced"}
         return len(StreamDataLoader(StreamDataset(lengths, range, 8, time_steps=1, **options)))
 
-    assert sum(lengths) / 8 <= batches(schedule) < batches("listed")
+    assert sum(lengths) / 8 <= batches(schedule) < 0.9 * batches(None)
 
 
 def test_seed_none_follows_torchs_generator():
