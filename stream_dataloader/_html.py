@@ -16,6 +16,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from stream_dataloader.errors import shown as made_visible
+from stream_dataloader.errors import shown_lines, without_secrets
+
 #: In UTF-8, of one object. It is saved in the notebook's file with every run.
 LIMIT_BYTES = 100_000
 
@@ -27,8 +30,8 @@ _PICTURES = 2
 _VALUES = 6
 _LETTERS = 48
 _HEAD = ("lane", "worker", "source", "positions", "reset", "padding")
-_short = reprlib.Repr()
-_short.maxstring = _short.maxother = _LETTERS
+#: Of a text, so much is looked through for secrets before it is cut.
+_MOST_LOOKED_AT = 4096
 
 #: Pictures of a lane, and the larger side of each: the first that is small enough.
 _SIZES = ((4, 64), (3, 64), (2, 64), (1, 64), (1, 48), (1, 32), (1, 24), (1, 16))
@@ -37,6 +40,24 @@ _MOST_SIDE = 128
 _SHOWN = "height:64px;min-width:8px;image-rendering:pixelated"
 
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
+
+
+class _Short(reprlib.Repr):
+    """Short texts of objects, in which no URL is cut before its secrets are left out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxstring = self.maxother = _LETTERS
+
+    def repr_str(self, x: str, level: int) -> str:
+        return super().repr_str(without_secrets(_beginning(x)), level)
+
+    def repr_instance(self, x: Any, level: int) -> str:  # noqa: ARG002
+        text = without_secrets(repr(x))
+        return text if len(text) <= self.maxother else f"{text[: self.maxother - 3]}..."
+
+
+_short = _Short()
 
 
 def page(make: Callable[[], str], otherwise: Callable[[], str]) -> str:
@@ -52,19 +73,19 @@ def page(make: Callable[[], str], otherwise: Callable[[], str]) -> str:
 
 def preformatted(text: str) -> str:
     """Text in several lines, as it is, cut where it is too long."""
-    kept = text[: LIMIT_BYTES // 8]  # a character takes at most six bytes
-    shown = html.escape(_printable(kept, "\n")) + ("…" if len(text) > len(kept) else "")
+    kept = text[: LIMIT_BYTES // 12]  # a character takes at most ten bytes
+    shown = html.escape(shown_lines(kept)) + ("…" if len(text) > len(kept) else "")
     return f'<pre style="line-height:1.2">{shown}</pre>'
 
 
 def escaped(value: str, limit: int = 60) -> str:
-    """Text on one line, cut, in which nothing is markup or cannot be shown."""
-    cut = str.__getitem__(value, slice(limit + 1))  # of a subclass too
-    return html.escape(_printable(cut[:limit])) + ("…" if len(cut) > limit else "")
+    """Text on one line, cut, in which nothing is markup, a secret of a URL, or cannot be shown."""
+    text = made_visible(_beginning(value))
+    return html.escape(text[:limit]) + ("…" if len(text) > limit else "")
 
 
-def _printable(text: str, kept: str = "") -> str:
-    return "".join(letter if letter.isprintable() or letter == kept else " " for letter in text)
+def _beginning(text: str) -> str:
+    return str.__getitem__(text, slice(_MOST_LOOKED_AT))  # of a subclass too
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -192,7 +213,7 @@ def _objects(leaf: list[list[Any]], lane: int, steps: list[int]) -> str:
 
 def _object(value: Any) -> str:
     if isinstance(value, str):
-        return str.__getitem__(value, slice(_LETTERS + 1))
+        return made_visible(_beginning(value))[: _LETTERS + 1]
     if isinstance(value, (torch.Tensor, np.ndarray)):
         return f"{type(value).__name__} {str(value.dtype).removeprefix('torch.')}"
     try:

@@ -8,6 +8,8 @@ from __future__ import annotations
 import logging
 import warnings
 
+from stream_dataloader.errors import shown_lines
+
 __all__ = ["log", "warn"]
 
 log = logging.getLogger("stream_dataloader")
@@ -15,6 +17,7 @@ log = logging.getLogger("stream_dataloader")
 
 def warn(text: str, stacklevel: int, category: type[Warning] = RuntimeWarning) -> None:
     """Warn, and log it too. Without handlers Python would print the record beside the warning."""
+    text = shown_lines(text)
     if log.hasHandlers():
         log.warning("%s", text)
     warnings.warn(text, category, stacklevel=stacklevel + 1)

@@ -57,17 +57,26 @@ def shown(text: object) -> str:
         >>> print(shown("a\x1b[2K\nb.mp4"))
         a\x1b[2K\nb.mp4
     """
-    plain = without_secrets(str(text))
-    if plain.isprintable():
-        return plain
-    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in plain)
+    return _visible(without_secrets(str(text)))
+
+
+def _visible(text: str) -> str:
+    if text.isprintable():
+        return text
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
+
+
+def shown_lines(text: str) -> str:
+    """Text of several lines, each as `shown` has it."""
+    plain = without_secrets(text)
+    return plain if plain.isprintable() else "\n".join(map(_visible, plain.expandtabs().split("\n")))
 
 
 class StreamDataLoaderError(Exception):
-    """Base of every error of this library; its message shows no passwords or queries of URLs."""
+    """Base of every error of this library; its message shows no secrets of URLs, and no control characters."""
 
     def __init__(self, *args: Any) -> None:
-        super().__init__(*(without_secrets(value) if isinstance(value, str) else value for value in args))
+        super().__init__(*(shown_lines(value) if isinstance(value, str) else value for value in args))
 
 
 class StreamError(StreamDataLoaderError, RuntimeError):
@@ -213,8 +222,8 @@ class StaleIteratorError(StreamDataLoaderError, RuntimeError):
 
 
 def format_traceback(error: BaseException) -> str:
-    """The full traceback text of `error`, causes included."""
-    return "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    """The full traceback text of `error`, causes included, as `shown_lines` has it."""
+    return shown_lines("".join(traceback.format_exception(type(error), error, error.__traceback__)))
 
 
 def shorten(value: object, limit: int = 200) -> str:

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stream_dataloader.batch import StreamBatch
+from stream_dataloader.errors import shown as made_visible
 from stream_dataloader.streams._media.opencv import import_opencv
 
 cv2 = import_opencv("The demo, which draws,")
@@ -180,8 +181,10 @@ def _text_width(text: str) -> int:
 
 def _write(image: Image, text: str, left: int, baseline: int, right: int | None = None) -> None:
     """Draw text, shortened in the middle to end before `right`."""
-    text = text.encode("ascii", "replace").decode()  # the font has no more
     room = (right or image.shape[1]) - left
+    # Each character takes a pixel at least: a long name is not measured again and again.
+    text = text if len(text) <= room else f"{text[: (room + 1) // 2]}{text[len(text) - room // 2 :]}"
+    text = made_visible(text).encode("ascii", "replace").decode()  # the font has no more
     shown, kept = text, len(text)
     while kept > 0 and _text_width(shown) > room:
         kept -= 1

@@ -30,6 +30,9 @@ from stream_dataloader.errors import shown
 from stream_dataloader.stores._packing.run import Bar, size_text
 from stream_dataloader.visualize import timeline
 
+#: Characters that a column is padded to: with one name of a million, each line would have as many.
+_WIDEST = 100
+
 _HEADS = ("source", "codec", "size", "rate", "frames", "duration", "keys", "bytes", "")
 
 
@@ -74,7 +77,7 @@ def _store(target: Target, options: Namespace) -> tuple[dict[str, Any], list[str
         **{f"leaf {name}": leaf for name, leaf in info.leaves.items()},
         **{f"metadata {name}": value for name, value in info.metadata.items()},
     }
-    width = max(map(len, rows))
+    width = min(_WIDEST, max(map(len, rows)))
     lines = [f"{name:<{width}}  {value}" for name, value in rows.items()]
     found = dataclasses.asdict(info)
     numbers = range(min(options.streams, len(store)))
@@ -119,7 +122,7 @@ def _table(rows: list[Sequence[str]]) -> list[str]:
     columns = [column for column in zip(*rows, strict=True) if any(column[1:])]
     padded = []
     for number, column in enumerate(columns):
-        width = max(map(len, column))
+        width = min(_WIDEST, max(map(len, column)))
         pad = str.rjust if number else str.ljust
         padded.append([pad(cell, width) for cell in column])
     return ["  ".join(row).rstrip() for row in zip(*padded, strict=True)]

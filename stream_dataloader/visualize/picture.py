@@ -20,6 +20,7 @@ import numpy as np
 
 from stream_dataloader._html import page, preformatted
 from stream_dataloader._schedule.outlook import Alternative
+from stream_dataloader.errors import shown
 
 __all__ = ["Segment", "Timeline"]
 
@@ -199,12 +200,13 @@ def _figure(timeline: Timeline, theme: str, sources: Any) -> Any:
         if segment.starts:
             top = segment.lane - _BAR / 2
             axes.vlines(segment.begin, top, top + _BAR, color=ink, linewidth=1.6)
-        name = str(segment.source if sources is None else sources[segment.source])
+        name = shown(segment.source if sources is None else sources[segment.source])
         inches = steps / width * 9.6
         if row_inches >= 0.2 and inches >= 0.09 * len(name) + 0.08:  # there is room
             at = segment.begin + steps / 2, segment.lane
             letters = "#ffffff" if colour in _DARK_COLOURS else "#111111"
-            axes.text(*at, name, ha="center", va="center", color=letters, fontsize=8, clip_on=True)
+            how: dict[str, Any] = {"ha": "center", "va": "center", "color": letters, "fontsize": 8}
+            axes.text(*at, name, clip_on=True, parse_math=False, **how)
     _frame(axes, timeline, width, ground)
     axes.tick_params(colors=ink, labelsize=8, length=2)
     axes.set_xlabel("batch", color=ink, fontsize=9)

@@ -158,7 +158,7 @@ def test_all_is_escaped():
 
 def test_text_and_objects_are_shown_in_short():
     shown = read(first_batch(lambda n: iter("ab\ncd"[:n]), (5, 2)))
-    assert [row[6] for row in shown.rows] == ["data", "ab c", "ab"]
+    assert [row[6] for row in shown.rows] == ["data", r"ab\nc", "ab"]
     shown = read(first_batch(lambda n: (f"word {i}" for i in range(n)), (5, 2)))
     assert shown.rows[1][6] == "word 0 · word 1 · word 2 · word 3"
     shown = read(first_batch(lambda n: ([i, {"a": "b" * 999}] for i in range(n)), (1, 1)))

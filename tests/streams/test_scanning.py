@@ -14,6 +14,10 @@ from stream_dataloader.streams import ArrayStream
 from stream_dataloader.streams._media.opencv import decoded_image
 from stream_dataloader.streams._media.section import natural_order
 
+pytest.importorskip("av")
+from stream_dataloader.cli import film
+from stream_dataloader.cli.inspect import _table
+
 MOST = 1 << 14  # a quadratic scan of so many bytes takes a second
 
 
@@ -52,6 +56,10 @@ SCANNED = {
     "fields of an array": npy(lambda count: "'descr': [" * count),
     "spaces in an array's header": npy(lambda count: "{'descr'" + " " * count),
     "axes of an array": npy(lambda count: "{'descr': '<f8', 'fortran_order': False, 'shape': (" + "9," * count + ")}"),
+    "a name on a picture": lambda folder, count: (
+        lambda: film._write(np.zeros((99, 320, 3), np.uint8), "i" * count, 4, 9)
+    ),
+    "a long name among short ones": lambda folder, count: lambda: _table([["a" * count, "b"], *[["a", "b"]] * count]),
     "digits of a name": lambda folder, count: lambda: natural_order("7" * count + "a7" * count),
 }
 

@@ -8,7 +8,8 @@ from helpers import make_loader
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stream_dataloader import stores
+from stream_dataloader import StreamDataLoader, StreamDataset, _notices, stores, visualize
+from stream_dataloader._html import preformatted
 from stream_dataloader.cli.main import main
 from stream_dataloader.errors import ReadError, StoreError, StreamError, shorten, shown, without_secrets
 from stream_dataloader.streams import ArrayStream, FileCache
@@ -78,6 +79,49 @@ def test_headers_for_one_host_do_not_follow_to_another(tmp_path, same_host):
         cache.open(f"{first.url}/a.npy").close()
         names = {name.lower() for name, value in other.headers_of["b.npy"] if "KEY" in value}
     assert names == ({"authorization", "x-api-key", "cookie"} if same_host else set())
+
+
+URL = "https://alice:PASSWORD@host/a?X-Amz-Signature=SIGNATURE"
+
+
+class Named:
+    def __repr__(self):
+        return f"<{URL} \x1b[2K>"
+
+
+@pytest.mark.parametrize("item", [URL, f"\x1b[2K\n{URL}", {URL: 1}, [URL], {"a": [(URL,)]}, Named()], ids=repr)
+def test_html_and_notes_show_no_secrets_and_no_control_characters(item, caplog):
+    dataset = StreamDataset([1, 1], lambda n: iter([{"x": item, "y": 1}] * n), 2, time_steps=1)
+    page = next(iter(StreamDataLoader(dataset)))._repr_html_()
+    told = [page, preformatted(f"a\n{item!r}\n{item}"), str(StoreError(f"a\n{item}"))]
+    with pytest.warns(RuntimeWarning) as warned:
+        _notices.warn(f"it is {item}", 1)
+    told += [str(warned[0].message), caplog.text]
+    for text in told:
+        assert not has_secrets(text), text
+        assert "\x1b" not in text
+    assert "host" in page
+    assert "a\n" in told[1]
+
+
+def test_pictures_show_names_as_they_are(tmp_path, fonts):
+    drawn = visualize.timeline(StreamDataset([9, 9], range, 2, time_steps=4, lengths=[9, 9]))
+    drawn.save(tmp_path / "a.svg", sources=["$\\frac{$", f"\x1b{URL}"])  # no formula of TeX
+    text = (tmp_path / "a.svg").read_text()
+    assert not has_secrets(text)
+    assert "\x1b" not in text
+
+
+def test_packing_tells_of_what_it_skips_in_a_line_each(tmp_path):
+    def opened(name):
+        if name:
+            raise ValueError(f"no video {name}")
+        return range(2)
+
+    report = stores.pack(([f"\x1b\nskipped nothing {URL}", ""], opened), tmp_path / "a.store", on_error="skip")
+    assert len(str(report).splitlines()) == 2
+    assert "\x1b" not in str(report)
+    assert not has_secrets(str(report))
 
 
 @pytest.mark.parametrize("command", ["inspect", "profile", "verify"])

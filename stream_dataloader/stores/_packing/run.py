@@ -20,7 +20,7 @@ from tqdm import tqdm
 
 from stream_dataloader.dataloader import StreamDataLoader
 from stream_dataloader.dataset import StreamDataset
-from stream_dataloader.errors import ErrorReport, StoreError, StreamError
+from stream_dataloader.errors import ErrorReport, StoreError, StreamError, shown
 from stream_dataloader.stores._base.files import disk_bytes
 from stream_dataloader.stores._packing.part import StreamPacker
 from stream_dataloader.stores._packing.partial import Partial, packed_in
@@ -66,7 +66,7 @@ class PackReport:
             f"packed {self.streams:,} streams{before}, {self.steps:,} steps, {size_text(self.bytes)}, in "
             f"{self.seconds:.1f} s into {self.path} ({self.format})"
         ]
-        return "\n".join(lines + [f"skipped {error}" for error in self.skipped])
+        return "\n".join(lines + [f"skipped {shown(error)}" for error in self.skipped])
 
 
 def size_text(size: float) -> str:

@@ -22,6 +22,8 @@ from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from stream_dataloader.errors import shown
+
 __all__ = ["Frame", "LiveReader", "av_frames", "opencv_frames"]
 
 _LONGEST_JOIN_SECONDS = 1.0
@@ -118,7 +120,7 @@ class LiveReader:
                     return
                 if not self._closed:
                     again = f"connecting again in {wait:.1f} s, try {failed + 1} of {tries or 'any number'}"
-                    _log.warning("%s: %s; %s", self._name, error, again)
+                    _log.warning("%s: %s; %s", self._name, shown(error), again)
                 self._changed.wait_for(lambda: self._closed, wait)
 
     def _read(self) -> None:
