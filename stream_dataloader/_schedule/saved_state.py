@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from stream_dataloader._schedule.changes import CHANGES, with_changes
 from stream_dataloader._schedule.mix import Mix
 from stream_dataloader._schedule.position import EpochPlace
-from stream_dataloader._schedule.rules import Groups, Rules
+from stream_dataloader._schedule.rules import NONE, Groups, Rules
 from stream_dataloader._schedule.snapshot import Changed, LaneState, Snapshot
 from stream_dataloader._schedule.state_check import MOST_GROUPS, check_group, check_shared, checksum, number
 from stream_dataloader._schedule.tickets import returned_by_group
@@ -67,16 +67,18 @@ def to_plain(
     if snapshot is not None and snapshot.changed is not None:
         state["growth"] = [list(one) for one in snapshot.changed.growth]
 
-    def plain(grant: int) -> Any:
-        """A grant; of a stream that waits for a lane, where it stands."""
-        return _plain_lane(waiting[grant], plain) if grant in waiting else grant
+    def plain(grants: Iterable[int]) -> list[Any]:
+        """Grants; of a stream that waits for a lane, where it stands."""
+        if not waiting:
+            return list(grants)
+        return [_plain_lane(waiting[grant], plain) if grant in waiting else grant for grant in grants]
 
     own_state: dict[str, tuple[Any, ...]] = {}
     for hosted, failed in enumerate(failures):
         place: tuple[Any, ...] = ()
         if snapshot is not None:
             own = snapshot.lanes[hosted * lanes : (hosted + 1) * lanes]
-            again = list(map(plain, returned[hosted]))
+            again = plain(returned[hosted])
             # Another rank that hosts the group later may read nothing more of it, and must know how to pad.
             known = items if groups.total > 1 else None
             place = (snapshot.cursors[hosted], again, [_plain_lane(lane, plain) for lane in own], known)
@@ -91,13 +93,13 @@ def key_of(group: int) -> str:
     return f"group_{group}"
 
 
-def _plain_lane(lane: LaneState, plain: Callable[[int], Any]) -> dict[str, Any]:
-    return {
-        "grant": lane.grant,
-        "after": list(lane.progress),
-        "reserved": None if lane.reserved is None else list(map(plain, lane.reserved)),
-        **({} if lane.stream is None else {"stream": lane.stream}),
-    }
+def _plain_lane(lane: LaneState, plain: Callable[[Iterable[int]], list[Any]]) -> dict[str, Any]:
+    grant, items, position, first_window, draws, idle, reserved, stream = lane
+    after = [int(grant != NONE), items, position, first_window, draws, idle]
+    found = {"after": after, "grant": grant, "reserved": None if reserved is None else plain(reserved)}
+    if stream is not None:
+        found["stream"] = stream
+    return found
 
 
 def _plain_mix(mix: Mix) -> dict[str, Any]:

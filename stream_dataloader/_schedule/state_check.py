@@ -7,8 +7,8 @@ their checksum must still be within range, as anybody can compute it anew.
 
 from __future__ import annotations
 
-import json
 import zlib
+from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -20,8 +20,11 @@ _MOST = 2**62
 #: More groups than any number of ranks can share.
 MOST_GROUPS = 1 << 20
 
-#: What a state has beside its groups that does not decide where in the run it is.
-_NOT_COUNTED = {"stretch"}
+#: What a state has beside its groups and its mix. A place in an epoch of n batches does not decide where in the run it is.
+SHARED = (
+    *("version", "seed", "groups", "epoch", "step", "time_steps", "windows", "padding_mode", "lookahead", "shuffle"),
+    *("schedule", "deterministic", "num_sources", "lanes_of_a_group", "fingerprint", "lengths", "sections", "growth"),
+)
 
 #: Places of a group's tuple: failures, grants given, grants to be given again, lanes, what items look like, checksum.
 _PLACE, _CHECKSUM = 4, 5
@@ -40,17 +43,28 @@ def number(name: str, value: Any, least: int = 0, most: int = _MOST) -> int:
 
 def checksum(state: Mapping[str, Any], group: Sequence[Any]) -> int:
     """The CRC-32 of what all groups share and of one group's place; what streams say of themselves is left out."""
-    shared = {
-        name: value for name, value in state.items() if not name.startswith("group_") and name not in _NOT_COUNTED
-    }
-    text = json.dumps([shared, _without_streams(group[:_PLACE])], sort_keys=True, default=lambda number: number.item())
-    return zlib.crc32(text.encode())
+    skipped, given, again, lanes = group[:_PLACE]
+    numbers = [given, len(again)]
+    for grant in again:
+        numbers += _numbers_of(grant)
+    numbers += [skipped] if type(skipped) is int else [len(skipped), *skipped]
+    for lane in lanes:
+        numbers += _numbers_of(lane)
+    mix = state.get("mix")
+    shared = repr(([state.get(name) for name in SHARED], mix and sorted(mix.items())))
+    return zlib.crc32(array("q", numbers), zlib.crc32(shared.encode("utf-8", "surrogateescape")))
 
 
-def _without_streams(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {name: _without_streams(inner) for name, inner in value.items() if name != "stream"}
-    return list(map(_without_streams, value)) if isinstance(value, (list, tuple)) else value
+def _numbers_of(saved: Any) -> Sequence[int]:
+    """A grant; of a lane, or of a stream that waits for one, where it stands, and the grants that it reserves."""
+    if type(saved) is int:
+        return (saved,)
+    reserved = saved["reserved"]
+    if reserved is None:
+        return saved["grant"], *saved["after"], -1
+    if not reserved or type(reserved[0]) is int:
+        return saved["grant"], *saved["after"], len(reserved), *reserved
+    return saved["grant"], *saved["after"], len(reserved), *(one for grant in reserved for one in _numbers_of(grant))
 
 
 def check_shared(state: Mapping[str, Any]) -> None:
@@ -79,8 +93,10 @@ def check_group(state: Mapping[str, Any], name: str, most_given: int = _MOST) ->
     else:
         for skipped in group[0]:
             number(f"{name}, a skipped source,", skipped, -_MOST)
-    if len(group) < _PLACE:
+    if len(group) == 1 and not state["step"]:
         return
+    if len(group) != _CHECKSUM + 1:
+        raise StateError(f"the state's {name} has {len(group)} entries, and must have {_CHECKSUM + 1}; it is not whole")
     _, given, again, lanes = group[:_PLACE]
     number(f"{name}, sources handed out,", given, 0, most_given)
     if len(lanes) != state["lanes_of_a_group"]:
@@ -94,7 +110,7 @@ def check_group(state: Mapping[str, Any], name: str, most_given: int = _MOST) ->
             raise StateError(f"the state's {name} holds source number {grant}, and {given} sources were handed out")
     if len(set(held)) < len(held):
         raise StateError(f"the state's {name} has the same source in two places")
-    if len(group) > _CHECKSUM and group[_CHECKSUM] != checksum(state, group):
+    if group[_CHECKSUM] != checksum(state, group):
         raise StateError(
             f"the state's {name} has other numbers than were saved: it is damaged, or was put together of two states; "
             "load another one"
