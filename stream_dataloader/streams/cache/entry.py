@@ -18,7 +18,14 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from stream_dataloader.streams.cache.own_folder import LocalFile, Wait, lock, make_own_folder, new_file
+from stream_dataloader.streams.cache.own_folder import (
+    LocalFile,
+    Wait,
+    check_own_folder,
+    lock,
+    make_own_folder,
+    new_file,
+)
 
 __all__ = ["CacheEntry", "make_room"]
 
@@ -39,9 +46,7 @@ class CacheEntry:
         self.part = os.path.join(directory, "part")
 
     def get(self, held: Callable[[], LocalFile | None], fetch: Callable[[], None]) -> LocalFile:
-        if os.path.lexists(self._directory):
-            self._check_folders()
-        if (file := held()) is not None:
+        if self._is_there() and (file := held()) is not None:
             return file
         with self._locked():
             if (file := held()) is None:
@@ -74,6 +79,12 @@ class CacheEntry:
                 remedy = "set STREAM_DATALOADER_CACHE to a directory that can"
                 raise type(error)(error.errno, f"{why}; {remedy}", self._directory) from error
         return found
+
+    def _is_there(self) -> bool:
+        """Whether there is a folder of the entry, which nobody else may have made."""
+        if self._shared:
+            return True
+        return check_own_folder(os.path.dirname(self._directory)) and check_own_folder(self._directory)
 
     def _check_folders(self) -> None:
         for folder in (os.path.dirname(self._directory), self._directory):

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from stream_dataloader.errors import shown
 from stream_dataloader.streams.cache.entry import CacheEntry, make_room
-from stream_dataloader.streams.cache.own_folder import LocalFile, make_own_folder
+from stream_dataloader.streams.cache.own_folder import LocalFile, check_own_folder, make_own_folder
 from stream_dataloader.streams.cache.remote import RemoteFile, SizeError, UnreachableError
 
 __all__ = ["FileCache", "LocalFile", "cache_directory", "is_url", "keep_tables", "kept_tables", "open_local"]
@@ -169,10 +169,9 @@ class FileCache:
         entry.take_in(version)
 
     def _entry(self, url: str) -> CacheEntry:
-        place = _PASSWORD.sub(r"\1@", url), sorted(_places(self.storage_options))
-        key = hashlib.sha256("{} {}".format(*place).encode()).hexdigest()[:24]
+        key, name = _named(url, repr(sorted(_places(self.storage_options))))
         shared = _is_shared() if self.shared is None else self.shared
-        return CacheEntry(os.path.join(self._directory(), key), _name_of(url), shared, self.wait_seconds)
+        return CacheEntry(os.path.join(self._directory(), key), name, shared, self.wait_seconds)
 
     def _directory(self) -> str:
         if self.directory is not None:
@@ -250,8 +249,8 @@ def kept_tables(folder: str, name: str) -> dict[str, NDArray[Any]] | None:
     """What was kept; None if nothing was, it is damaged, or others may write there."""
     path = _kept_at(folder, name)
     try:
-        if os.path.exists(path):
-            make_own_folder(os.path.dirname(path), shared=_is_shared())
+        if not _is_shared():
+            check_own_folder(os.path.dirname(path))
         with open(path, "rb") as file, np.load(file, allow_pickle=False) as tables:
             return dict(tables)
     except (OSError, ValueError, EOFError, zipfile.BadZipFile):
@@ -267,6 +266,13 @@ def _places(options: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             yield from _places(dict(part.split("=", 1) for part in str(value).split(";") if "=" in part))
         elif key.lower().replace("_", "") in _PLACE:
             yield key, str(value)
+
+
+@functools.lru_cache(1024)
+def _named(url: str, places: str) -> tuple[str, str]:
+    """The name of an entry's folder, and of its file; `places` are options that say where the URL leads."""
+    place = _PASSWORD.sub(r"\1@", url)
+    return hashlib.sha256(f"{place} {places}".encode()).hexdigest()[:24], _name_of(url)
 
 
 def _name_of(url: str) -> str:

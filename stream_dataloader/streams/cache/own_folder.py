@@ -20,7 +20,7 @@ from collections.abc import Callable
 
 from stream_dataloader._descriptors import above_standard
 
-__all__ = ["LocalFile", "Wait", "holder_of", "lock", "make_own_folder", "new_file"]
+__all__ = ["LocalFile", "Wait", "check_own_folder", "holder_of", "lock", "make_own_folder", "new_file"]
 
 _log = logging.getLogger("stream_dataloader")
 
@@ -44,14 +44,35 @@ def make_own_folder(path: str, *, shared: bool = False) -> None:
     if shared:
         os.makedirs(path, exist_ok=True)
         return
-    with contextlib.suppress(FileExistsError):
-        os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
-        os.mkdir(path, 0o700)
-    for known in (os.lstat(path), os.stat(path)):  # a link of one's own may lead to another disk
-        if known.st_uid != os.geteuid():
-            raise _refused(path, f"it is {_user(known.st_uid)}'s, and this process is {_user(os.geteuid())}'s")
+    if not check_own_folder(path):
+        with contextlib.suppress(FileExistsError):
+            os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+            os.mkdir(path, 0o700)
+        check_own_folder(path)
+
+
+def check_own_folder(path: str) -> bool:
+    """Check that a folder is the user's own; whether it is there.
+
+    Raises:
+        PermissionError: It is another user's, or others may write to it; names the user.
+    """
+    try:
+        known = os.lstat(path)
+        _check_owner(path, known)
+        if stat.S_ISLNK(known.st_mode):  # a link of one's own may lead to another disk
+            known = os.stat(path)
+            _check_owner(path, known)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
     if known.st_mode & _OTHERS:
         raise _refused(path, f"others may write to it (mode {stat.S_IMODE(known.st_mode):o}), so chmod go-w it")
+    return True
+
+
+def _check_owner(path: str, known: os.stat_result) -> None:
+    if known.st_uid != (own := os.geteuid()):
+        raise _refused(path, f"it is {_user(known.st_uid)}'s, and this process is {_user(own)}'s")
 
 
 def _refused(path: str, why: str) -> PermissionError:
