@@ -25,6 +25,7 @@ from stream_dataloader.stores._base.leaves import LeafSpec, dtype_named
 from stream_dataloader.stores._base.rows import RowSteps
 from stream_dataloader.stores._base.store import Index, Store
 from stream_dataloader.stores.memmap.store import LeafFile
+from stream_dataloader.streams._media.limits import check_empty_rows
 from stream_dataloader.streams.cache.gate import Files
 
 __all__ = ["TensorDictStore"]
@@ -101,6 +102,7 @@ class TensorDictStore(Store):
                 inner = inner.setdefault(key, {})
             inner[name[-1]] = column
         structure, flat = flatten(nested)
+        check_empty_rows(steps, any(not isinstance(one, LeafFile) or one.spec.step_bytes for one in flat), self.path)
         bounds = self._bounds(saved, steps)
         content: list[Any] = [bounds.tobytes()]
         files = sorted(column.path for column in flat if isinstance(column, LeafFile))

@@ -18,6 +18,7 @@ from stream_dataloader.streams._media.listing import entries_in, is_hidden
 from stream_dataloader.streams._media.opencv import check_opencv, decoded_image, import_opencv
 from stream_dataloader.streams._media.picture import ArrayConverter, PictureOptions
 from stream_dataloader.streams._media.section import DIGITS, check_kind, section_of
+from stream_dataloader.streams.cache.gate import Files, Gate, check_files
 
 __all__ = ["SUFFIXES", "ImageFolderStream"]
 
@@ -50,6 +51,7 @@ class ImageFolderStream(PictureOptions):
         on_corrupt: `"raise"`, or `"keep"`: the image before takes the place of a damaged one.
         upright: Turn images as their EXIF says.
         limits: How many pixels an image may have; see `Limits`. None is the usual ones.
+        files: Which files links in the folder may lead to: `"inside"` it, or `"anywhere"`.
 
     Raises:
         ImportError: OpenCV is not installed.
@@ -74,10 +76,12 @@ class ImageFolderStream(PictureOptions):
     gaps: Literal["allow", "raise"] = "allow"
     on_corrupt: Literal["raise", "keep"] = "raise"
     upright: bool = True
+    files: Files = "inside"
 
     def __post_init__(self) -> None:
         check_opencv("ImageFolderStream")
         super().__post_init__()
+        check_files(self.files)
         if self.frame_step < 1:
             raise ValueError(f"frame_step is {self.frame_step}; give 1 or more")
         if self.pattern is not None and (not self.pattern or os.sep in self.pattern):
@@ -88,6 +92,7 @@ class ImageFolderStream(PictureOptions):
 
         Raises:
             ValueError: There are fewer images than asked for; with `gaps="raise"`, one is missing.
+            StoreError: A link leads out of the folder.
             OSError: The folder does not exist, is a file, or cannot be read.
         """
         import_opencv("ImageFolderStream")
@@ -128,7 +133,7 @@ class ImageFolderStream(PictureOptions):
 
     def _paths(self, source: Any) -> list[str]:
         path, start, stop = section_of(source)
-        paths = _find(os.fspath(path), self.pattern)
+        paths = _find(os.fspath(path), self.pattern, self.files)
         if self.gaps == "raise":
             _check_numbers(paths)
         stop = len(paths) if stop is None else stop
@@ -137,7 +142,7 @@ class ImageFolderStream(PictureOptions):
         return paths[start : stop : self.frame_step]
 
 
-def _find(path: str, pattern: str | None) -> list[str]:
+def _find(path: str, pattern: str | None, files: Files) -> list[str]:
     """The images that a source names, in order."""
     folder, name, matches = path, pattern or "", _matcher(pattern)
     what = f"matches {pattern!r}" if pattern else "has an image's suffix"
@@ -150,8 +155,13 @@ def _find(path: str, pattern: str | None) -> list[str]:
         folder, matches, what = head or os.curdir, _matcher(name), f"matches {name!r}"
         if not os.path.isdir(folder):
             raise FileNotFoundError(f"there is no folder {folder}")
-    entries = entries_in(folder, hidden=is_hidden(name))
-    found = [entry.path for entry in entries if matches(entry.name) and not entry.is_dir()]
+    gate, found = Gate(folder, files), []
+    for entry in entries_in(folder, hidden=is_hidden(name)):
+        if matches(entry.name):
+            if entry.is_symlink():
+                gate.check_link(entry.path)
+            if not entry.is_dir():
+                found.append(entry.path)
     if not found:
         raise ValueError(f"{folder} has no images: no name in it {what}")
     return found

@@ -11,6 +11,7 @@ import wave
 import zipfile
 import zlib
 
+import av
 import cv2
 import h5py
 import numpy as np
@@ -26,6 +27,7 @@ from stream_dataloader.errors import StoreError
 from stream_dataloader.stores import Hdf5Store, MdsStore, ParquetStore, WebDatasetStore
 from stream_dataloader.stores._base import codecs
 from stream_dataloader.stores._base.files import plain
+from stream_dataloader.stores.memmap.packed import _digest
 from stream_dataloader.streams import ArrayStream, AudioStream, FileCache, Limits, VideoStream
 from stream_dataloader.streams._media.limits import picture_size
 
@@ -115,6 +117,32 @@ def wav(folder, rate, **options):
 
 def first_of(store, source=0):
     return next(iter(store(source)))
+
+
+def growing(path, *sizes):
+    """A video of JPEG that says it is of 8 x 8, and has frames of these sizes."""
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream("mjpeg", rate=25)
+        stream.width, stream.height, stream.pix_fmt = 8, 8, "yuvj420p"
+        for number, side in enumerate(sizes):
+            packet = av.Packet(black(".jpg", side, side))
+            packet.stream, packet.pts, packet.dts, packet.is_keyframe = stream, number, number, True
+            container.mux(packet)
+    return str(path)
+
+
+@pytest.mark.parametrize("suffix", ["avi", "mkv"])
+def test_frames_of_a_video_grow_no_larger_than_the_limit(tmp_path, suffix):
+    path = growing(tmp_path / f"a.{suffix}", 8, 8, 2000, 8)
+    assert len(list(VideoStream(size=(8, 8))(path))) == 4
+    limits = Limits(picture_pixels=10**6)
+    with pytest.raises(
+        ValueError, match=rf"a.{suffix}: a frame .* more than 1,000,000 pixels, see Limits\(picture_pix"
+    ):
+        list(VideoStream(size=(8, 8), limits=limits)(path))
+    assert len(list(VideoStream(size=(8, 8), limits=limits, on_corrupt="drop")(path))) == 3
+    with pytest.raises(ValueError, match="is 2000 x 2000, 4,000,000 pixels, and may have 1,000,000"):
+        VideoStream(limits=limits)(growing(tmp_path / "b.mkv", 2000))
 
 
 #: What makes each bomb, given a folder and options; and the limit that it exceeds by default.
@@ -394,6 +422,115 @@ def test_tables_from_a_server_name_pictures_of_its_folder(private, server, tmp_p
     for row in range(2, len(names)):
         with pytest.raises(StoreError, match="outside of"):
             next(iter(opened(0, start=row)))
+
+
+def arrow_of(folder, table, suffix=".arrow", **options):
+    """A file, or a stream, of Arrow IPC."""
+    new = pyarrow.ipc.new_file if suffix == ".arrow" else pyarrow.ipc.new_stream
+    with (
+        pyarrow.OSFile(str(folder / f"a{suffix}"), "wb") as file,
+        new(file, table.schema, options=pyarrow.ipc.IpcWriteOptions(**options)) as writer,
+    ):
+        writer.write(table)
+    return folder / f"a{suffix}"
+
+
+def repeated(value, count=1 << 10):
+    """A table of one long value, which each row names by its number in a dictionary."""
+    indices = pyarrow.array(np.zeros(count, np.int8))
+    return pyarrow.table({"x": pyarrow.DictionaryArray.from_arrays(indices, value)})
+
+
+def parquet_of(folder, table, path="a.parquet"):
+    (folder / path).parent.mkdir(exist_ok=True)
+    pyarrow.parquet.write_table(table, folder / path, row_group_size=1 << 24)
+    return folder / path
+
+
+ZEROS = pyarrow.table({"x": np.zeros(9 << 20)})
+
+#: Tables that unpack to more than 64 MiB, of which each takes less than 300 kB.
+TABLES = {
+    "compressed by zstd": lambda folder: arrow_of(folder, ZEROS, compression="zstd"),
+    "a compressed stream": lambda folder: arrow_of(folder, ZEROS, ".arrows", compression="zstd"),
+    "a compressed dictionary": lambda folder: arrow_of(
+        folder, repeated(pyarrow.array(np.zeros(9 << 20)), 2), compression="zstd"
+    ),
+    "a text that all rows repeat": lambda folder: arrow_of(folder, repeated(pyarrow.array(["x" * (1 << 17)]))),
+    "a list that all rows repeat": lambda folder: arrow_of(folder, repeated(pyarrow.array([np.zeros(1 << 14)]))),
+    "a vector that all rows repeat": lambda folder: arrow_of(
+        folder, repeated(pyarrow.FixedSizeListArray.from_arrays(np.zeros(1 << 14), 1 << 14))
+    ),
+    "a run in Parquet": lambda folder: parquet_of(folder, ZEROS),
+    "lists of a run in Parquet": lambda folder: parquet_of(
+        folder, pyarrow.table({"x": pyarrow.FixedSizeListArray.from_arrays(np.zeros(9 << 20), 8)})
+    ),
+    "a folder's name in each row": lambda folder: parquet_of(folder, ZEROS, "k=1/a.parquet").parent.parent,
+}
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_tables_unpack_to_no_more_than_the_limits(tmp_path, name):
+    path = TABLES[name](tmp_path)
+    options = {"columns": ["k"]} if path.is_dir() else {}
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(StoreError, match=r"a\.(arrow|parquet).* unpacks from .*; raise Limits\(unpacked_ratio=\)"):
+        first_of(ParquetStore(path, **options))
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 32 << 10  # KiB
+    assert first_of(ParquetStore(path, **options, limits=Limits(unpacked_ratio=10**6))).keys() <= {"x", "k"}
+
+
+def test_tables_of_arrow_before_its_messages_had_a_mark_are_read(tmp_path):
+    table = pyarrow.table({"x": np.arange(9), "d": pyarrow.array(["a", "b", "a"] * 3).dictionary_encode()})
+    path = arrow_of(tmp_path, table, use_legacy_format=True, metadata_version=pyarrow.ipc.MetadataVersion.V4)
+    assert [(int(row["x"]), row["d"]) for row in ParquetStore(path)(0)][:2] == [(0, "a"), (1, "b")]
+
+
+def empty_arrow(folder, rows):
+    kind = pyarrow.list_(pyarrow.float32(), 0)
+    none = pyarrow.FixedSizeListArray.from_buffers(kind, rows, [None], children=[pyarrow.array([], pyarrow.float32())])
+    return ParquetStore(arrow_of(folder, pyarrow.record_batch([none], ["x"])))
+
+
+def empty_npy(folder, rows):
+    text = f"{{'descr': '<f4', 'fortran_order': False, 'shape': ({rows}, 0)}}".encode()
+    (folder / "a.npy").write_bytes(b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text)
+    return stores.open(folder / "a.npy")[1]
+
+
+def empty_hdf5(folder, rows):
+    with h5py.File(folder / "a.h5", "w") as file:
+        file.create_dataset("data/demo_0/x", (rows, 0), "f4")
+    return Hdf5Store(folder / "a.h5")
+
+
+def empty_packed(folder, rows, name):
+    """A store in which a stream is said to have more steps than were written, with checksums that fit."""
+    stores.pack(([2], lambda n: iter([np.zeros((0, 3))] * n)), path := folder / "a.store", format=name)
+    table = np.fromfile(path / "streams.bin", "<i8")
+    table[1] = rows
+    table.tofile(path / "streams.bin")
+    content = json.loads((path / "store.json").read_text())
+    content["checksums"]["streams.bin"][0] = zlib.crc32(table.tobytes())
+    content |= {"steps": rows} if name == "memmap" else {"window": rows}
+    del content["check"]
+    (path / "store.json").write_text(json.dumps(content | {"check": _digest(content)}))
+    return stores.open(path)[1]
+
+
+EMPTY = {
+    "arrow": empty_arrow,
+    "npy": empty_npy,
+    "hdf5": empty_hdf5,
+    "memmap": lambda folder, rows: empty_packed(folder, rows, "memmap"),
+    "lmdb": lambda folder, rows: empty_packed(folder, rows, "lmdb"),
+}
+
+
+@pytest.mark.parametrize("make", EMPTY.values(), ids=EMPTY)
+def test_rows_of_no_bytes_are_not_without_end(tmp_path, make):
+    with pytest.raises(StoreError, match=r"a\..* has 1,000,000,000 rows of 0 bytes, and may have"):
+        first_of(make(tmp_path, 10**9))
 
 
 def contents(path, options):

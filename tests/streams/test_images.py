@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from stream_dataloader import ReadError, StreamDataLoader, StreamDataset
+from stream_dataloader.errors import StoreError
 from stream_dataloader.streams.images import ImageFolderStream
 from stream_dataloader.testing import StreamContract
 
@@ -50,6 +51,23 @@ class TestFolders(StreamContract):
         clip = write_folder(tmp_path / "clip", range(9, 22))
         write(clip / "frame12.png", picture(12, 50, 40))
         return [clip, (clip, 2, 8), str(write_folder(tmp_path / "ünï", range(1, 3), "{:03}.jpg")), (clip, 5, 5)]
+
+
+@pytest.mark.parametrize("name", ["link.png", "up.png"])
+def test_links_lead_nowhere_else(tmp_path, name):
+    (folder := write_folder(tmp_path / "data" / "clip", range(2))).joinpath("kept.png").symlink_to("frame1.png")
+    write(tmp_path / "data" / "private.png", picture(9))
+    assert numbers_of(ImageFolderStream()(folder)) == [0, 1, 1]
+    (folder / name).symlink_to({"link.png": tmp_path / "data/private.png", "up.png": "../private.png"}[name])
+    for read in (ImageFolderStream(), ImageFolderStream().length):
+        with pytest.raises(StoreError, match=rf"{name}, a link to .*private.png, outside of .*files='anywhere'"):
+            read(folder)
+    assert numbers_of(ImageFolderStream(files="anywhere")(folder)) == [0, 1, 1, 9]
+    assert numbers_of(ImageFolderStream()(str(folder / "frame*"))) == [0, 1]  # nothing is asked of others
+    (tmp_path / "named").symlink_to(folder)  # by the user
+    assert numbers_of(ImageFolderStream(pattern="frame*")(tmp_path / "named")) == [0, 1]
+    with pytest.raises(ValueError, match="files is 'all'"):
+        ImageFolderStream(files="all")
 
 
 class TestOwnSize(StreamContract):

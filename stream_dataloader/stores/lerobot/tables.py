@@ -138,10 +138,8 @@ def _read_v3(info: Info, cameras: Sequence[str]) -> Episodes:
     columns: dict[str, NDArray[Any]] = {}
     for name, dtype in dtypes.items():
         feature = Feature(name, "number", np.dtype(dtype), ())
-        columns[name] = np.empty(0, dtype)
-        for path, table in tables:
-            found = values(table[name], feature, Source(path, name, 0, len(table[name])))
-            columns[name] = np.append(columns[name], found.array)
+        found = [values(table[name], feature, Source(path, name, 0, len(table[name]))).array for path, table in tables]
+        columns[name] = np.concatenate([np.empty(0, dtype), *found])
     texts = pyarrow.chunked_array([table["tasks"] for _, table in tables]) if tables else ()
     return Episodes(info, columns, _tasks_v3(info), texts)
 

@@ -35,7 +35,7 @@ from stream_dataloader.stores._base.files import damage_named, hashed, in_folder
 from stream_dataloader.stores._base.leaves import chosen, classes_of, structure_of
 from stream_dataloader.stores._base.packing import StreamRecord, said_in
 from stream_dataloader.stores._base.store import Store
-from stream_dataloader.streams._media.limits import Limits
+from stream_dataloader.streams._media.limits import Limits, check_empty_rows
 from stream_dataloader.streams.cache import FileCache, is_url
 
 __all__ = ["HEADER", "ROWS", "PackedIndex", "PackedStore", "Texts", "check_sizes", "encoded", "finish_store"]
@@ -171,6 +171,8 @@ class PackedIndex(Texts):
             raise StoreError(f"{path} is damaged: {len(table)} numbers of {streams} streams")
         self.table: NDArray[np.int64] = table.reshape(rows, streams)
         super().__init__(texts[1], self.table[2], texts[2], self.table[3])
+        if not any(leaf.step_bytes for leaf in self.leaves):
+            check_empty_rows(int(self.lengths.sum()), 0, path)
         if check and streams:
             outside = self.table[:2].min() < 0 or not self._streams_lie_inside()
             for stops, text in zip(self.table[2:4], texts[1:], strict=True):

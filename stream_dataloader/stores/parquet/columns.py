@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from stream_dataloader._items.structure import flatten, unflatten
 from stream_dataloader.errors import StoreError
 from stream_dataloader.stores._base.stream import put_row
+from stream_dataloader.streams._media.limits import DEFAULT, Limits
 from stream_dataloader.streams._media.targets import TARGET_DTYPE, put_targets
 
 __all__ = [
@@ -47,6 +48,7 @@ class Source(NamedTuple):
     pictures: Any = None  # decodes these
     read_named: Any = None  # reads the file of a picture, by its name, the table's, and what errors call it
     fill: Any = None  # what takes the place of nulls; None has them raise
+    limits: Limits = DEFAULT
 
     def error(self, text: str, place: int = 0, places: int = 0) -> StoreError:
         """An error that names a row."""
@@ -128,6 +130,7 @@ def column_of(array: Any, source: Source) -> Column:
     if isinstance(array.type, pa.BaseExtensionType):
         return _extension(array, source)
     if kind.is_dictionary(array.type):
+        source.limits.check_unpacked(array.nbytes, _decoded_bytes(array, source), f"{source.file}, {source.column!r}")
         return column_of(array.dictionary_decode(), source)
     is_image = source.column in source.images
     if is_image and kind.is_struct(array.type) and "bytes" in array.type.names:
@@ -158,6 +161,24 @@ def column_of(array: Any, source: Source) -> Column:
     raise source.error(f"it is of type {found}, which is not read; leave it out by columns=")
 
 
+def _decoded_bytes(array: Any, source: Source) -> int:
+    """How many bytes an array takes once its dictionary's values stand in each row, where that may be too many."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    values, kind = array.dictionary, pa.types
+    if source.limits.allows_unpacked(array.nbytes, len(array) * values.nbytes):
+        return 0
+    if kind.is_list(values.type) or kind.is_large_list(values.type):
+        inner = values.flatten()
+        lengths, size = pc.list_value_length(values), inner.nbytes / max(1, len(inner))
+    elif str(values.type).removeprefix("large_") in ("string", "binary"):
+        lengths, size = pc.binary_length(values), 1.0
+    else:
+        return int(len(array) * values.nbytes / max(1, len(values)))
+    return int((pc.sum(lengths.take(array.indices)).as_py() or 0) * size)
+
+
 def _without_nulls(array: Any, source: Source) -> Any:
     if not array.null_count:
         return array
@@ -169,7 +190,7 @@ def _without_nulls(array: Any, source: Source) -> Any:
             return pc.fill_null(array, pa.scalar(source.fill, array.type))
         except (pa.ArrowException, TypeError, ValueError) as error:
             raise source.error(f"{array.null_count} nulls cannot be {source.fill!r}: {error}") from None
-    place = int(np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))[0])
+    place = pc.index(array.is_null(), True).as_py()
     images = source.column.rpartition(".")[0] or source.column
     text = f"it is null; leave it out by columns=, give fill_null=, or decode={{{images!r}: 'image'}}"
     raise source.error(text, place, len(array))
@@ -257,8 +278,9 @@ def list_lengths(arrays: Mapping[str, Any], file: str, row: int) -> NDArray[np.i
 def changes(array: Any, key: str, file: str) -> tuple[list[int], list[Any]]:
     """The rows where a key changes, and their keys."""
     if array.null_count:
-        row = int(np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))[0])
-        raise StoreError(f"{file}, row {row}: {key} is null")
+        import pyarrow.compute as pc
+
+        raise StoreError(f"{file}, row {pc.index(array.is_null(), True).as_py()}: {key} is null")
     try:
         encoded = array if hasattr(array, "indices") else array.dictionary_encode()
     except NotImplementedError:

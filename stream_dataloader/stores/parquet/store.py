@@ -32,7 +32,7 @@ from stream_dataloader.stores.parquet.tables import (
     decoded_features,
     find_tables,
 )
-from stream_dataloader.streams._media.limits import Limits
+from stream_dataloader.streams._media.limits import DEFAULT, Limits, check_empty_rows
 from stream_dataloader.streams._media.picture import Picture
 from stream_dataloader.streams._media.section import whole_number
 from stream_dataloader.streams._media.targets import IGNORE_INDEX, check_ignore_index
@@ -134,7 +134,7 @@ class ParquetStore(Store):
         if self._given is None:
             cache = self._options["cache"]
             paths = find_tables(self.path, cache, self._options["split"])
-            files: list[Any] = [TableFile(path, self.path, cache) for path in paths]
+            files: list[Any] = [TableFile(path, self.path, cache, self._options["limits"]) for path in paths]
         else:
             files = [DatasetTable(self.path, self._given)]
         wanted = self._options["columns"] or files[0].shown
@@ -161,7 +161,8 @@ class ParquetStore(Store):
         fill = fill.get(source.column) if isinstance(fill, Mapping) else fill
         images = frozenset(self._options["decode"])
         pictures: dict[str, Any] = {"images": images, "pictures": self._pictures, "read_named": self._read_named}
-        return column_of(array, source._replace(**pictures, fill=fill))
+        limits = self._options["limits"] or DEFAULT
+        return column_of(array, source._replace(**pictures, fill=fill, limits=limits))
 
     def _read_named(self, name: str, table: str, what: str) -> bytes:
         """Read a picture's file that a row of a table names, relative to the table's folder."""
@@ -291,6 +292,7 @@ class Rows:
             arrays = file.read(self._columns, group)
             columns = decoded(arrays, self._decode, file.name, first, lengths, ignore_index=self._ignore_index)
         size = sum(int(column.array.nbytes) for column in flatten(columns)[1])
+        check_empty_rows(stop - first, size, file.name)
         return _Group(begin + first, begin + stop, columns, file, size)
 
 

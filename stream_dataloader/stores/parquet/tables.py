@@ -10,6 +10,7 @@ A mapped batch is checked before it is used, so that lengths in it lead nowhere 
 
 from __future__ import annotations
 
+import mmap
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -19,7 +20,16 @@ import numpy as np
 
 from stream_dataloader.errors import StoreError, shorten
 from stream_dataloader.stores._base.files import damage_named, digest_of, inside, matching, package, read_json
+from stream_dataloader.stores.parquet.claims import (
+    Leaves,
+    check_group,
+    check_messages,
+    leaves_of,
+    messages_of_file,
+    messages_of_stream,
+)
 from stream_dataloader.stores.parquet.columns import joined
+from stream_dataloader.streams._media.limits import DEFAULT, Limits
 from stream_dataloader.streams._media.listing import files_below
 from stream_dataloader.streams._media.section import KnownFile, check_file
 from stream_dataloader.streams.cache import FileCache, is_url, open_local
@@ -43,8 +53,10 @@ def open_parquet(path: str, metadata: Any = None, **options: Any) -> Any:
 class TableFile:
     """One file; folders `key=value` below the `root` are columns."""
 
-    def __init__(self, path: str, root: str | None = None, cache: FileCache | None = None) -> None:
-        self.name = path
+    def __init__(
+        self, path: str, root: str | None = None, cache: FileCache | None = None, limits: Limits | None = None
+    ) -> None:
+        self.name, self._limits = path, limits or DEFAULT
         self._held = open_local(path, cache)  # for as long as this is
         with damage_named(path):
             self.path = check_file(self._held.path)
@@ -52,6 +64,7 @@ class TableFile:
         with open(self.path, "rb") as file:
             head = file.read(8)
         self.metadata: Any = None  # of Parquet: its footer
+        self._leaves: dict[tuple[str, ...], Leaves] = {}
         with damage_named(path):
             if head.startswith(_PARQUET):
                 groups, names = self._parquet()
@@ -78,10 +91,12 @@ class TableFile:
         import pyarrow as pa
 
         self._batches: list[Any] | None = None
+        with open(self.path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            messages = list((messages_of_stream if is_stream else messages_of_file)(data))
+        groups = check_messages(messages, self._limits, self.name)
         with pa.memory_map(self.path) as source:
             if not is_stream:
-                names = pa.ipc.open_file(source).schema.names
-                return [batch.num_rows for batch in self._mapped(names[:1])], names
+                return groups, pa.ipc.open_file(source).schema.names
             reader = pa.ipc.open_stream(source)
             self._batches = list(reader)
             source.seek(max(0, source.tell() - len(_END_OF_STREAM)))
@@ -116,7 +131,9 @@ class TableFile:
                     raise StoreError(f"{self.name}: column {name!r} has {len(array)} of {rows} rows")
         for name in columns:
             if name not in found:
-                found[name] = pa.repeat(self._constants[name], rows)
+                value = pa.scalar(self._constants[name])
+                self._limits.check_unpacked(self.size, rows * max(8, len(str(value))), self.name)
+                found[name] = pa.repeat(value, rows)
         return {name: found[name] for name in columns}
 
     def _read(self, columns: list[str], group: int | None) -> dict[str, Any]:
@@ -130,8 +147,16 @@ class TableFile:
         else:
             with open_parquet(self.path, self.metadata) as file:
                 groups = range(len(self.first) - 1) if group is None else [group]
+                leaves = self._leaves_of(columns)
+                for number in groups:
+                    check_group(self.metadata.row_group(number), leaves, self.size, self._limits, self.name)
                 table = file.read_row_groups(groups, columns, use_threads=False)
         return {name: joined(table.column(name)) for name in columns}
+
+    def _leaves_of(self, columns: Sequence[str]) -> Leaves:
+        if (key := tuple(columns)) not in self._leaves:
+            self._leaves[key] = leaves_of(self.metadata.schema, columns)
+        return self._leaves[key]
 
     @property
     def digest(self) -> str:

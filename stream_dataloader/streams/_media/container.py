@@ -17,6 +17,7 @@ from av.sidedata.sidedata import SideDataContainer
 
 from stream_dataloader._descriptors import above_standard
 from stream_dataloader.streams._media.extent import missing
+from stream_dataloader.streams._media.limits import DEFAULT, Limits
 from stream_dataloader.streams._media.section import check_file
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "ffmpeg_path",
     "file_options",
     "frame_rate",
+    "most_pixels",
     "open_container",
     "side_data",
     "ticks_a_frame",
@@ -95,7 +97,12 @@ def ffmpeg_path(path: str) -> str:
     return os.path.join(os.curdir, path) if ":" in path and not os.path.isabs(path) else path
 
 
-def choose_stream(container: av.container.InputContainer, kind: Literal["video", "audio"], index: int) -> Any:
+def choose_stream(
+    container: av.container.InputContainer,
+    kind: Literal["video", "audio"],
+    index: int,
+    limits: Limits | None = None,
+) -> Any:
     """The stream number `index` of a kind, to decode with one thread."""
     streams = [s for s in container.streams if s.type == kind and not s.disposition.value & _ATTACHED_PICTURE]
     if not 0 <= index < len(streams):
@@ -109,10 +116,20 @@ def choose_stream(container: av.container.InputContainer, kind: Literal["video",
         raise ValueError(f"{container.name}: FFmpeg has no decoder for its {kind} stream {index}")
     stream.thread_type = "NONE"
     stream.codec_context.thread_count = 1
+    if kind == "video" and not stream.codec_context.is_hwaccel:
+        stream.codec_context.options = {"max_pixels": str(most_pixels(limits or DEFAULT))}
     others: list[Any] = [other for other in container.streams if other is not stream]
     for other in others:
         other.discard = type(other.discard)["all"]
     return stream
+
+
+def most_pixels(limits: Limits) -> int:
+    """How many pixels FFmpeg may decode a frame of: later ones may be larger than the header says.
+
+    Decoders work on blocks, so a frame may take some more than it shows.
+    """
+    return min(limits.picture_pixels + limits.picture_pixels // 8 + (1 << 16), (1 << 31) - 1)
 
 
 def ticks_of_untimed(container: av.container.InputContainer, stream: Any) -> Fraction | None:

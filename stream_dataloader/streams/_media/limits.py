@@ -12,10 +12,13 @@ from typing import Any
 from stream_dataloader.errors import StoreError
 from stream_dataloader.streams._media.section import whole_number
 
-__all__ = ["DEFAULT", "Limits", "picture_size"]
+__all__ = ["DEFAULT", "Limits", "check_empty_rows", "picture_size"]
 
 #: Less may be unpacked from any number of bytes: zeros shrink to a thousandth, and are no attack.
 _FREE_BYTES = 64 << 20
+
+#: More rows without a byte in them are a claim, which costs its author nothing, and its reader an epoch without an end.
+_MOST_EMPTY_ROWS = 1 << 24
 
 _SEGMENT, _FRAME = struct.Struct(">xBH").unpack_from, struct.Struct(">BHH")
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # frame headers of JPEG
@@ -69,6 +72,10 @@ raise Limits(picture_pixels=) if you trust it
         if (size := picture_size(data)) is not None and size[0] * size[1] > self.picture_pixels:
             self.check_picture(*size, name)
 
+    def allows_unpacked(self, packed: int, unpacked: float) -> bool:
+        """Whether some bytes may unpack to so many."""
+        return unpacked <= min(self.unpacked_bytes, max(_FREE_BYTES, packed * self.unpacked_ratio))
+
     def check_unpacked(self, packed: int, unpacked: int, name: str) -> None:
         """Raise a StoreError if some bytes unpack to too many."""
         if unpacked > self.unpacked_bytes:
@@ -110,6 +117,12 @@ raise Limits(picture_pixels=) if you trust it
                 if inner > self.json_levels:
                     raise ValueError(f"it is nested more than {self.json_levels} levels deep")
         return found
+
+
+def check_empty_rows(rows: int, row_bytes: int, name: str) -> None:
+    """Raise a StoreError if there are more rows of no bytes than anybody can have a use for."""
+    if not row_bytes and rows > _MOST_EMPTY_ROWS:
+        raise StoreError(f"{name} has {rows:,} rows of 0 bytes, and may have {_MOST_EMPTY_ROWS:,} of them")
 
 
 def _exceeded(what: str, name: str) -> StoreError:

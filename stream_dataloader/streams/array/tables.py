@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from stream_dataloader._descriptors import above_standard
+from stream_dataloader.streams._media.limits import check_empty_rows
 from stream_dataloader.streams._media.section import KnownFile, closed_on_error
 
 __all__ = ["MemoryTable", "NpyHeader", "NpyTable", "Table", "check_rows", "checked_header", "chunks_of", "read_header"]
@@ -46,6 +47,7 @@ def check_rows(shape: Sequence[int], dtype: Any, name: str) -> None:
         raise ValueError(f"{name} is a single number, without an axis for time steps")
     if isinstance(dtype, np.dtype) and dtype.kind not in _NUMBERS:
         raise ValueError(f"{name} is of dtype {dtype}, and batches are made of numbers")
+    check_empty_rows(int(shape[0]), math.prod(shape[1:]), name)
 
 
 def chunks_of(array: Any, axis: int = 0) -> int:

@@ -111,10 +111,14 @@ class Gate:
             with contextlib.suppress(PermissionError, FileNotFoundError), os.scandir(place) as entries:
                 for entry in entries:
                     if entry.is_symlink():
-                        if not self._lies_inside(os.path.realpath(entry.path) + os.sep):
-                            raise self._outside(entry.path, "")
+                        self.check_link(entry.path)
                     elif left > 1 and entry.is_dir(follow_symlinks=False) and not entry.name.startswith("."):
                         folders.append((entry.path, left - 1))
+
+    def check_link(self, path: str) -> None:
+        """Raise a StoreError if a link, to a file or a folder, leads out."""
+        if not self.anywhere and not self._lies_inside(os.path.realpath(path) + os.sep):
+            raise self._outside(path, "")
 
     def _lies_inside(self, real: str) -> bool:
         if not self._roots:

@@ -17,6 +17,7 @@ The first frame decoded must be a key picture with the key frame's time, and eac
 from __future__ import annotations
 
 import bisect
+import errno
 import functools
 import itertools
 import math
@@ -28,6 +29,7 @@ import av.error
 import numpy as np
 
 from stream_dataloader.streams._media.container import check_not_cut, choose_stream, open_container, ticks_of_untimed
+from stream_dataloader.streams._media.limits import DEFAULT, Limits
 from stream_dataloader.streams._media.section import OnCorrupt, closed_on_error
 from stream_dataloader.streams.video.device import DeviceDecoder
 from stream_dataloader.streams.video.frame_index import FrameIndex, frame_index, index_by_decoding, is_key_picture
@@ -48,8 +50,15 @@ _TO_A_KEY_FRAME = 3
 class FrameReader:
     """Reads one video's frames, `av.VideoFrame`, in the order of display; each until the next."""
 
-    def __init__(self, path: str, stream: int = 0, on_corrupt: OnCorrupt = "raise", device: str | None = None) -> None:
-        self._path = path
+    def __init__(
+        self,
+        path: str,
+        stream: int = 0,
+        on_corrupt: OnCorrupt = "raise",
+        device: str | None = None,
+        limits: Limits | None = None,
+    ) -> None:
+        self._path, self._limits = path, limits or DEFAULT
         self._index = stream
         self.on_corrupt = on_corrupt
         self._device = None if device is None else DeviceDecoder(path, stream, device)
@@ -59,7 +68,7 @@ class FrameReader:
         self._begun = False
         self._container = open_container(self._path) if self._device is None else self._device.open()
         with closed_on_error(self._container):
-            self.stream: Any = choose_stream(self._container, "video", self._index)
+            self.stream: Any = choose_stream(self._container, "video", self._index, self._limits)
             if self._device is not None:
                 self._device.check(self.stream.codec_context)
             self._ticks = ticks_of_untimed(self._container, self.stream)
@@ -208,7 +217,7 @@ class FrameReader:
                 if not isinstance(error, av.error.EOFError):
                     if self._device is not None:
                         self._device.check_able(error)
-                    self._refuse(f"a frame cannot be decoded ({error.strerror}){tally.place}", error)
+                    self._refuse(f"a frame cannot be decoded ({self._reason(error)}){tally.place}", error)
                 continue
             for decoded in frames:
                 frame = decoded
@@ -221,6 +230,11 @@ class FrameReader:
             self._device.check_able(None)
         if self.on_corrupt == "raise":
             self._check_complete(tally, sought=sought)
+
+    def _reason(self, error: av.error.FFmpegError) -> str:
+        if error.errno != errno.EINVAL:
+            return str(error.strerror)
+        return f"it is damaged, or has more than {self._limits.picture_pixels:,} pixels, see Limits(picture_pixels=)"
 
     def _is_wanted(self, frame: Any, tally: Tally) -> bool:
         if self._ticks is not None:

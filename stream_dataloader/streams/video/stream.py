@@ -156,7 +156,7 @@ class OpenVideo(PictureItems):
         options, path = self._options, self._selection.section.path
         device = None if by_cpu else options.device
         try:
-            reader = FrameReader(path, options.stream, options.on_corrupt, device)
+            reader = FrameReader(path, options.stream, options.on_corrupt, device, options.limits)
         except DeviceError as error:
             if not options.device_fallback:
                 raise
