@@ -52,8 +52,11 @@ class _Short(reprlib.Repr):
     def repr_str(self, x: str, level: int) -> str:
         return super().repr_str(without_secrets(_beginning(x)), level)
 
-    def repr_instance(self, x: Any, level: int) -> str:  # noqa: ARG002
-        text = without_secrets(repr(x))
+    def repr_instance(self, x: Any, level: int) -> str:
+        try:
+            text = without_secrets(repr(x))
+        except Exception:  # of its own
+            return super().repr_instance(x, level)
         return text if len(text) <= self.maxother else f"{text[: self.maxother - 3]}..."
 
 

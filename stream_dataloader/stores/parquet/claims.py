@@ -18,7 +18,7 @@ import struct
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from stream_dataloader.streams._media.limits import Limits
+from stream_dataloader.streams._media.limits import Limits, may_unpack
 
 __all__ = [
     "Leaves",
@@ -79,7 +79,7 @@ def check_group(group: Any, leaves: Leaves, file_bytes: int, limits: Limits, nam
     values = group.num_rows * leaves.row_bytes
     values += sum(group.column(number).num_values * size for number, size in leaves.repeated.items())
     encoded = group.total_byte_size  # of all columns, which is enough to know in most cases
-    if not limits.allows_unpacked(file_bytes, values + encoded):
+    if not may_unpack(limits, file_bytes, values + encoded):
         encoded = sum(group.column(number).total_uncompressed_size for number in leaves.all)
         limits.check_unpacked(file_bytes, int(max(values, encoded)), name)
 

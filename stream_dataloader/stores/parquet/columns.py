@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from stream_dataloader._items.structure import flatten, unflatten
 from stream_dataloader.errors import StoreError
 from stream_dataloader.stores._base.stream import put_row
-from stream_dataloader.streams._media.limits import DEFAULT, Limits
+from stream_dataloader.streams._media.limits import DEFAULT, Limits, may_unpack
 from stream_dataloader.streams._media.targets import TARGET_DTYPE, put_targets
 
 __all__ = [
@@ -167,7 +167,7 @@ def _decoded_bytes(array: Any, source: Source) -> int:
     import pyarrow.compute as pc
 
     values, kind = array.dictionary, pa.types
-    if source.limits.allows_unpacked(array.nbytes, len(array) * values.nbytes):
+    if may_unpack(source.limits, array.nbytes, len(array) * values.nbytes):
         return 0
     if kind.is_list(values.type) or kind.is_large_list(values.type):
         inner = values.flatten()

@@ -12,7 +12,7 @@ from typing import Any
 from stream_dataloader.errors import StoreError
 from stream_dataloader.streams._media.section import whole_number
 
-__all__ = ["DEFAULT", "Limits", "check_empty_rows", "picture_size"]
+__all__ = ["DEFAULT", "Limits", "check_empty_rows", "may_unpack", "picture_size"]
 
 #: Less may be unpacked from any number of bytes: zeros shrink to a thousandth, and are no attack.
 _FREE_BYTES = 64 << 20
@@ -72,10 +72,6 @@ raise Limits(picture_pixels=) if you trust it
         if (size := picture_size(data)) is not None and size[0] * size[1] > self.picture_pixels:
             self.check_picture(*size, name)
 
-    def allows_unpacked(self, packed: int, unpacked: float) -> bool:
-        """Whether some bytes may unpack to so many."""
-        return unpacked <= min(self.unpacked_bytes, max(_FREE_BYTES, packed * self.unpacked_ratio))
-
     def check_unpacked(self, packed: int, unpacked: int, name: str) -> None:
         """Raise a StoreError if some bytes unpack to too many."""
         if unpacked > self.unpacked_bytes:
@@ -117,6 +113,11 @@ raise Limits(picture_pixels=) if you trust it
                 if inner > self.json_levels:
                     raise ValueError(f"it is nested more than {self.json_levels} levels deep")
         return found
+
+
+def may_unpack(limits: Limits, packed: int, unpacked: float) -> bool:
+    """Whether some bytes may unpack to so many; see `Limits.check_unpacked`."""
+    return unpacked <= min(limits.unpacked_bytes, max(_FREE_BYTES, packed * limits.unpacked_ratio))
 
 
 def check_empty_rows(rows: int, row_bytes: int, name: str) -> None:
