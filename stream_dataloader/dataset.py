@@ -95,9 +95,9 @@ class StreamDataset(IterableDataset[StreamBatch]):
             a `GapError`.
         retry_on: The exceptions of the stream or `open_stream` for which it is opened again: a class, or several.
         fingerprint: Names the list of sources in saved states; None hashes the list. Give one if paths may move.
-        mark_ends: Mark the last time step of each stream in `batch.is_last`. None: where `lengths` tell, so that nothing is read ahead.
-            True: everywhere. Unless `lengths` tell whether a stream goes on behind a window, its next item is taken one
-            step ahead. False: nowhere. With a `collate_fn` it has no effect.
+        mark_ends: Mark the last time step of each stream in `batch.is_last`. None: where `lengths` tell, so that
+            nothing is read ahead. True: everywhere. Unless `lengths` tell whether a stream goes on behind a window, its
+            next item is taken one step ahead. False: nowhere. With a `collate_fn` it has no effect.
         seed_globals: Seed the global generators of `random`, numpy and torch for each stream, from (seed, epoch,
             source), so that what a stream draws from them is the same for any number of workers. It costs up to a
             millisecond for each window, streams are not opened early, and several threads in one process are refused.
