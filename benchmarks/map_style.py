@@ -120,9 +120,8 @@ def measure_indices(quick: bool) -> Iterator[Result]:
             use: Callable[[list[int]], object], lanes: int = lanes, steps: int = steps, lengths: list[int] = lengths
         ) -> float:
             count = sum(lengths) // (lanes * steps)
-            sampler = LaneBatchSampler(
-                lengths, lanes, steps, numbers="lengths", shuffle=True, seed=0, batches_per_epoch=count
-            )
+            options: dict[str, Any] = {"padding_mode": "cycle", "batches_per_epoch": count, "shuffle": True, "seed": 0}
+            sampler = LaneBatchSampler(lanes, steps, lengths=lengths, **options)
             return indices_a_second(sampler, use)
 
         def theirs(size: int = lanes * steps, total: int = total) -> float:

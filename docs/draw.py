@@ -224,12 +224,17 @@ def resume() -> Drawing:
 
 
 def ranks() -> Drawing:
-    """Groups, and who hosts them."""
+    """Virtual ranks, and who hosts them."""
     drawing = Drawing(
-        640, 300, "Groups are dealt to ranks; a global batch does not depend on who hosts them"
+        640,
+        300,
+        "Virtual ranks are dealt to ranks; a global batch does not depend on who hosts them",
     )
     drawing.text(
-        16, 26, "The epoch's order is dealt to groups, each with lanes of its own.", bold=True
+        16,
+        26,
+        "The epoch's order is dealt to virtual ranks, each with lanes of its own.",
+        bold=True,
     )
     for group in range(4):
         x = 110 + 130 * group
@@ -237,7 +242,7 @@ def ranks() -> Drawing:
         drawing.text(
             x + 61,
             66,
-            f"group {group}: lanes {2 * group}, {2 * group + 1}",
+            f"virtual {group}: lanes {2 * group}, {2 * group + 1}",
             anchor="middle",
             size=12,
         )
@@ -249,7 +254,7 @@ def ranks() -> Drawing:
             x = 110 + 130 * width * rank
             drawing.box(x, y, 130 * width - 8, 38, PAPER, stroke=SOFT)
             held = ", ".join(str(group) for group in range(rank * width, rank * width + width))
-            words = f"rank {rank}: group{'s' if width > 1 else ''} {held}"
+            words = f"rank {rank}: virtual {held}"
             drawing.text(x + 65 * width - 4, y + 24, words, anchor="middle", size=12)
     drawing.text(
         110,

@@ -5,7 +5,7 @@
     torchrun --nproc-per-node 2 --max-restarts 3 examples/ddp_torchrun.py --checkpoint /tmp/run --save-every 10
 
 Nothing about ranks has to be told to the loader: it asks torch.distributed. Streams are of uneven lengths, and yet
-every rank has the same number of steps. The epoch's order is dealt to `--groups` groups, here four, which any number
+every rank has the same number of steps. The epoch's order is dealt to `--virtual-ranks`, here four, which any number
 of ranks that divides four can host: after a break the global batches go on as if nothing had happened, and so does the
 hidden state, which belongs to a lane. With `--max-restarts` torchrun starts all ranks again when one has died, and they
 go on from the last checkpoint.
@@ -89,7 +89,7 @@ def main() -> None:
     )
     parser.add_argument("--stop-after", type=int, default=10**9, help="save and leave after so many batches")
     parser.add_argument("--save-every", type=int, default=10**9, help="save after each so many batches")
-    parser.add_argument("--groups", type=int, default=4)
+    parser.add_argument("--virtual-ranks", type=int, default=4)
     parser.add_argument("--workers", type=int, default=1)
     options = parser.parse_args()
 
@@ -107,13 +107,13 @@ def train(options: argparse.Namespace) -> None:
 
     lanes = LANES // world_size
     dataset = StreamDataset(range(SIGNALS), open_signal, lanes, shuffle=True, seed=0, time_steps=16)
-    loader = StreamDataLoader(dataset, num_workers=options.workers, groups=options.groups, timeout=60)
+    loader = StreamDataLoader(dataset, num_workers=options.workers, virtual_ranks=options.virtual_ranks, timeout=60)
     model = DistributedDataParallel(Model())
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
     hidden = {lane: torch.zeros(1, 1, HIDDEN) for lane in range(rank * lanes, (rank + 1) * lanes)}
 
     def checkpoint() -> dict[str, object]:
-        # of the loader each rank has its own groups' state, of lanes their hidden state: loading deals them out again
+        # Each rank saves the state of its own virtual ranks and lanes; loading deals them out again.
         states = {f"lane {lane}": state for lane, state in hidden.items()}
         return {"loader": loader, "model": model.module.state_dict(), "hidden": states}
 

@@ -310,10 +310,10 @@ def check_step_factory(open_stream: Any, time_steps: int | None) -> None:
         raise ValueError(f"{name} yields single time steps; pass time_steps=, the number of them in a window")
 
 
-def check_ranks(groups: Any, rank: Any, world_size: Any, process_group: Any) -> None:
+def check_ranks(virtual_ranks: Any, rank: Any, world_size: Any, process_group: Any) -> None:
     """Refuse ranks that cannot be."""
-    if groups is not None:
-        integer("groups", groups, 1, 2**31)
+    if virtual_ranks is not None:
+        integer("virtual_ranks", virtual_ranks, 1, 2**31)
     if (rank is None) != (world_size is None):
         raise ValueError(f"rank is {rank}, and world_size {world_size}; give both, or neither")
     if rank is not None and world_size is not None:
@@ -324,13 +324,13 @@ def check_ranks(groups: Any, rank: Any, world_size: Any, process_group: Any) -> 
 
 
 def check_groups(rules: Rules) -> None:
-    """Refuse what groups cannot share."""
+    """Refuse what virtual ranks cannot share."""
     groups, lanes = rules.groups, rules.lanes
     if lanes % groups.count:
-        what = f"batch_size is {lanes}, and {groups.count} groups are hosted on each rank"
+        what = f"batch_size is {lanes}, and {groups.count} virtual ranks are hosted on each rank"
         raise ValueError(f"{what}, with equal numbers of lanes; give a multiple of {groups.count}")
     if groups.total > 1 and rules.draws < groups.total:
-        raise ValueError(f"there are {rules.draws} sources for {groups.total} groups; give each at least one")
+        raise ValueError(f"there are {rules.draws} sources for {groups.total} virtual ranks; give each at least one")
     if rules.padding_mode == "drop" and rules.draws // groups.total < rules.lanes_of_a_group:
         everywhere = groups.total * rules.lanes_of_a_group
         what = f'with padding_mode="drop", {rules.draws} sources leave some of {everywhere} lanes idle from the start'

@@ -16,7 +16,8 @@ import torch
 from torch.utils.data import Sampler
 
 from stream_dataloader import _options as options
-from stream_dataloader._map_style.given_groups import groups_of
+from stream_dataloader._hints import hinted
+from stream_dataloader._map_style.given_groups import given_groups
 from stream_dataloader._ranks.place import OwnRank
 from stream_dataloader._sampling import Drawing, LaneIndex
 from stream_dataloader._schedule import saved_state
@@ -28,11 +29,12 @@ from stream_dataloader.errors import StateError
 from stream_dataloader.protocols import PaddingMode, Schedule, Windows
 
 if TYPE_CHECKING:
-    from stream_dataloader._map_style.given_groups import Numbers, Order
+    from stream_dataloader._map_style.given_groups import Order
 
 __all__ = ["LaneBatchSampler", "LaneIndex"]
 
 
+@hinted
 class LaneBatchSampler(Sampler[list[int]]):
     """Draws the indices of batches in which row b goes on where row b of the batch before stopped.
 
@@ -45,13 +47,13 @@ class LaneBatchSampler(Sampler[list[int]]):
     window without any, it is the first index of the first group. Its `mask` is False.
 
     Args:
-        groups_or_lengths: Groups of indices, as for `StreamDataset.from_map_style`: lists of indices, arrays or ranges;
-            or a flat list with the group id of each index. Or the lengths of consecutive groups, a flat list too.
         batch_size: Number of lanes B on this rank.
         time_steps: Time steps T of a window.
-        numbers: What a flat list of integers is: `"ids"` or `"lengths"`. Ids that are strings need no word.
+        groups: The group id of each index, numbers or strings; or groups of indices: lists, arrays or ranges. As for
+            `StreamDataset.from_map_style`. Either this or `lengths` is required.
+        lengths: The number of indices of each group, if groups follow each other.
         windows: `"aligned"` or `"packed"`, as for `StreamDataset`, like the options that follow up to `seed`.
-        padding_mode: What a lane does when no group is left. With `"cycle"`, the default, batches never end; pass
+        padding_mode: What a lane does when no group is left. With `"cycle"` batches never end; pass
             `batches_per_epoch` to trainers that count them.
         shuffle: Draw the groups in a new order each epoch.
         schedule: None, `"longest_first"` or, with `shuffle`, `"balanced"`.
@@ -59,7 +61,7 @@ class LaneBatchSampler(Sampler[list[int]]):
         seed: Seeds the order; None draws it from torch's generator. Several ranks must be given the same.
         rank: Which rank this process is; needs `world_size`. None: torch.distributed is asked.
         world_size: Number of ranks.
-        groups: Number of groups that ranks share the epoch's order by, see `StreamDataLoader`. (Not those of indices.)
+        virtual_ranks: Number of virtual ranks that the epoch's order is dealt to, see `StreamDataLoader`.
         batches_per_epoch: Number n of batches of an epoch; needs `"cycle"`. The endless run is drawn in epochs of n
             batches, each of which goes on where the one before stopped.
         order: Puts scattered ids together: a sort key for each index, or a function of the index.
@@ -75,7 +77,7 @@ class LaneBatchSampler(Sampler[list[int]]):
         >>> from torch.utils.data import DataLoader
         >>> from stream_dataloader import LaneBatchSampler
         >>> letters = list("abcdefgh")
-        >>> sampler = LaneBatchSampler([3, 2, 3], 2, 2, numbers="lengths", padding_mode="zeros")
+        >>> sampler = LaneBatchSampler(2, 2, lengths=[3, 2, 3])
         >>> loader = DataLoader(letters, batch_sampler=sampler, collate_fn="".join)
         >>> len(loader), list(loader)
         (3, ['adbe', 'cfcg', 'ahah'])
@@ -86,20 +88,20 @@ class LaneBatchSampler(Sampler[list[int]]):
 
     def __init__(
         self,
-        groups_or_lengths: Iterable[Any],
         batch_size: int,
         time_steps: int = 1,
         *,
-        numbers: Numbers | None = None,
+        groups: Iterable[Any] | None = None,
+        lengths: Iterable[int] | None = None,
         windows: Windows = "aligned",
-        padding_mode: PaddingMode = "cycle",
+        padding_mode: PaddingMode = "zeros",
         shuffle: bool = False,
         schedule: Schedule | None = None,
         lookahead: int | None = None,
         seed: int | None = None,
         rank: int | None = None,
         world_size: int | None = None,
-        groups: int | None = None,
+        virtual_ranks: int | None = None,
         batches_per_epoch: int | None = None,
         order: Order | None = None,
         dataset_length: int | None = None,
@@ -109,7 +111,7 @@ class LaneBatchSampler(Sampler[list[int]]):
         if dataset_length is not None:
             dataset_length = options.integer("dataset_length", dataset_length, 0)
         left_out = {"allow_partial": allow_partial, "allow_repeats": allow_repeats}
-        self._groups = groups_of(groups_or_lengths, dataset_length, order=order, numbers=numbers, **left_out)
+        self._groups = given_groups(groups, lengths, dataset_length, order=order, **left_out)
         time_steps = self.time_steps = options.integer("time_steps", time_steps, 1, 2**31)
         self._seed_is_given = seed is not None  # and so every rank's
         seed = int(torch.randint(2**62, (), dtype=torch.int64, device="cpu").item()) if seed is None else seed
@@ -119,8 +121,8 @@ class LaneBatchSampler(Sampler[list[int]]):
         )
         self._rules = options.check_rules(rules, lookahead, has_lengths=True)
         self.batch_size = self._rules.lanes
-        options.check_ranks(groups, rank, world_size, None)
-        self._total_groups, self._rank = groups, OwnRank(rank, world_size)
+        options.check_ranks(virtual_ranks, rank, world_size, None)
+        self._total_groups, self._rank = virtual_ranks, OwnRank(rank, world_size)
         self.batches_per_epoch = options.batches_per_epoch(batches_per_epoch, self._rules.padding_mode)
         self._position = Position(self.batches_per_epoch)
         self._drawing: Drawing | None = None  # the epoch that began last
@@ -225,9 +227,9 @@ class LaneBatchSampler(Sampler[list[int]]):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a saved state with the next `iter()`; with the cost of a lookup a lane.
 
-        The sampler adopts the state's seed and groups. The state of one rank does for any number of ranks that share
-        its groups evenly. A state of a `StreamDataLoader` over the same groups (`StreamDataset.from_map_style`) will
-        do, too.
+        The sampler adopts the state's seed and virtual ranks. The state of one rank does for any number of ranks that
+        share its virtual ranks evenly. A state of a `StreamDataLoader` over the same groups
+        (`StreamDataset.from_map_style`) will do, too.
 
         Raises:
             StateError: The state is of other groups, of a dataset of another length, or of other options; says which.
@@ -238,7 +240,9 @@ class LaneBatchSampler(Sampler[list[int]]):
         except ValueError as error:
             raise StateError(f"the state cannot be loaded here: {error}") from None
         if self._rules.lanes % groups.count:
-            what = f"it is of {total} groups, of which {groups.count} cannot share {self._rules.lanes} lanes evenly"
+            what = (
+                f"it is of {total} virtual ranks, of which {groups.count} cannot share {self._rules.lanes} lanes evenly"
+            )
             raise StateError(f"the state cannot be loaded here: {what}")
         rules = replace(self._rules, groups=groups)
         loaded = saved_state.from_plain(self._with_own(state, rules), rules, self._identity())

@@ -78,9 +78,9 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
         max_restarts: How often in an epoch a worker may die. New workers then continue after the last batch delivered,
             and no item is lost or read twice. A source over which three workers died, at the same place, is an error,
             or is skipped with the dataset's `on_error="skip"`.
-        groups: Number of groups that the epoch's order is dealt to. Each group has lanes of its own, and ranks share
-            the groups evenly. None: one group a rank. With more groups a checkpoint can be continued with other world
-            sizes, with the same global batches.
+        virtual_ranks: Number of virtual ranks that the epoch's order is dealt to. Each has lanes of its own, and ranks
+            share them evenly. None: as many as ranks. With more a checkpoint can be continued with other world sizes,
+            with the same global batches.
         rank: Which rank this process is; needs `world_size`. None: ask torch.distributed, if it is initialised when an
             iteration begins; otherwise there is one rank.
         world_size: Number of ranks.
@@ -122,7 +122,7 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
         device: torch.device | str | int | None = None,
         transport: Transport = "auto",
         max_restarts: int = 0,
-        groups: int | None = None,
+        virtual_ranks: int | None = None,
         rank: int | None = None,
         world_size: int | None = None,
         process_group: Any = None,
@@ -169,7 +169,7 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
         options.check_seed_globals(seeds, worker_method, self.num_workers, self._settings.threads_per_worker)
         self._destination = Destination(device, self._settings.pin_memory)
         seconds = self._settings.timeout
-        self._ranks = [Ranks(member, seconds, groups, rank, world_size, process_group) for member in members]
+        self._ranks = [Ranks(member, seconds, virtual_ranks, rank, world_size, process_group) for member in members]
         for ranks in self._ranks:
             ranks.find_place()
         mode: PaddingMode = next((own.rules.padding_mode for own in members if not own.is_endless), "cycle")
@@ -301,7 +301,7 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
     def load_state_dict(self, state: Mapping[str, Any], changes: Iterable[str] = ()) -> None:
         """Continue from a saved state with the next `iter()`, bit for bit, with any number of workers.
 
-        The loader adopts the state's seed and groups. A running iteration ends. If another epoch is set before
+        The loader adopts the state's seed and virtual ranks. A running iteration ends. If another epoch is set before
         `iter()`, that epoch is read from its beginning.
 
         Args:

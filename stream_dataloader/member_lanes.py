@@ -46,7 +46,7 @@ class LoaderOptions(TypedDict, total=False):
     device: torch.device | str | int | None
     transport: Transport
     max_restarts: int
-    groups: int | None
+    virtual_ranks: int | None
     rank: int | None
     world_size: int | None
     process_group: Any

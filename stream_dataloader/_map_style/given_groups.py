@@ -6,7 +6,7 @@ Guarantee: each index is one of the dataset's, and is in exactly one group, unle
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,13 +16,37 @@ from stream_dataloader._map_style.index_groups import IndexGroups
 from stream_dataloader._schedule.rules import IntArray
 from stream_dataloader.errors import shorten
 
-#: What a flat list of numbers is.
-Numbers = Literal["ids", "lengths"]
-
 #: A sort key of each index, or a function that gives it.
 Order = Callable[[int], Any] | Sequence[Any] | npt.NDArray[Any]
 
 IDS = "ids (one group id for each index)"
+
+
+def given_groups(
+    groups: Any,
+    lengths: Any,
+    dataset_length: int | None,
+    *,
+    order: Order | None = None,
+    allow_partial: bool = False,
+    allow_repeats: bool = False,
+) -> IndexGroups:
+    """The groups that a user gives by one of two options; see `LaneBatchSampler`."""
+    if (groups is None) == (lengths is None):
+        given = "neither groups nor lengths is given" if groups is None else "groups and lengths are both given"
+        raise ValueError(
+            f"{given}; pass groups=, the group id of each index or lists of indices, or lengths=, the number of "
+            "indices of each group"
+        )
+    if lengths is None:
+        return groups_of(groups, dataset_length, order=order, allow_partial=allow_partial, allow_repeats=allow_repeats)
+    if order is not None:
+        raise ValueError("order= sorts the indices of equal ids, and lengths= says that groups follow each other")
+    allow_partial = options.flag("allow_partial", allow_partial)
+    found = _groups_of_lengths(lengths, dataset_length)
+    if dataset_length is not None and not allow_partial:
+        _check_cover(found)
+    return found
 
 
 def groups_of(
@@ -30,29 +54,21 @@ def groups_of(
     dataset_length: int | None,
     *,
     order: Order | None = None,
-    numbers: Numbers | None = None,
     allow_partial: bool = False,
     allow_repeats: bool = False,
 ) -> IndexGroups:
-    """The groups that a user gives; see `LaneBatchSampler`."""
+    """The groups of indices that a user gives as ids or lists."""
     allow_partial = options.flag("allow_partial", allow_partial)
     allow_repeats = options.flag("allow_repeats", allow_repeats)
-    if numbers is not None:
-        options.choice("numbers", numbers, Numbers)
     listed = _listed(given)
     if len(listed) == 0:
         raise ValueError("groups is empty; give at least one group")
-    are_lists, first = _is_group(listed[0]), listed[0]
-    if not are_lists and numbers is None and isinstance(first, (int, np.integer)) and not isinstance(first, bool):
-        what = f"a flat list of integers, {shorten(listed, 60)}, may be each index's group or each group's length"
-        raise ValueError(f'{what}; say numbers="ids" or numbers="lengths"')
-    if not are_lists and numbers != "lengths":
+    if not _is_group(listed[0]):
         groups = _groups_of_ids(listed, dataset_length, order)
     elif order is not None:
-        what = "lists of indices; sort those" if are_lists else "lengths"
-        raise ValueError(f"order= sorts the indices of equal ids, and groups are {what}")
+        raise ValueError("order= sorts the indices of equal ids, and groups are lists of indices; sort those")
     else:
-        groups = (_groups_of_lists if are_lists else _groups_of_lengths)(listed, dataset_length)
+        groups = _groups_of_lists(listed, dataset_length)
     if dataset_length is not None and not allow_partial:
         _check_cover(groups)
     if not allow_repeats:
@@ -80,12 +96,18 @@ def _as_numpy(values: Any) -> Any:
     return values.numpy() if hasattr(values, "numpy") and not isinstance(values, np.ndarray) else values
 
 
-def _groups_of_lengths(listed: Any, dataset_length: int | None) -> IndexGroups:
+def _groups_of_lengths(given: Any, dataset_length: int | None) -> IndexGroups:
+    given = _as_numpy(given)
+    if isinstance(given, (str, bytes, Mapping)) or not isinstance(given, Iterable):
+        raise TypeError(f"lengths is {shorten(given)}, a {type(given).__name__}; give one length for each group")
+    listed: Any = given if hasattr(given, "__len__") else list(given)
     lengths = options.check_lengths(listed, len(listed))
     assert lengths is not None
+    if len(lengths) == 0:
+        raise ValueError("lengths is empty; give at least one group")
     if dataset_length is not None and (total := int(lengths.sum())) > dataset_length:
         what = f"the lengths add up to {total}, and the dataset has {dataset_length} items"
-        raise ValueError(f'{what}; correct them, or say numbers="ids"')
+        raise ValueError(f"{what}; correct them, or pass groups=, if they are the group id of each index")
     return IndexGroups(lengths, None, dataset_length)
 
 

@@ -111,7 +111,7 @@ def map_style(
         if name in options:
             raise TypeError(f"from_map_style makes {name} of the dataset and its groups; leave {name}= out")
     left_out = {"allow_partial": allow_partial, "allow_repeats": allow_repeats}
-    found = groups_of(groups, count, order=order, numbers="ids", **left_out)
+    found = groups_of(groups, count, order=order, **left_out)
     time_steps = options.get("time_steps")
     made: dict[str, Any] = {
         "sources": found,

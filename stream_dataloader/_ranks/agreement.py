@@ -45,7 +45,7 @@ class Steps:
     def layout(self) -> Any:
         """The layout of other ranks' items; a RankError where no other rank can know."""
         what = "this rank has no item to read, from here on, so it cannot know what to pad"
-        raise RankError(f"{what}; use fewer ranks or groups, or start torch.distributed, to be told")
+        raise RankError(f"{what}; use fewer ranks or virtual ranks, or start torch.distributed, to be told")
 
     def note_layout(self, layout: Any) -> None:
         """Let other ranks know the layout of items."""

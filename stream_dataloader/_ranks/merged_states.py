@@ -14,7 +14,7 @@ from stream_dataloader.errors import StateError
 
 
 def merge_states(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """One state of all groups, out of each rank's own, saved after the same batch.
+    """One state of all virtual ranks, out of each rank's own, saved after the same batch.
 
     Each rank of any number that divides the groups can load it, and takes its own groups from it.
 
@@ -28,7 +28,7 @@ def merge_states(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         >>> from stream_dataloader import StreamDataset, StreamDataLoader
         >>> def loader(rank, world_size):
         ...     dataset = StreamDataset(["abcd", "ef", "g", "hij"], iter, 4 // world_size, time_steps=2, seed=0)
-        ...     return StreamDataLoader(dataset, groups=4, rank=rank, world_size=world_size)
+        ...     return StreamDataLoader(dataset, virtual_ranks=4, rank=rank, world_size=world_size)
         >>> whole = merge_states([loader(0, 2).state_dict(), loader(1, 2).state_dict()])
         >>> loader(3, 4).load_state_dict(whole)
     """
@@ -42,7 +42,9 @@ def merge_states(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     whole = _put_together(listed, common)
     if len(found := groups_in(whole)) < whole["groups"]:
         missing = [group for group in range(whole["groups"]) if group not in found]
-        raise StateError(f"the states hold no group {missing} of {whole['groups']}; pass the states of all ranks")
+        raise StateError(
+            f"the states hold no virtual rank {missing} of {whole['groups']}; pass the states of all ranks"
+        )
     return whole
 
 

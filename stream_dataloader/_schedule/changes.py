@@ -70,7 +70,7 @@ def _last_pass(place: Snapshot, saved: Rules, epoch: int, given: Mapping[int, in
         return 0  # there is one
     if len(given) < saved.groups.total:
         raise StateError(
-            f"the state holds groups {sorted(given)} of {saved.groups.total}, and a longer list needs all of them with "
+            f"the state holds virtual ranks {sorted(given)} of {saved.groups.total}, and a longer list needs all with "
             'padding_mode="cycle"; load all ranks\' states: merge_states([...])'
         )
     order = Order(saved, epoch, None, place)

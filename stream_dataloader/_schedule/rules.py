@@ -128,11 +128,11 @@ def _cut(lanes: range, parts: int) -> list[range]:
 
 @dataclass(frozen=True)
 class Groups:
-    """The groups that an epoch's order is dealt to, and those that this process hosts: `[first, first + count)`.
+    """The groups (virtual ranks) that an epoch's order is dealt to; this process hosts `[first, first + count)`.
 
     ::
 
-        order of the epoch     a b c d e f g h i j          groups=4, two ranks
+        order of the epoch     a b c d e f g h i j          virtual_ranks=4, two ranks
         group 0                a       e       i            rank 0 hosts groups 0 and 1: its lanes are theirs,
         group 1                  b       f       j                 side by side
         group 2                    c       g                rank 1 hosts groups 2 and 3
@@ -160,7 +160,7 @@ class Groups:
         if total < 1 or world_size < 1 or total % world_size:
             fitting = [size for size in range(1, max(total, 1) + 1) if total % size == 0]
             raise ValueError(
-                f"groups is {total}, which {world_size} ranks cannot share evenly; {total} groups can be hosted by "
+                f"virtual_ranks is {total}, which {world_size} ranks cannot share evenly; {total} can be hosted by "
                 f"{', '.join(map(str, fitting))} ranks"
             )
         if not 0 <= rank < world_size:

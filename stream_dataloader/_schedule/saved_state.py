@@ -219,7 +219,7 @@ def _check(state: Any, rules: Rules, identity: SourceIdentity, changes: Collecti
     groups = rules.groups
     check_shared(state)
     if groups_of(state) != groups.total:
-        raise StateError(f"the state is of {state['groups']} groups, and the loader has {groups.total}")
+        raise StateError(f"the state is of {state['groups']} virtual ranks, and the loader has {groups.total}")
     if ("mix" in state) != (rules.mix is not None):
         one, several = "one dataset", "several datasets that are interleaved (mix)"
         saved, here = (several, one) if rules.mix is None else (one, several)
@@ -262,9 +262,10 @@ def _from_plain(state: Mapping[str, Any], rules: Rules) -> LoadedState:
     groups = rules.groups
     if missing := missing_groups(state, groups):
         raise StateError(
-            f"the state holds groups {groups_in(state)} of {groups.total}, and this rank hosts {list(groups.hosted)}; "
-            f"{key_of(missing[0])} is missing; load the rank's own state, or all ranks' together: merge_states([...]); "
-            f"to load a distributed checkpoint, build the loader with groups={groups.total}"
+            f"the state holds virtual ranks {groups_in(state)} of {groups.total}, and this rank hosts "
+            f"{list(groups.hosted)}; {key_of(missing[0])} is missing; load the rank's own state, or all ranks' "
+            "together: merge_states([...]); "
+            f"to load a distributed checkpoint, build the loader with virtual_ranks={groups.total}"
         )
     before = replace(rules, num_sources=state["num_sources"])
     for hosted, group in enumerate(groups.hosted):

@@ -50,7 +50,7 @@ def test_torchdatas_loader_goes_on_with_the_samplers_batch_it_stopped_at(workers
     stateful = pytest.importorskip("torchdata.stateful_dataloader")
 
     def build():
-        sampler = LaneBatchSampler([13, 9, 11, 7], 2, 2, numbers="lengths", shuffle=True, seed=0, **options)
+        sampler = LaneBatchSampler(2, 2, lengths=[13, 9, 11, 7], shuffle=True, seed=0, **options)
         return stateful.StatefulDataLoader(range(40), batch_sampler=sampler, num_workers=workers)
 
     def read(loader):

@@ -104,7 +104,7 @@ def test_a_lane_is_granted_a_source_before_its_refused_reservation_was_looked_at
         yield from range(3)
 
     dataset = StreamDataset(range(21), read, 6, time_steps=1, open_early=True)
-    list(StreamDataLoader(dataset, 2, groups=3, **THREADS))
+    list(StreamDataLoader(dataset, 2, virtual_ranks=3, **THREADS))
     assert sorted(opened) == list(range(21))
 
 

@@ -241,13 +241,18 @@ def test_schedules_go_by_the_lengths_of_sections(schedule):
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_ranks_share_the_sections(world_size):
     case = Case([30, 5, 17, 9, 22], steps=6, lanes=4 // world_size)
-    ranks = [StreamDataLoader(case.dataset(), groups=2, rank=rank, world_size=world_size) for rank in range(world_size)]
+    ranks = [
+        StreamDataLoader(case.dataset(), virtual_ranks=2, rank=rank, world_size=world_size)
+        for rank in range(world_size)
+    ]
     read = [list(loader) for loader in ranks]
     assert {len(batches) for batches in read} == {len(ranks[0])}
     places = [cell[:2] for batches in read for batch in batches for lane in cells(batch) for cell in lane if cell]
     assert sorted(places) == [(source, p) for source, length in enumerate(case.lengths) for p in range(length)]
     case.lanes = 4
-    StreamDataLoader(case.dataset(), groups=2).load_state_dict(merge_states(loader.state_dict() for loader in ranks))
+    StreamDataLoader(case.dataset(), virtual_ranks=2).load_state_dict(
+        merge_states(loader.state_dict() for loader in ranks)
+    )
 
 
 def test_a_state_of_other_sections_is_refused():

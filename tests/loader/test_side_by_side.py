@@ -353,7 +353,7 @@ def test_a_state_of_all_ranks_is_dealt_to_others():
     def rank(number, world_size):
         lanes = 4 // world_size
         members = [Member(lengths, lanes, known=True) for lengths in ([9, 4, 6, 3, 8, 12, 15, 2], [30, 20, 25, 30])]
-        return Case(members, "longest").loader(rank=number, world_size=world_size, groups=2)
+        return Case(members, "longest").loader(rank=number, world_size=world_size, virtual_ranks=2)
 
     expected = windows_of(rank(0, 1))
     of_ranks = [windows_of(rank(number, 2)) for number in range(2)]

@@ -131,9 +131,7 @@ def test_a_resume_carried_states_and_plain_loaders_are_the_same(other):
                 carry.load_state_dict(saved[1])
                 told += [batch_key(batch) for batch in loader]
         told += [batch_key(part) for part in made()]  # torch's own loader fails by itself
-        told += [
-            [int(i) for i in rows] for rows in LaneBatchSampler([[0, 1, 2], [3, 4]], 2, 2, padding_mode="zeros", seed=1)
-        ]
+        told += [[int(i) for i in rows] for rows in LaneBatchSampler(2, 2, groups=[[0, 1, 2], [3, 4]], seed=1)]
         return told
 
     expected = run()
@@ -144,9 +142,7 @@ def test_a_resume_carried_states_and_plain_loaders_are_the_same(other):
 def test_a_seed_is_drawn_from_torchs_generator(other):
     def seeds():
         torch.manual_seed(3)
-        return made(seed=None).rules.seed, LaneBatchSampler([[0, 1], [2]], 1, 2, padding_mode="zeros").state_dict()[
-            "seed"
-        ]
+        return made(seed=None).rules.seed, LaneBatchSampler(1, 2, groups=[[0, 1], [2]]).state_dict()["seed"]
 
     expected = seeds()
     with other():

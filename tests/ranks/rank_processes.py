@@ -139,7 +139,7 @@ def loader_of(case, groups, known, workers=0, *, world_size=1, **options):
         warnings.simplefilter("ignore")  # more workers than lanes
         if "rank" in options:
             options["world_size"] = world_size
-        return StreamDataLoader(dataset, workers, groups=groups, **options)
+        return StreamDataLoader(dataset, workers, virtual_ranks=groups, **options)
 
 
 def read(rank, world_size, drawn, workers, state=None, most=None):

@@ -133,7 +133,7 @@ def pairs(length):
 def test_a_resumed_rank_with_nothing_left_knows_what_items_look_like(options, steps):
     def loader(rank):
         dataset = StreamDataset([9, 1], pairs, 1, seed=0, lengths=[9, 1], time_steps=2)
-        return StreamDataLoader(dataset, **options, groups=2, rank=rank, world_size=2)
+        return StreamDataLoader(dataset, **options, virtual_ranks=2, rank=rank, world_size=2)
 
     def head(rank):
         own = loader(rank)
@@ -152,7 +152,7 @@ def test_a_resumed_rank_with_nothing_left_knows_what_items_look_like(options, st
 
 @pytest.mark.parametrize("item", [dataclasses.make_dataclass("Local", ["x"])(1), {(1, 2): 3}], ids=str)
 def test_items_that_cannot_be_written_down_hinder_no_state(item):
-    loader = make_loader([3, 3], lambda n: [item] * n, 2, lengths=[3, 3], time_steps=1, seed=0, groups=2)
+    loader = make_loader([3, 3], lambda n: [item] * n, 2, lengths=[3, 3], time_steps=1, seed=0, virtual_ranks=2)
     loader.load_state_dict(json.loads(json.dumps(next(iter(loader)).state_dict())))
 
 
@@ -170,13 +170,13 @@ def test_dealing_by_length_keeps_blocks_and_evens_loads(lengths, groups):
 @pytest.mark.parametrize(
     ("lengths", "lanes", "options", "text"),
     [
-        ([1] * 9, 4, {"groups": 8, "rank": 0, "world_size": 3}, "8, which 3 ranks .* by 1, 2, 4, 8 ranks"),
+        ([1] * 9, 4, {"virtual_ranks": 8, "rank": 0, "world_size": 3}, "8, which 3 ranks .* by 1, 2, 4, 8 ranks"),
         ([1] * 9, 4, {"rank": 4, "world_size": 4}, "rank is 4"),
         ([1] * 9, 4, {"rank": 1}, "both"),
-        ([1] * 9, 4, {"groups": 0}, "groups is 0"),
-        ([1] * 9, 3, {"groups": 4, "rank": 0, "world_size": 2}, "batch_size is 3, and 2 groups"),
-        ([1] * 3, 4, {"groups": 4}, "3 sources for 4 groups"),
-        ([1] * 7, 4, {"groups": 4, "rank": 0, "world_size": 2, "mode": "drop"}, "7 sources .* 8 lanes"),
+        ([1] * 9, 4, {"virtual_ranks": 0}, "virtual_ranks is 0"),
+        ([1] * 9, 3, {"virtual_ranks": 4, "rank": 0, "world_size": 2}, "batch_size is 3, and 2 virtual ranks"),
+        ([1] * 3, 4, {"virtual_ranks": 4}, "3 sources for 4 virtual ranks"),
+        ([1] * 7, 4, {"virtual_ranks": 4, "rank": 0, "world_size": 2, "mode": "drop"}, "7 sources .* 8 lanes"),
         ([1] * 7, 4, {"process_group": object()}, r"torch\.distributed"),
     ],
 )
@@ -209,7 +209,7 @@ def test_a_whole_state_says_for_how_many_ranks_it_is():
     with pytest.raises(errors.StateError):
         split_state(whole, 3)
     with pytest.raises(errors.StateError, match="batch_size"):
-        StreamDataLoader(Case([4] * 8, 2).dataset(), groups=2).load_state_dict(whole | {"groups": 4})
+        StreamDataLoader(Case([4] * 8, 2).dataset(), virtual_ranks=2).load_state_dict(whole | {"groups": 4})
     resumed = StreamDataLoader(dataset, rank=1, world_size=2)
     resumed.load_state_dict(whole)
     assert next(iter(resumed)).source[0].tolist() == [2, 3]
@@ -230,7 +230,7 @@ def test_skipped_streams_are_counted_by_group():
 
     def loader(rank, world_size, **options):
         dataset = StreamDataset(range(12), gone, 2 // world_size, seed=0, time_steps=2, on_error="skip", **options)
-        return StreamDataLoader(dataset, groups=2, rank=rank, world_size=world_size)
+        return StreamDataLoader(dataset, virtual_ranks=2, rank=rank, world_size=world_size)
 
     ranks = [loader(rank, 2) for rank in range(2)]
     for one in ranks:
@@ -243,7 +243,7 @@ def test_skipped_streams_are_counted_by_group():
 
 def test_lengths_that_decide_who_reads_what_are_part_of_a_state():
     def loader(lengths, groups=2, **options):
-        return make_loader([4] * 6, range, 2, time_steps=2, seed=0, lengths=lengths, **options, groups=groups)
+        return make_loader([4] * 6, range, 2, time_steps=2, seed=0, lengths=lengths, **options, virtual_ranks=groups)
 
     for saved, here in [(None, [4] * 6), ([4] * 6, None), ([4] * 6, [4] * 5 + [3])]:
         state = loader(saved).state_dict()
@@ -258,7 +258,7 @@ def test_a_state_that_is_loaded_before_the_rank_is_known_is_kept(monkeypatch):
     from stream_dataloader._ranks import place
 
     def loader():
-        return StreamDataLoader(Case([6] * 8, lanes=2, time_steps=1).dataset(), groups=2)
+        return StreamDataLoader(Case([6] * 8, lanes=2, time_steps=1).dataset(), virtual_ranks=2)
 
     whole, later = loader(), loader()
     list(itertools.islice(whole, 3))

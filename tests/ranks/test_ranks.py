@@ -423,7 +423,7 @@ def test_a_rank_that_leaves_alone_is_named_at_once(ranks):
 
 def save_and_go_on(rank, world_size, folder, step, workers):
     case = Case([7, 3, 9, 5, 8, 2, 6, 4, 9, 9, 1, 3], lanes=8 // world_size, shuffle=True)
-    loader = StreamDataLoader(case.dataset(), workers, groups=4, process_group=group(world_size))
+    loader = StreamDataLoader(case.dataset(), workers, virtual_ranks=4, process_group=group(world_size))
     where = {"checkpoint_id": folder, "process_group": group(world_size)}
     if step is None:
         checkpointing.load({"loader": loader}, **where)
@@ -495,7 +495,7 @@ def read_epochs(rank, world_size, n, epochs, workers):
 def test_epochs_of_n_batches_are_alike_on_all_ranks(ranks, workers):
     found = ranks.run(2, read_epochs, 2, [3, 3], [4, 1], workers)  # the second one stops after an epoch
     dataset = Case(LANES_OF_A_RUN, 4, 3, "packed", "cycle", 1, True, 3).dataset()
-    expected = keys(StreamDataLoader(dataset, groups=2, batches_per_epoch=12))
+    expected = keys(StreamDataLoader(dataset, virtual_ranks=2, batches_per_epoch=12))
     assert [len(epoch) for epochs, _ in found for epoch in epochs] == [3] * 5
     (first, _), (second, _) = found
     assert [side_by_side(pair) for pair in zip(first[0], second[0], strict=True)] == expected[:3]

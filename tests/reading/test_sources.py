@@ -153,13 +153,15 @@ def test_a_billion_sources_made_by_a_rule(method):
     read = {}
     for workers in (0, 2):
         dataset = StreamDataset(Squares(10**9), numbers, 4, shuffle=True, seed=3, time_steps=2)
-        loader = StreamDataLoader(dataset, workers, multiprocessing_context=method if workers else None, groups=2)
+        loader = StreamDataLoader(
+            dataset, workers, multiprocessing_context=method if workers else None, virtual_ranks=2
+        )
         memory = psutil.Process().memory_info().rss
         batches = list(itertools.islice(loader, 10))
         assert psutil.Process().memory_info().rss - memory < 50e6
         assert all((batch.data[0] == batch.source[0] ** 2).all() for batch in batches)
         read[workers] = [batch.source.tolist() for batch in batches]
-        other = StreamDataLoader(dataset, groups=2)
+        other = StreamDataLoader(dataset, virtual_ranks=2)
         other.load_state_dict(batches[4].state_dict())
         assert next(iter(other)).source.tolist() == read[workers][5]
     assert read[0] == read[2]

@@ -23,7 +23,9 @@ def loader_of(workers=0, lanes=4, rank=None, world_size=None, **options):
     dataset = StreamDataset(
         LENGTHS, open_numbers, lanes, lengths=LENGTHS, time_steps=2, shuffle=True, seed=5, **options
     )
-    return StreamDataLoader(dataset, workers, groups=4 if rank is not None else None, rank=rank, world_size=world_size)
+    return StreamDataLoader(
+        dataset, workers, virtual_ranks=4 if rank is not None else None, rank=rank, world_size=world_size
+    )
 
 
 def carry_of(**options):
@@ -179,7 +181,7 @@ def test_each_lane_keeps_its_state_with_any_number_of_lanes_groups_and_ranks(gro
         for rank in range(world):
             dataset = StreamDataset(lengths, range, lanes // world, "cycle", time_steps=4, seed=0)
             place = {"rank": rank, "world_size": world}
-            yield StreamDataLoader(dataset, groups=groups, **place), RecurrentState(batch_dim=0, **place)
+            yield StreamDataLoader(dataset, virtual_ranks=groups, **place), RecurrentState(batch_dim=0, **place)
 
     def go(loader, carry, steps):
         for batch in itertools.islice(loader, steps):
@@ -257,7 +259,7 @@ def train(rank):
     carry, quiet = carry_of(initial=model.module.start), 0
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     dataset = StreamDataset(LENGTHS, ones, 1, lengths=LENGTHS, time_steps=2, shuffle=True, seed=0)
-    for batch in StreamDataLoader(dataset, groups=2):
+    for batch in StreamDataLoader(dataset, virtual_ranks=2):
         output, state = model(batch.data, carry.before(batch))
         carry.after(batch, state)
         optimizer.zero_grad()

@@ -34,7 +34,7 @@ def loader_of(lengths, lanes, workers=0, groups=None, rank=None, world_size=None
     dataset = StreamDataset(
         sources_of(lengths), open_vectors, lanes, lengths=lengths, **({"time_steps": 2, "seed": 0} | options)
     )
-    return StreamDataLoader(dataset, workers, groups=groups, rank=rank, world_size=world_size)
+    return StreamDataLoader(dataset, workers, virtual_ranks=groups, rank=rank, world_size=world_size)
 
 
 def attend(batch, cache):

@@ -21,7 +21,7 @@ def loader_of(workers=0, lanes=4, groups=None, **options):
     place = {key: options.pop(key) for key in ("rank", "world_size") if key in options}
     options = {"time_steps": 2, "shuffle": True, "seed": 5, "lengths": LENGTHS} | options
     dataset = StreamDataset(LENGTHS, range, lanes, **options)
-    return StreamDataLoader(dataset, workers, groups=groups, **place)
+    return StreamDataLoader(dataset, workers, virtual_ranks=groups, **place)
 
 
 def remember(batch, memory):

@@ -49,14 +49,14 @@ def cases(draw, modes=("zeros", "data", "drop", "cycle")):
 def sampler_of(case, rank=0, **others):
     lengths, options, lanes, total, world_size = case
     return LaneBatchSampler(
-        lengths, lanes, numbers="lengths", groups=total, rank=rank, world_size=world_size, **options, **others
+        lanes, lengths=lengths, virtual_ranks=total, rank=rank, world_size=world_size, **options, **others
     )
 
 
 def loader_of(case, rank=0, **others):
     lengths, options, lanes, total, world_size = case
     dataset = StreamDataset.from_map_style(np.arange(sum(lengths)), ranges(lengths), lanes, fill_value=-1, **options)
-    return StreamDataLoader(dataset, groups=total, rank=rank, world_size=world_size, **others)
+    return StreamDataLoader(dataset, virtual_ranks=total, rank=rank, world_size=world_size, **others)
 
 
 def check_rows(batch, indices, lengths):
@@ -184,7 +184,7 @@ class Marked(Dataset):
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_torchs_own_loader_hands_the_indices_to_the_dataset(workers):
-    sampler = LaneBatchSampler([5, 3, 4], 2, 2, numbers="lengths", padding_mode="zeros")
+    sampler = LaneBatchSampler(2, 2, lengths=[5, 3, 4])
     loader = DataLoader(Marked(), batch_sampler=sampler, num_workers=workers)
     assert len(loader) == 4
     lanes = torch.stack(list(loader)).unflatten(1, (2, 2)).flatten(0, 1).transpose(0, 1)  # (B, all steps, 5)
@@ -199,7 +199,7 @@ def test_torchs_own_loader_hands_the_indices_to_the_dataset(workers):
 
 
 def test_a_batch_is_a_list_of_plain_integers_to_c_code():
-    batch = next(iter(LaneBatchSampler([[4, 2], [9, 7, 8]], 2, 2, padding_mode="zeros", allow_partial=True)))
+    batch = next(iter(LaneBatchSampler(2, 2, groups=[[4, 2], [9, 7, 8]], allow_partial=True)))
     assert isinstance(batch, list)
     for found in (batch, torch.tensor(batch).tolist(), np.asarray(batch).tolist(), json.loads(json.dumps(batch))):
         assert found == [4, 9, 2, 7]
@@ -225,25 +225,50 @@ def test_the_state_as_of_each_batch_of_a_long_run_is_that_of_a_loader():
     assert plain(itertools.islice(pickle.loads(pickle.dumps(sampler)), 3)) == plain(itertools.islice(sampler, 3))
 
 
+TWO = {"lengths": [5, 3]}
 WRONG = [
-    ([5, 3], {"numbers": None}, r"flat list of integers, \[5, 3\].*numbers=\"ids\" or numbers=\"lengths\""),
-    ([5, 3], {"numbers": "sizes"}, "numbers"),
-    ([5, 3], {"dataset_length": 7}, "add up to 8, and the dataset has 7"),
-    ([5, 3], {"dataset_length": 9}, "index 8.*allow_partial=True"),
-    ([5, 3], {"batches_per_epoch": 2, "padding_mode": "zeros"}, "needs padding"),
-    ([5, 3], {"time_steps": 0}, "time_steps"),
-    (["b", "a", "b"], {"numbers": None}, r"id 'b' at index 0, and, with other ids between, again at index 2.*order="),
-    ([5, 3], {"rank": 1}, "give both, or neither"),
-    ([5, 3], {"rank": 0, "world_size": 3}, "2 sources for 3 groups"),
-    ([5, 3], {"rank": 0, "world_size": 2, "shuffle": True}, "same seed="),
+    ({}, "neither groups nor lengths is given; pass groups=.*, or lengths="),
+    ({"groups": [0, 0, 1], "lengths": [2, 1]}, "groups and lengths are both given; pass groups=.*, or lengths="),
+    ({"lengths": []}, "lengths is empty"),
+    ({"groups": []}, "groups is empty"),
+    (TWO | {"dataset_length": 7}, "add up to 8, and the dataset has 7 items; correct them, or pass groups="),
+    (TWO | {"dataset_length": 9}, "index 8.*allow_partial=True"),
+    (TWO | {"order": range(8)}, "order= sorts the indices of equal ids, and lengths="),
+    (TWO | {"batches_per_epoch": 2}, "needs padding"),
+    (TWO | {"time_steps": 0}, "time_steps"),
+    ({"groups": ["b", "a", "b"]}, r"id 'b' at index 0, and, with other ids between, again at index 2.*order="),
+    ({"groups": [7, 7, 4], "dataset_length": 18}, "3 ids, and the dataset 18 items.* add up to 18"),
+    (TWO | {"rank": 1}, "give both, or neither"),
+    (TWO | {"rank": 0, "world_size": 3}, "2 sources for 3 virtual ranks"),
+    (TWO | {"rank": 0, "world_size": 2, "virtual_ranks": 3}, "virtual_ranks is 3, which 2 ranks cannot share evenly"),
+    (TWO | {"virtual_ranks": 0}, "virtual_ranks is 0"),
+    (TWO | {"rank": 0, "world_size": 2, "shuffle": True}, "same seed="),
 ]
 
 
-@pytest.mark.parametrize(("given", "options", "text"), WRONG)
-def test_what_does_not_fit_is_refused(given, options, text):
+def test_a_flat_list_is_taken_for_what_its_name_says():
+    ids, lengths = LaneBatchSampler(1, groups=[5, 5, 5, 3]), LaneBatchSampler(1, lengths=[3, 1])
+    assert plain(ids) == plain(lengths)
+    for lists in ([[0, 1, 2], [3]], [range(3), range(3, 4)], torch.tensor([9, 9, 9, 2]), iter(["a", "a", "a", "b"])):
+        assert plain(LaneBatchSampler(1, groups=lists)) == plain(lengths)
+    for same in (np.array([3, 1]), torch.tensor([3, 1]), iter([3, 1])):
+        assert plain(LaneBatchSampler(1, lengths=same)) == plain(lengths)
+    for wrong in ({"lengths": 3}, {"groups": 3}, {"lengths": "31"}):
+        with pytest.raises(TypeError, match=next(iter(wrong))):
+            LaneBatchSampler(1, **wrong)
+
+
+def test_batches_end_as_those_of_a_dataset_do():
+    sampler, lengths = LaneBatchSampler(2, 2, lengths=[3, 2, 3]), [3, 2, 3]
+    loader = StreamDataLoader(StreamDataset(lengths, range, 2, time_steps=2))
+    assert len(sampler) == len(list(sampler)) == len(list(loader)) == 3
+
+
+@pytest.mark.parametrize(("given", "text"), WRONG)
+def test_what_does_not_fit_is_refused(given, text):
     with pytest.raises(ValueError, match=text):
-        LaneBatchSampler(given, 2, **({"numbers": "lengths"} | options))
-    endless = LaneBatchSampler([0, 0], 1, numbers="lengths")
+        LaneBatchSampler(2, **given)
+    endless = LaneBatchSampler(1, lengths=[0, 0], padding_mode="cycle")
     with pytest.raises(EmptySourcesError):
         next(iter(endless))
     with pytest.raises(TypeError):
@@ -265,7 +290,7 @@ def test_states_that_do_not_fit_are_refused():
 
 def test_ranks_are_asked_of_torch_distributed(monkeypatch):
     def build(**options):
-        return LaneBatchSampler([5, 3, 4, 6], 2, 2, numbers="lengths", padding_mode="zeros", seed=0, **options)
+        return LaneBatchSampler(2, 2, lengths=[5, 3, 4, 6], seed=0, **options)
 
     expected, late = plain(build(rank=1, world_size=2)), build()
     monkeypatch.setattr(dist, "is_initialized", lambda: True)
@@ -275,7 +300,7 @@ def test_ranks_are_asked_of_torch_distributed(monkeypatch):
 
 
 def test_another_number_for_a_running_epoch_is_told():
-    sampler = LaneBatchSampler([1, 2], 1, numbers="lengths", batches_per_epoch=2)
+    sampler = LaneBatchSampler(1, lengths=[1, 2], padding_mode="cycle", batches_per_epoch=2)
     first = list(sampler)
     sampler.set_epoch(1)
     list(sampler)

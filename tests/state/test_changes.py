@@ -182,7 +182,9 @@ def test_groups_change_each_for_itself():
     def ranks(world_size, state=None, lanes=4):
         loaders = []
         for rank in range(world_size):
-            own = StreamDataLoader(of(batch_size=lanes // world_size), groups=2, rank=rank, world_size=world_size)
+            own = StreamDataLoader(
+                of(batch_size=lanes // world_size), virtual_ranks=2, rank=rank, world_size=world_size
+            )
             if state is not None:
                 own.load_state_dict(state, changes=ALL)
             loaders.append(own)

@@ -50,7 +50,7 @@ KINDS = {
     "jitter": lambda: StreamDataLoader(of(sections=Sections(3, jitter=True))),
     "endless with jitter": lambda: StreamDataLoader(of(sections=Sections(3, jitter=True), padding_mode="cycle")),
     "balanced": lambda: StreamDataLoader(of(schedule="balanced")),
-    "one of two ranks": lambda: StreamDataLoader(of(), groups=2, rank=1, world_size=2),
+    "one of two ranks": lambda: StreamDataLoader(of(), virtual_ranks=2, rank=1, world_size=2),
     "mix": lambda: StreamDataLoader(interleave([of(open_stream=pairs)] * 2, batch_size=3, seed=4)),
     "side by side": lambda: side_by_side([(of(open_stream=pairs), 2)] * 2),
     "workers": lambda: StreamDataLoader(of(), 2, persistent_workers=True),

@@ -60,7 +60,7 @@ def test_a_step_that_was_not_read_is_not_known():
 def test_behind_the_last_of_n_known_batches_the_state_is_the_next_epochs_beginning(case, groups):
     dataset = case.dataset(lengths=case.lengths)
     groups = case.lanes if groups and len(case.lengths) >= case.lanes else None
-    loader = StreamDataLoader(dataset, groups=groups)
+    loader = StreamDataLoader(dataset, virtual_ranks=groups)
     batches, count = iter(loader), len(loader)
     for step in range(count):
         batch = next(batches)

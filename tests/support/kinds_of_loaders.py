@@ -55,7 +55,7 @@ def endless(sources=LENGTHS):
 
 
 def sampler(**options):
-    return LaneBatchSampler(GROUPS, 3, 2, shuffle=True, seed=7, **options)
+    return LaneBatchSampler(3, 2, groups=GROUPS, shuffle=True, seed=7, **options)
 
 
 #: How each kind of loader is built, with a loader's options.
@@ -71,17 +71,17 @@ KINDS = {
     "cycle": lambda **way: StreamDataLoader(endless(), **way),
     "in mid-epoch of n batches": lambda **way: StreamDataLoader(endless(), **way, batches_per_epoch=3),
     "between epochs of n batches": lambda **way: StreamDataLoader(endless(), **way, batches_per_epoch=4),
-    "two groups": lambda **way: StreamDataLoader(dataset(), **way, groups=2),
+    "two groups": lambda **way: StreamDataLoader(dataset(), **way, virtual_ranks=2),
     "known lengths": lambda **way: StreamDataLoader(known(schedule="balanced"), **way),
-    "known lengths, two groups": lambda **way: StreamDataLoader(known(), **way, groups=2),
+    "known lengths, two groups": lambda **way: StreamDataLoader(known(), **way, virtual_ranks=2),
     "streams with states": lambda **way: StreamDataLoader(dataset(Counted), **way),
     "sections": lambda **way: StreamDataLoader(dataset(sections=Sections(3, jitter=True, lengths=LENGTHS)), **way),
     "mixed, dropped": lambda **way: StreamDataLoader(mixed("drop"), **way),
     "mixed, repeated": lambda **way: StreamDataLoader(mixed("repeat"), **way),
     "side by side": lambda **way: side_by_side([(dataset(), 2), (endless(LENGTHS[3:]), 2)], **way),
-    "sampler": lambda **_: sampler(padding_mode="zeros"),
-    "sampler in mid-epoch of n batches": lambda **_: sampler(batches_per_epoch=3),
-    "sampler between epochs of n batches": lambda **_: sampler(batches_per_epoch=4),
+    "sampler": lambda **_: sampler(),
+    "sampler in mid-epoch of n batches": lambda **_: sampler(padding_mode="cycle", batches_per_epoch=3),
+    "sampler between epochs of n batches": lambda **_: sampler(padding_mode="cycle", batches_per_epoch=4),
 }
 
 

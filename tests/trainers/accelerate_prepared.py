@@ -23,7 +23,7 @@ if __name__ == "__main__":
     lanes = 4 // accelerator.num_processes
     dataset = StreamDataset(LENGTHS, range, lanes, time_steps=3, shuffle=True, seed=0)
     carriers = Carriers()
-    given = StreamDataLoader(dataset, 1, timeout=60, groups=2)
+    given = StreamDataLoader(dataset, 1, timeout=60, virtual_ranks=2)
     loader = accelerator.prepare(given) if itself else prepare(accelerator, given, carry=carriers.all)
     assert (loader is given) == itself
     torch.manual_seed(0)

@@ -54,7 +54,7 @@ if __name__ == "__main__":
     trainer = Trains(
         Model(),
         args,
-        train_dataset=StreamDataLoader(dataset, 1, timeout=60, groups=2),
+        train_dataset=StreamDataLoader(dataset, 1, timeout=60, virtual_ranks=2),
         model_inputs=lambda batch: {"batch": batch},
         carry=CARRIERS.all,
         callbacks=[Stops()],
