@@ -5,8 +5,11 @@ Tests over random cases are marked `random`, so that `--full -m "slow or random"
 """
 
 import os
+import sys
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tensors are small, and threads that wait for each other take cores
+if "--full" in sys.argv:
+    os.environ["STREAM_DATALOADER_FULL"] = "1"  # for `helpers`, here and in workers
 
 import gc
 import importlib
@@ -15,7 +18,6 @@ import json
 import multiprocessing
 import pathlib
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -24,7 +26,7 @@ from contextlib import suppress
 import pytest
 import torch
 from file_server import serving
-from helpers import soon
+from helpers import random_cases, soon
 from hypothesis import HealthCheck, settings
 from ledger import Ledger
 from skips import judge_skip
@@ -40,7 +42,11 @@ os.environ["PYTHONPATH"] = os.pathsep.join([*SHARED, *filter(None, [os.environ.g
 TRAINERS = "integrations"
 
 settings.register_profile(
-    "default", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+    "default",
+    random_cases(100, 25),
+    deadline=None,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 settings.load_profile("default")
 
@@ -50,9 +56,7 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
-    if config.getoption("--full"):
-        os.environ["STREAM_DATALOADER_FULL"] = "1"  # for `helpers`, here and in workers
-    elif not config.option.markexpr:
+    if not config.getoption("--full") and not config.option.markexpr:
         config.option.markexpr = "not slow"
 
 

@@ -4,11 +4,16 @@
 then, for each, a file and what is wrong, the lines that stand there once (`- `), and those that are put there (`+ `).
 A line `= why` says that nobody can notice: such a mistake is checked to fit the code, and not counted.
 
+A first run without a mistake notes which functions each test reaches, also in workers that are forked. For a mistake
+only the tests run that reach its function, and those that start programs, of which that is not known.
+
 Guarantee: the package itself is not touched; a mistake that does not fit the code any more is an error; and without a
 mistake, the tests pass. Run it as `make mutants ROOM=_schedule`, or `python tests/promises/mutants.py ROOM [WORDS]` for
 those that have the words in their names. It exits with status 1 if less than 85 % of a room are noticed.
 """
 
+import ast
+import json
 import os
 import select
 import shutil
@@ -17,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import zlib
 from pathlib import Path
 from typing import NamedTuple
 
@@ -39,15 +45,64 @@ def _helpers_running():
         multiprocessing.get_context(method).Process(target=int).start()
     while multiprocessing.active_children():
         time.sleep(0.01)
+
+
+import mmap, re, zlib
+
+REACHED, SLOTS, FILES = mmap.mmap(-1, 1 << 18), {}, set()  # shared with workers that are forked
+
+
+def note(frame, event, _):
+    code = frame.f_code
+    if id(code) not in SLOTS:
+        path = code.co_filename.partition("/stream_dataloader/")[2]
+        place = zlib.crc32(f"{path}:{code.co_firstlineno}".encode()) % len(REACHED) if path else None
+        SLOTS[id(code)] = place, code  # kept, so that its id is not used again
+    if (place := SLOTS[id(code)][0]) is not None:
+        REACHED[place] = 1
+
+
+def taken():
+    found = [match.start() for match in re.finditer(b"\\x01", REACHED)]
+    REACHED[:] = bytes(len(REACHED))
+    return found
+
+
+if os.path.exists("reach"):
+    sys.settrace(note)
+
+
+def pytest_collection_finish(session):
+    if os.path.exists("reach"):
+        with open("reach", "a") as file:
+            print(json.dumps(["", 0, False, False, taken()]), file=file)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item, nextitem):
+    if not os.path.exists("reach"):
+        return (yield)
+    begun = time.monotonic()
+    threading.settrace(note), sys.settrace(note), taken()
+    result = yield
+    sys.settrace(None), threading.settrace(None)
+    text = item.path.read_text()
+    unknown = any(word in text for word in ("subprocess.", "settrace", "run_program", "run_trainer"))
+    unknown |= any(word in item.nodeid for word in ("spawn", "forkserver")) or "programs" in item.fixturenames
+    first = item.path not in FILES
+    FILES.add(item.path)
+    with open("reach", "a") as file:
+        print(json.dumps([item.nodeid, time.monotonic() - begun, unknown, first, taken()]), file=file)
+    return result
 """
 
 #: Each run begins in a process that has imported what takes long, and is not the package; with -c, so that no process
 #: that is spawned imports it again.
 RUN = """
-import os, sys, traceback
+import json, os, sys, traceback
 import hypothesis, numpy, pytest, torch
 for line in sys.stdin:
-    log, *arguments = line.split()
+    log, *arguments = json.loads(line)
     if (child := os.fork()) == 0:
         os.setpgid(0, 0)
         for to in (1, 2):
@@ -93,19 +148,46 @@ def mutants_of(room):
     return tests.split(), found
 
 
-def nearest_first(root, tests, mutant):
-    """The test files, those first that are named as a part of the mistake's path."""
+def functions_of(mutant):
+    """Where the functions begin that a mistake is in, as `FILE:LINE`; None if some of it is in none."""
+    text = (ROOT / "stream_dataloader" / mutant.file).read_text(encoding="utf-8")
+    first = text[: text.index(mutant.old)].count("\n") + 1
+    lines, found = mutant.old.split("\n"), set()
+    functions = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef)]
+    for number, line in enumerate(lines, first):
+        inside = [node for node in functions if node.body[0].lineno <= number <= node.end_lineno]
+        if inside:
+            inner = max(inside, key=lambda node: node.lineno)
+            found.add(min([inner.lineno, *(one.lineno for one in inner.decorator_list)]))
+        elif line.strip():
+            return None
+    return {f"{mutant.file}:{line}" for line in found}
+
+
+def reaching(reached, mutant):
+    """Tests that may notice a mistake, file by file: files first that are named as a part of its path, then short ones.
+
+    The first test of a file may prepare something for all of them; what is made while files are read may be for any.
+    """
+    functions = functions_of(mutant)
+    places = None if functions is None else {zlib.crc32(one.encode()) % (1 << 18) for one in functions}
+    while_read, *reached = reached
+    if places is not None and not places.isdisjoint(while_read[-1]):
+        places = None
     names = {part.strip("_") for part in Path(mutant.file).with_suffix("").parts[1:]}
-    files = []
-    for test in tests:
-        folder = root / test
-        found = (
-            [str(path.relative_to(root)) for path in sorted(folder.rglob("test_*.py"))] if folder.is_dir() else [test]
-        )
-        files += [one for one in found if one not in files]
-    ignored = [test.partition("=")[2] for test in tests if test.startswith("--ignore")]
-    files = [one for one in files if not one.startswith(("-", *ignored))]
-    return sorted(files, key=lambda file: not any(name in file for name in names))
+    whole, files = set(), {}
+    for test, seconds, is_unknown, is_first, found in reached:
+        file = test.partition("::")[0]
+        hit = places is None or not places.isdisjoint(found)
+        whole |= {file} if is_first and hit else set()
+        if hit or file in whole or is_unknown:
+            files.setdefault(file, []).append((hit or file in whole, seconds, test))
+
+    def order(file):
+        hits = [seconds for hit, seconds, _ in files[file] if hit]
+        return not hits, not any(name in file for name in names), sum(hits)
+
+    return [test for file in sorted(files, key=order) for _, _, test in files[file]]
 
 
 ROOMS = sorted(path.stem for path in FOLDER.glob("*.txt"))
@@ -146,7 +228,7 @@ class Copy:
             "--tb=line",
             *tests,
         ]
-        print(log, *options, file=self.server.stdin)
+        print(json.dumps([str(log), *options]), file=self.server.stdin)
         child = int(self.server.stdout.readline())
         ended = subprocess.Popen(["sleep", str(seconds)])
         try:
@@ -158,7 +240,7 @@ class Copy:
                 path.write_text(text, encoding="utf-8")
         lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
         failed = [line for line in lines if line.startswith(("FAILED", "ERROR"))]
-        assert code in (0, 1, 2) or code < 0, f"pytest did not run ({code}): {lines[-5:]}"
+        assert code in (0, 1, 2) or code < 0 or mutant, f"pytest did not run ({code}): {lines[-5:]}"
         return code != 0, [*failed, *lines[-1:], "it hangs"][0], time.monotonic() - begun
 
     def _wait(self, child, deadline):
@@ -186,13 +268,16 @@ def judge(room, words):
     missed = []
     with tempfile.TemporaryDirectory() as folder:
         copy = Copy(Path(folder))
+        (reach := copy.folder / "reach").touch()
         failed, said, seconds = copy.run(tests, 3600)
         assert not failed, f"without a mistake: {said}"
         say(f"{room}: without a mistake: {seconds:.0f} s: {said}")
+        reached = [json.loads(line) for line in reach.read_text().splitlines()]
+        reach.unlink()
         for mutant in chosen:
-            noticed, said, took = copy.run(
-                nearest_first(copy.folder, tests, mutant), max(LEAST_LIMIT_SECONDS, 3 * seconds), mutant
-            )
+            near = reaching(reached, mutant)
+            limit = max(LEAST_LIMIT_SECONDS, 3 * seconds)
+            noticed, said, took = copy.run(near, limit, mutant) if near else (False, "no test reaches it", 0)
             missed += [] if noticed else [mutant.name]
             say(f"{mutant.file}: {mutant.name}: {'noticed' if noticed else 'MISSED'}, {took:.0f} s: {said}")
         copy.close()

@@ -6,7 +6,8 @@ import itertools
 import json
 
 import pytest
-from hypothesis import given, settings
+from helpers import random_cases
+from hypothesis import given
 from hypothesis import strategies as st
 from kinds_of_loaders import KINDS
 
@@ -75,7 +76,7 @@ def after(steps, **options):
 
 
 @pytest.mark.parametrize("mode", ["zeros", "data", "drop"])
-@settings(max_examples=150)
+@random_cases(600, 30)
 @given(data=st.data())
 def test_a_number_that_is_another_one_is_an_error_or_changes_nothing(mode, data):
     state, _ = after(data.draw(st.integers(0, 7)), padding_mode=mode, lookahead=data.draw(st.integers(0, 2)))
@@ -97,7 +98,7 @@ def test_a_number_that_is_another_one_is_an_error_or_changes_nothing(mode, data)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=60)
+@random_cases(300, 12)
 @given(data=st.data())
 def test_numbers_that_are_forged_are_an_error_or_are_read_within_bounds(kind, data):
     own = KINDS[kind]()

@@ -180,11 +180,14 @@ def resumed(state, options):
 @pytest.mark.parametrize("options", KINDS)
 def test_a_state_after_any_batch_goes_on_with_what_was_not_in_one(options):
     acts = {(n, i): lambda: time.sleep(0.002) for n in range(4) for i in range(0, 20, n + 1)}
-    found, states = [], []
-    for batch in loader_of(range(4), 2, options, factory=acting(acts, 20), time_steps=1):
-        found.append(cells(batch))
-        states.append(batch.state_dict())
-    assert len(found) > 40, "lanes were late"
+    for _ in range(50):
+        found, states = [], []
+        for batch in loader_of(range(4), 2, options, factory=acting(acts, 20), time_steps=1):
+            found.append(cells(batch))
+            states.append(batch.state_dict())
+        if len(found) > 40:
+            break
+    assert len(found) > 40, "no lane was ever late"
     for step in (0, len(found) // 2, len(found) - 2):
         for again in ({"patience": None}, options):
             rest = list(resumed(states[step], again))
