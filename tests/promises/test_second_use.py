@@ -36,6 +36,7 @@ class SecondUse(RuleBasedStateMachine):
 
     Attributes:
         coming: Epoch and step at which the next iteration begins.
+        loaded: Those of the state that was loaded, until an iteration begins.
         iterators: Those that are held, with `place`, that of the batch that comes next, None before the first `next`;
             and with what it raises from now on, if it does.
     """
@@ -58,7 +59,7 @@ class SecondUse(RuleBasedStateMachine):
         self.case, self.retries = case, retries
         dataset = case.dataset(open_stream=Counted(self.ledger, broken), retries=retries)
         self.loader = StreamDataLoader(dataset, **way | ({"num_workers": min(2, case.lanes)} if way else {}))
-        self.iterators, self.coming, self.loaded, self.known = [], (0, 0), False, {}
+        self.iterators, self.coming, self.loaded, self.known = [], (0, 0), None, {}
         self.saved = [(json.dumps(self.loader.state_dict()), self.coming)]
 
     def expected(self, epoch):
@@ -120,7 +121,7 @@ class SecondUse(RuleBasedStateMachine):
         for number, other in enumerate(self.iterators):
             if other.place is not None or number < self.iterators.index(one):
                 other.over = other.over or StaleIteratorError
-        one.place, self.loaded = self.coming, False
+        one.place, self.loaded = self.coming, None
         self.coming = one.place[0] + 1, 0
 
     def breaks_in(self, batch):
@@ -144,16 +145,20 @@ class SecondUse(RuleBasedStateMachine):
     def load(self, age):
         state, place = self.saved[-1 - min(age, len(self.saved) - 1)]
         self.loader.load_state_dict(json.loads(state))
-        self.coming, self.loaded = place, True
+        self.coming = self.loaded = place
         for one in self.iterators:
             if one.place is not None:
                 one.over = one.over or StaleIteratorError
 
     @rule(epoch=st.integers(0, 2))
     def set_epoch(self, epoch):
+        """Also back to that of the state that was loaded; what is being read is left."""
+        for one in self.iterators:
+            if one.place is not None:
+                one.batches.close()
+                one.over = StopIteration
         self.loader.set_epoch(epoch)
-        if not (self.loaded and self.coming[0] == epoch):
-            self.coming, self.loaded = (epoch, 0), False
+        self.coming = self.loaded if self.loaded and self.loaded[0] == epoch else (epoch, 0)
 
     @precondition(lambda self: self.iterators)
     @rule(which=WHICH)
