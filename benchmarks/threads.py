@@ -1,7 +1,6 @@
-"""Threads of one process, and of a worker process, against worker processes: frames, bytes, items a second, and memory.
+"""Threads of one process against worker processes: frames, bytes, items a second, and memory.
 
-- `video`: sixteen clips of 640x360 in eight lanes, as in `video.py`, by two threads, by two processes, and by one
-  process with two threads (`threads_per_worker`).
+- `video`: sixteen clips of 640x360 in eight lanes, as in `video.py`, by two threads and by two processes.
 - `memory`: what each of them takes for that, over a process that has loaded the same libraries.
 - `reading`: windows that streams copy into the batch themselves (`read_into`), large and small; and a stream that
   computes in Python and holds the interpreter's lock, by which threads are no faster than none.
@@ -34,10 +33,8 @@ from stream_dataloader.streams import VideoStream
 
 WORKERS, LANES = 2, 8
 THREADS, PROCESSES, NONE = f"{WORKERS} threads", f"{WORKERS} processes", "no workers"
-BOTH = f"1 process, {WORKERS} threads"
 OPTIONS: dict[str, dict[str, Any]] = {
     THREADS: {"num_workers": WORKERS, "worker_method": "thread"},
-    BOTH: {"num_workers": 1, "threads_per_worker": WORKERS},
     PROCESSES: {"num_workers": WORKERS},
     NONE: {},
 }
@@ -63,14 +60,14 @@ def frames_a_second(paths: list[str], options: dict[str, Any]) -> float:
 
 
 def decoding(quick: bool) -> list[Result]:
-    """Frames a second, by threads, by processes and by threads of one."""
+    """Frames a second, by threads and by processes."""
     paths = clips(quick)
     runs = {name: partial(frames_a_second, paths, given) for name, given in OPTIONS.items()}
     figures = take_turns(runs, 3 if quick else 5, "frames", warm_up=not quick)
     section = f"video: {len(paths)} clips 640x360 to 360x240, {LANES} lanes"
     return [
         *(figure(section, name, values, "f/s") for name, values in figures.items()),
-        *(ratio(section, f"{n} / {PROCESSES}", figures, n, PROCESSES, 0.9, at_most=False) for n in (THREADS, BOTH)),
+        ratio(section, f"{THREADS} / {PROCESSES}", figures, THREADS, PROCESSES, 0.9, at_most=False),
     ]
 
 
@@ -100,24 +97,19 @@ def taken_afresh(paths: list[str], options: dict[str, Any]) -> float:
 
 
 def memory(quick: bool) -> list[Result]:
-    """Megabytes that two threads, two processes and one process with two threads take."""
+    """Megabytes that two threads and two processes take."""
     paths, rounds = clips(quick), 1 if quick else 3
-    started = {f"{name}, {m}": (name, m) for m in START_METHODS for name in (PROCESSES, BOTH)}
+    started = {f"{PROCESSES}, {method}": method for method in START_METHODS}
     given = {THREADS: OPTIONS[THREADS]}
-    given |= {named: OPTIONS[name] | {"multiprocessing_context": m} for named, (name, m) in started.items()}
+    given |= {name: OPTIONS[PROCESSES] | {"multiprocessing_context": method} for name, method in started.items()}
     runs = {name: partial(taken_afresh, paths, options) for name, options in given.items()}
     figures = take_turns(runs, rounds, "memory", warm_up=False)  # each is a process that did nothing before
     section = "video: memory that the loader takes, proportional set size of all processes"
     return [
         *(figure(section, name, values, "MB") for name, values in figures.items()),
         *(
-            ratio(section, f"{THREADS} / {named}", figures, THREADS, named, 1 / 3 if method == "spawn" else None)
-            for named, (name, method) in started.items()
-            if name == PROCESSES
-        ),
-        *(
-            ratio(section, f"{BOTH} / {PROCESSES}, {m}", figures, f"{BOTH}, {m}", f"{PROCESSES}, {m}")
-            for m in START_METHODS
+            ratio(section, f"{THREADS} / {name}", figures, THREADS, name, 1 / 3 if method == "spawn" else None)
+            for name, method in started.items()
         ),
     ]
 
@@ -172,7 +164,6 @@ def reading(quick: bool) -> list[Result]:
         results += [
             *(figure(section, name, values, "b/s") for name, values in figures.items()),
             ratio(section, f"{THREADS} / {PROCESSES}", figures, THREADS, PROCESSES),
-            ratio(section, f"{BOTH} / {PROCESSES}", figures, BOTH, PROCESSES),
             ratio(section, f"{THREADS} / {NONE}", figures, THREADS, NONE),
         ]
     return results

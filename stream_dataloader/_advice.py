@@ -45,13 +45,12 @@ class Setup:
     sources: int
     num_workers: int
     prefetch_factor: int
-    threads_per_worker: int = 1
     outlook: Outlook | None = None  # where lengths are known
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerStats:
-    """What one worker did. With `threads_per_worker` it is the sum over its threads, of seconds and counts alike.
+    """What one worker did. With `patience` it is the sum over its threads, of seconds and counts alike.
 
     Attributes:
         reading_seconds: Taking items from streams and writing them into the batch.
@@ -180,12 +179,11 @@ def _about_busy_workers(figures: Figures, setup: Setup, cores: int) -> Advice:
     most = min(setup.lanes, cores)
     reading, opening = figures._sum("reading_seconds"), figures._sum("opening_seconds")
     waits = f"The trainer waits {figures.wait_share:.0%} of its time"
-    if setup.num_workers * setup.threads_per_worker < most:
+    if setup.num_workers < most:
         who = ("nobody reads meanwhile", "the worker reads all the time")[setup.num_workers > 0]
         if setup.num_workers > 1:
             who = f"{setup.num_workers} workers read all the time"
-        more = f"num_workers={-(-most // setup.threads_per_worker)}"
-        return Advice("workers", f"{waits}, and {who}: use more workers ({more}).")
+        return Advice("workers", f"{waits}, and {who}: use more workers (num_workers={most}).")
     if opening > reading:
         remedy = "have them opened ahead (open_early=True, if the factory may run in a second thread)"
         if figures._sum("opening_ahead_seconds"):
@@ -204,7 +202,7 @@ def _about_busy_workers(figures: Figures, setup: Setup, cores: int) -> Advice:
 
 def _about_idle_workers(figures: Figures, setup: Setup) -> Advice:
     waits = f"The trainer waits {figures.wait_share:.0%} of its time, and workers are idle"
-    if figures.sent > 0.5 * figures.batches * setup.num_workers * setup.threads_per_worker:
+    if figures.sent > 0.5 * figures.batches * setup.num_workers:
         sent = f"{figures.sent} parts of batches went through the message queue, not through shared memory"
         return Advice("arrays", f"{waits}: {sent}; yield arrays of one shape and dtype, not objects.")
     more = f"prefetch_factor={4 * setup.prefetch_factor}"

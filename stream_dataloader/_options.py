@@ -166,7 +166,7 @@ def check_patience(
     return number
 
 
-def check_seed_globals(seeds: bool, worker_method: str, num_workers: int, threads_per_worker: int) -> None:
+def check_seed_globals(seeds: bool, worker_method: str, num_workers: int, patience: float | None) -> None:
     """Refuse `seed_globals` where several threads would draw from the generators of one process."""
     if not seeds or not num_workers:
         return
@@ -174,8 +174,8 @@ def check_seed_globals(seeds: bool, worker_method: str, num_workers: int, thread
     remedy = "leave it out, or draw from get_stream_info().rng_at(position) instead of with seed_globals"
     if worker_method == "thread":
         raise ValueError(f'seed_globals is True, and worker_method is "thread": {why}; {remedy}')
-    if threads_per_worker > 1:  # of its own, or by patience
-        raise ValueError(f"seed_globals is True, and each worker reads with several threads: {why}; {remedy}")
+    if patience is not None:
+        raise ValueError(f"seed_globals is True, and with patience each lane is read by a thread: {why}; {remedy}")
 
 
 def warn_of_idle_lanes(rules: Rules) -> None:

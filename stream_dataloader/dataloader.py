@@ -89,8 +89,6 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
         worker_method: What workers are. `"process"`: processes, for streams in Python. `"thread"`: threads of this
             process, for streams that let other threads run, as decoders do. Whatever streams share must be safe for
             threads. A thread cannot be ended: after a `timeout` it is left alone until it comes back.
-        threads_per_worker: With how many threads a worker process reads its lanes, for such streams: a process then
-            serves many lanes with one copy of the program. A worker has no more threads than lanes.
         patience: Seconds that a batch waits for lanes that are late, once another lane is there; None waits for all. A
             lane whose window is not whole by then is padded, and goes on with it in a later batch. For live and remote
             sources; needs workers, and `deterministic=False` of the dataset. Each lane is read by its own thread.
@@ -128,7 +126,6 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
         process_group: Any = None,
         batches_per_epoch: int | None = None,
         worker_method: WorkerMethod = "process",
-        threads_per_worker: int = 1,
         patience: float | None = None,
         **misplaced: Never,
     ) -> None:
@@ -143,8 +140,6 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
             patience = options.check_patience(patience, rules, self._workers, worker_method, transport)
             if worker_method == "thread":
                 self._workers = [member.batch_size for member in members]
-            else:
-                threads_per_worker = self.dataset.batch_size
         self.num_workers = sum(self._workers)
         self.collate_fn = collate_fn
         if collate_fn is not None:
@@ -162,11 +157,10 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
             transport=transport,
             max_restarts=max_restarts,
             worker_method=worker_method,
-            threads_per_worker=threads_per_worker,
             patience=patience,
         )
         seeds = any(member.seed_globals for member in members)
-        options.check_seed_globals(seeds, worker_method, self.num_workers, self._settings.threads_per_worker)
+        options.check_seed_globals(seeds, worker_method, self.num_workers, patience)
         self._destination = Destination(device, self._settings.pin_memory)
         seconds = self._settings.timeout
         self._ranks = [Ranks(member, seconds, virtual_ranks, rank, world_size, process_group) for member in members]

@@ -51,7 +51,6 @@ class LoaderOptions(TypedDict, total=False):
     world_size: int | None
     process_group: Any
     worker_method: WorkerMethod
-    threads_per_worker: int
     patience: float | None
 
 

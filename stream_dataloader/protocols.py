@@ -6,7 +6,7 @@ process with `num_workers=0`. It must be picklable for `spawn` and `forkserver`,
 A *stream* is iterated once, and then closed, if it has a `close` method (generators have one), also when an epoch is
 left early. A lane closes one stream before it opens the next. All of this runs in one thread: the worker's main thread,
 or the one that asks the loader for its next batch. So streams may share a buffer, a connection or a library that is not
-safe for threads; not so with `worker_method="thread"` or `threads_per_worker`, by which a process has several.
+safe for threads; not so with `worker_method="thread"` or `patience`, by which a process has several.
 
 A stream that must begin later than at its first item, after a resume or a lost worker, is read forward to that item,
 unless it or its factory offers something quicker::

@@ -30,7 +30,7 @@ class TraceEvent(NamedTuple):
         begin_ns: When it began, by `time.monotonic_ns`.
         stop_ns: When it was over.
         number: The batch, or the source that is opened; -1 if there is none.
-        thread: Which of the worker's threads it was, counted from 0; see `threads_per_worker`.
+        thread: Which of the worker's threads it was, counted from 0; with `patience` each lane has one.
     """
 
     worker: int

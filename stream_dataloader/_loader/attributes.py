@@ -79,11 +79,6 @@ class TorchAttributes:
         return self._settings.worker_method
 
     @property
-    def threads_per_worker(self) -> int:
-        """How many threads a worker process reads with, if it has as many lanes."""
-        return self._settings.threads_per_worker
-
-    @property
     def worker_init_fn(self) -> Callable[[int], Any] | None:
         """Called in each worker when it starts, with its id; may be set, for the next iteration."""
         return self._settings.worker_init_fn

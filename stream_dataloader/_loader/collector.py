@@ -128,10 +128,7 @@ class StepCollector:
             self._killers |= proven
         elif self._restarts >= self._most:
             return False
-        # as many suspects as a worker has threads may be where they were, and one of them is the killer
-        again = any(self._deaths[suspect] == _PROOF - 1 for suspect in suspects)
-        one_by_one = again and self._work.settings.threads_per_worker > 1
         self._restarts += 1
         self._work.tally.counts["restarts"] += 1
         log.warning("%s; restart %d of %d, at step %d", str(death), self._restarts, self._most, record.step)
-        return self.start(record, Recovery(self._killers, True, one_by_one, self._restarts))
+        return self.start(record, Recovery(self._killers, cautious=True, number=self._restarts))

@@ -50,7 +50,7 @@ class Starter:
         self._ranks = ranks
         self._turn = turn
         lanes = [own.reading.rules.lanes for own in ranks]
-        readers = deal_members(lanes, workers, settings.threads_per_worker)
+        readers = deal_members(lanes, workers, lane_by_lane=settings.patience is not None)
         tally = Tally(readers, ranks[0].reading.rules.time_steps, shared=sum(workers) > 0)
         self._newest: Callable[[], Iteration | None] = type(None)
         self._ending: Ending | None = None  # of the newest, which may be gone
@@ -191,7 +191,6 @@ class Starter:
             sources=sum(own.num_sources for own in rules),
             num_workers=work.settings.num_workers,
             prefetch_factor=work.settings.prefetch_factor or 2,
-            threads_per_worker=work.settings.threads_per_worker,
             outlook=work.members[0].plan().outlook() if len(rules) == 1 else None,
         )
         return dataclasses.replace(work.tally.stats(*self.pool.slots_in_use), setup=setup)

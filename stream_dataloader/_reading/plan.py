@@ -109,13 +109,11 @@ class Recovery(NamedTuple):
         killers: Sources that killed their worker, each with its member, and the time from which on they are not to be
             read; -1: nor opened.
         cautious: Open no source early, so that one that kills its worker is known for sure.
-        one_by_one: A worker's threads take turns, as it is not known which of their sources it was.
         number: How often workers were started again in this epoch.
     """
 
     killers: Mapping[tuple[int, int], int]
     cautious: bool
-    one_by_one: bool = False
     number: int = 0
 
 

@@ -93,19 +93,20 @@ class Reader(NamedTuple):
     member: int = 0
 
 
-def deal_members(lanes: Sequence[int], workers: Sequence[int], threads_per_worker: int = 1) -> tuple[Reader, ...]:
+def deal_members(lanes: Sequence[int], workers: Sequence[int], *, lane_by_lane: bool = False) -> tuple[Reader, ...]:
     """Who reads which lanes of a batch, in lane order, where each of its members has lanes, and workers, of its own.
 
-    Lanes are dealt to workers, which are numbered over all members, and then each worker's to its threads. A member
-    without workers is read where batches are asked for; it counts as a worker behind those.
+    Lanes are dealt to workers, which are numbered over all members. A member without workers is read where batches are
+    asked for; it counts as a worker behind those.
 
     Args:
         lanes: How many lanes each member has.
         workers: How many workers each has.
+        lane_by_lane: Each lane of a worker has a reader of its own, which a thread of that worker drives.
 
     Example:
-        >>> [(reader.worker_id, list(reader.lanes)) for reader in deal_members([6], [2], 2)]
-        [(0, [0, 1]), (0, [2]), (1, [3, 4]), (1, [5])]
+        >>> [(reader.worker_id, list(reader.lanes)) for reader in deal_members([5], [2])]
+        [(0, [0, 1, 2]), (1, [3, 4])]
         >>> [(reader.worker_id, list(reader.lanes), reader.member) for reader in deal_members([1, 3], [0, 2])]
         [(2, [0], 0), (0, [1, 2], 1), (1, [3], 1)]
     """
@@ -115,8 +116,8 @@ def deal_members(lanes: Sequence[int], workers: Sequence[int], threads_per_worke
     for member, (begin, width, count) in enumerate(zip(begins, lanes, workers, strict=False)):
         number = first if count else local
         for worker_id, owned in enumerate(_cut(range(begin, begin + width), count), number):
-            threads = _cut(owned, threads_per_worker if count else 1)
-            found += [Reader(worker_id, own, member) for own in threads]
+            cut = _cut(owned, len(owned)) if lane_by_lane and count else [owned]
+            found += [Reader(worker_id, own, member) for own in cut]
         first, local = first + min(count, width), local + (not count)
     return tuple(found)
 

@@ -28,7 +28,6 @@ class WorkerSettings:
     transport: Transport
     max_restarts: int
     worker_method: WorkerMethod
-    threads_per_worker: int
     patience: float | None = None
 
     def __post_init__(self) -> None:
@@ -42,21 +41,14 @@ class WorkerSettings:
         }
         if self.prefetch_factor is not None:
             checked["prefetch_factor"] = options.integer("prefetch_factor", self.prefetch_factor, 1, 1 << 16)
-        for name, least in (("threads_per_worker", 1), ("max_restarts", 0)):
-            checked[name] = options.integer(name, getattr(self, name), least)
+        checked["max_restarts"] = options.integer("max_restarts", self.max_restarts, 0)
         vars(self).update(checked, timeout=options.seconds("timeout", self.timeout))
         if self.worker_method == "thread":
             self._check_for_threads()
-        elif self.threads_per_worker > 1 and not self.num_workers:
-            raise ValueError(
-                f"threads_per_worker is {self.threads_per_worker}, and num_workers is 0; pass num_workers=1 or more, "
-                'and worker_method="thread" for threads of this process'
-            )
 
     def _check_for_threads(self) -> None:
         for name, default, why in (
             ("multiprocessing_context", None, "starts no process"),
-            ("threads_per_worker", 1, "counts threads as workers: raise num_workers"),
             ("max_restarts", 0, "has no workers that die alone; for streams that break there is retries="),
         ):
             if (given := getattr(self, name)) != default:

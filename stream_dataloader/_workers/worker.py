@@ -146,9 +146,7 @@ class WorkerParts(IterableDataset[Any]):
             seed_worker(base_seed(self.workers_seed(start.epoch)) + worker_id)
         self._is_kept = True
         dataset = self._members[member]
-        recovery, self.recovery = self.recovery, self.recovery._replace(one_by_one=False)
         own = [number for number, reader in enumerate(self._readers) if reader.worker_id == worker_id]
-        in_threads = self.are_paced or (len(own) > 1 and not recovery.one_by_one)
         taken = self._meters.taken[own[0] : own[-1] + 1] if self.are_paced else None
         exchange = Exchange(len(own), ROOM, taken)
         reading = Reading(
@@ -159,7 +157,7 @@ class WorkerParts(IterableDataset[Any]):
             self._meters,
             member,
             Slots if self.slots is None else functools.partial(PooledSlots, self.slots, session),
-            recovery,
+            self.recovery,
         )
         readers = read_as_worker(
             reading,
@@ -167,9 +165,9 @@ class WorkerParts(IterableDataset[Any]):
             self._key._replace(iteration=session, member=member),
             worker_id,
             is_over := lambda: exchange.closed or self._mailbox.closed(session),
-            in_threads=in_threads,
+            in_threads=self.are_paced,
         )
-        if not in_threads:
+        if not self.are_paced:
             return read_in_turn(readers)
         self._threads = []
         return read_in_threads(readers, exchange, self._threads, is_over)

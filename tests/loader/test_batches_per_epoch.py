@@ -19,7 +19,6 @@ from stream_dataloader import ReadError, StateError, StreamDataLoader, StreamDat
 
 CASE = Case([4, 0, 9, 2, 2, 7, 1, 3], 4, 3, "packed", "cycle", 1, True, 3)
 SETUPS = [{}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": True}]
-THREADS = {"num_workers": 1, "threads_per_worker": 3, "persistent_workers": True}
 
 
 def endless(steps, case=CASE):
@@ -80,7 +79,7 @@ def test_all_epochs_together_are_the_endless_run(case, lengths, legs):
 
 
 @random_cases(30, quick=3)
-@given(cases(modes=("cycle",)), some_lengths, some_legs, st.lists(st.sampled_from([*SETUPS, THREADS]), min_size=1))
+@given(cases(modes=("cycle",)), some_lengths, some_legs, st.lists(st.sampled_from(SETUPS), min_size=1))
 @pytest.mark.filterwarnings("ignore:num_workers is", "ignore:the iteration that went on")
 def test_so_they_are_for_any_number_of_workers(case, lengths, legs, setups):
     check_run(case, lengths, legs, setups)

@@ -115,7 +115,7 @@ def test_collate_fn_may_mix_layouts(workers):
     assert shapes == [[(2, 2), (2, 3)], [(2, 1), (2, 2)]]
 
 
-@pytest.mark.parametrize(("workers", "options"), [(0, {}), (2, {}), (2, THREADS), (2, {"threads_per_worker": 2})])
+@pytest.mark.parametrize(("workers", "options"), [(0, {}), (2, {}), (2, THREADS)])
 def test_parts_are_the_batches_by_worker(workers, options):
     loader = StreamDataLoader(CASE.dataset(mark_ends=True), workers, collate_fn=len, **options)
     parts = list(loader.parts())
@@ -228,9 +228,7 @@ INTERRUPTED = """
 
 
 @pytest.mark.parametrize("stuck", [pytest.param([], marks=pytest.mark.slow), ["stuck"]])
-@pytest.mark.parametrize(
-    "options", ["", ', worker_method="thread"', pytest.param(", threads_per_worker=2", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("options", ["", ', worker_method="thread"'])
 def test_ctrl_c_ends_at_once_without_a_word_from_the_workers(options, stuck, tmp_path):
     script = tmp_path / "train.py"
     script.write_text(textwrap.dedent(INTERRUPTED).replace("OPTIONS", options))

@@ -28,7 +28,7 @@ def loader_of(workers=0, lanes=3, time_steps=4, open_stream=open_slowly, sources
 
 @pytest.mark.parametrize(
     ("workers", "options"),
-    [(0, {}), (1, {}), (3, {}), (3, {"worker_method": "thread"}), (1, {"threads_per_worker": 2})],
+    [(0, {}), (1, {}), (3, {}), (3, {"worker_method": "thread"})],
 )
 def test_counts_are_those_of_the_batches(workers, options):
     loader = loader_of(workers, loader=options)
@@ -108,16 +108,14 @@ def test_a_table_tells_the_most_of_it():
     assert str(LoaderStats())
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-def test_a_trace_has_a_row_for_the_trainer_and_each_thread_of_a_worker(threads, tmp_path):
-    loader = loader_of(2, lanes=4, loader={"threads_per_worker": threads})
+def test_a_trace_has_a_row_for_the_trainer_and_each_thread_of_a_worker(tmp_path):
+    loader = loader_of(2, lanes=4)
     list(loader)
     loader.stats().save_trace(tmp_path / "trace.json")
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     rows = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
-    expected = {"worker 0", "worker 1"} if threads == 1 else {"worker 0, thread 0", "worker 1, thread 1, ahead"}
-    assert {"trainer"} | expected <= set(rows.values())
-    assert len(rows) == len(set(rows.values())) == 1 + 2 * 2 * threads
+    assert {"trainer", "worker 0", "worker 1"} <= set(rows.values())
+    assert len(rows) == len(set(rows.values())) == 1 + 2 * 2
     spans = [event for event in events if event["ph"] == "X"]
     assert {event["tid"] for event in spans} <= set(rows)
     assert {"batch", "train", "step", "open"} <= {event["name"] for event in spans}

@@ -84,7 +84,6 @@ WAYS = {
     "here": {},
     **{f"workers, {p if isinstance(p, str) else p.values[0]}": (2, p) for p in START_METHODS if isinstance(p, str)},
     "threads": {"num_workers": 2, "worker_method": "thread"},
-    "threads in workers": {"num_workers": 2, "threads_per_worker": 2},
     "queue": {"num_workers": 2, "transport": "queue"},
     "kept": {"num_workers": 2, "persistent_workers": True},
 }

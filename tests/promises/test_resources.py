@@ -10,7 +10,6 @@ WAYS = {
     "here": {},
     "thread": {"num_workers": 2, "worker_method": "thread"},
     "processes": {"num_workers": 2, "prefetch_factor": 1},
-    "threads of a process": {"num_workers": 1, "threads_per_worker": 2, "prefetch_factor": 1},
 }
 SOURCES = [(number, (0, 1, 2, 7)[number % 4]) for number in range(18)]
 LANES, AHEAD = 3, 2

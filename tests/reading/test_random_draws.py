@@ -68,7 +68,6 @@ LOADERS = {
     "kept": {"persistent_workers": True},
     "kept, with the recipe": {"persistent_workers": True, "worker_init_fn": seed_worker},
     "queue": {"transport": "queue"},
-    "threads in workers": {"threads_per_worker": 2},
     "threads": {"worker_method": "thread"},
     "n batches": {"batches_per_epoch": 3},
     "n batches, kept": {"batches_per_epoch": 3, "persistent_workers": True},
@@ -257,7 +256,7 @@ def drawing_from(length, start=0):
 
 @pytest.mark.parametrize(
     "threads",
-    [{"worker_method": "thread"}, {"threads_per_worker": 2}, {"patience": 1.0}],
+    [{"worker_method": "thread"}, {"patience": 1.0}],
     ids=lambda one: next(iter(one)),
 )
 def test_seeded_draws_in_threads_are_refused(threads):

@@ -44,7 +44,6 @@ LOADERS = {
     "workers": {},
     "kept": {"persistent_workers": True},
     "queue": {"transport": "queue"},
-    "threads in workers": {"threads_per_worker": 2},
     "threads": {"worker_method": "thread"},
     "paced": {"patience": 1.0},
 }

@@ -13,19 +13,19 @@ from stream_dataloader._schedule.order import Order
 from stream_dataloader._schedule.rules import deal_members
 
 
-@given(st.integers(1, 50), st.integers(0, 60), st.integers(1, 60))
-def test_lanes_are_split_evenly_and_in_order(batch_size, num_workers, threads):
+@given(st.integers(1, 50), st.integers(0, 60), st.booleans())
+def test_lanes_are_split_evenly_and_in_order(batch_size, num_workers, lane_by_lane):
     sizes = split_batch_size(batch_size, num_workers)
     assert sum(sizes) == batch_size
     assert len(sizes) == max(1, min(batch_size, num_workers))
     assert sizes[0] - sizes[-1] <= 1
     assert sizes == sorted(sizes, reverse=True)
 
-    readers = deal_members([batch_size], [num_workers], threads)
+    readers = deal_members([batch_size], [num_workers], lane_by_lane=lane_by_lane)
     assert [lane for reader in readers for lane in reader.lanes] == list(range(batch_size))
     for worker, size in enumerate(sizes):
         lanes = [len(reader.lanes) for reader in readers if reader.worker_id == worker]
-        assert lanes == split_batch_size(size, threads if num_workers else 1), "whatever the number of threads"
+        assert lanes == ([1] * size if lane_by_lane and num_workers else [size])
     assert len(deal_members([batch_size], [num_workers])) == len(sizes)
 
 

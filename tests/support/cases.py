@@ -161,9 +161,8 @@ def cases(
 
 def ways():
     """Who reads; processes are seldom drawn, as they take long."""
-    numbers = st.integers(1, 4)
     threads = st.fixed_dictionaries({"num_workers": st.integers(1, 5), "worker_method": st.just("thread")})
-    processes = st.fixed_dictionaries({"num_workers": st.integers(1, 5), "threads_per_worker": numbers})
+    processes = st.fixed_dictionaries({"num_workers": st.integers(1, 5)})
     return st.one_of(threads, threads, threads, st.just({}), processes)
 
 

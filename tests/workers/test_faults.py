@@ -24,12 +24,11 @@ CASE = Case([14, 0, 19, 12, 2, 17, 1, 13, 5, 18, 16, 9], lanes=5, time_steps=2, 
 
 
 @pytest.mark.filterwarnings("ignore:.*between two epochs")  # the last death may come after the last batch
-@pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize(("transport", "persistent"), [("shared_memory", True), ("queue", False)])
-def test_new_workers_go_on_bit_for_bit(transport, persistent, threads, caplog):
+def test_new_workers_go_on_bit_for_bit(transport, persistent, caplog):
     expected = keys(StreamDataLoader(CASE.dataset()))
-    options = {"transport": transport, "persistent_workers": persistent, "threads_per_worker": threads}
-    loader = StreamDataLoader(CASE.dataset(), 2 if threads > 1 else 3, max_restarts=3, **options)
+    options = {"transport": transport, "persistent_workers": persistent}
+    loader = StreamDataLoader(CASE.dataset(), 3, max_restarts=3, **options)
     found = []
     for batch in loader:
         found.append(key(batch))
@@ -157,12 +156,10 @@ def test_a_source_is_not_blamed_for_two_deaths_and_max_restarts_is_a_limit(max_r
     assert loader.stats().restarts == max_restarts
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-def test_a_stream_that_hangs_is_named_and_not_read_again(threads, tmp_path):
+def test_a_stream_that_hangs_is_named_and_not_read_again(tmp_path):
     read = acting({(1, 1): few(tmp_path / "hung", hang, 9)}, 2)
-    options = {"threads_per_worker": threads, "timeout": 1, "max_restarts": 5}
-    loader = StreamDataLoader(StreamDataset([0, 1], read, 2, time_steps=1), 3 - threads, **options)
-    where = rf"worker {2 - threads} is .*in lane 1, step 1, reading source 1 \(1\)"
+    loader = StreamDataLoader(StreamDataset([0, 1], read, 2, time_steps=1), 2, timeout=1, max_restarts=5)
+    where = r"worker 1 is .*in lane 1, step 1, reading source 1 \(1\)"
     with pytest.raises(errors.WorkerTimeoutError, match=where):
         list(loader)
     assert (tmp_path / "hung").stat().st_size == 1

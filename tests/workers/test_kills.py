@@ -78,7 +78,6 @@ def test_random_kills_lose_and_double_nothing_and_keep_nobody_waiting(method, co
                 "persistent_workers": rng.random() < 0.3,
                 "transport": rng.choice(["auto", "queue"]),
                 "prefetch_factor": rng.choice([1, 2, 5]),
-                "threads_per_worker": rng.choice([1, 1, 2]),
             }
             dataset = StreamDataset(range(15), jittery, 4, time_steps=2, shuffle=True, seed=1)
             expected = keys(StreamDataLoader(dataset))

@@ -25,7 +25,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:num_workers is")
 PROCESSES = {"num_workers": 2}
 WAYS = {
     "threads": {"num_workers": 2, "worker_method": "thread"},
-    "threads of processes": {"num_workers": 2, "threads_per_worker": 3},
 }
 ALL = WAYS | {"processes": PROCESSES}
 
@@ -43,7 +42,7 @@ def test_batches_of_every_kind_of_loader_do_not_depend_on_who_reads(kind, way):
 @pytest.mark.parametrize("method", START_METHODS)
 @pytest.mark.parametrize("kind", ["sections", "mixed, repeated", "side by side"])
 def test_nor_on_how_processes_start(kind, method):
-    found = KINDS[kind](num_workers=2, threads_per_worker=2, multiprocessing_context=method)
+    found = KINDS[kind](num_workers=2, multiprocessing_context=method)
     expected = KINDS[kind]()
     assert [plain(batch) for batch in found] == [plain(batch) for batch in expected]
 
@@ -104,8 +103,6 @@ def test_all_kinds_of_items_come_as_without_workers(kind, collate_fn, way):
 
     expected = read()
     assert read(**WAYS[way]) == expected
-    if way == "threads of processes" and collate_fn is None:
-        assert read(**WAYS[way], transport="queue") == expected
 
 
 #: What breaks, and how.
