@@ -52,9 +52,10 @@ class SecondUse(RuleBasedStateMachine):
         self.folder = tempfile.TemporaryDirectory()
         self.ledger = Ledger(Path(self.folder.name) / "ledger")
         case.mark_ends, case.open_early = False, early
-        self.reads_here, self.fault = not way, None
-        if fault and not way and not early and fault[0] < len(case.lengths) and fault[1] < case.lengths[fault[0]]:
-            self.fault = fault  # where nothing is read ahead, so that the batch is known
+        # By others, or in a thread that may end its opening later.
+        self.reads_ahead, self.fault = bool(way) or early, None
+        if fault and not self.reads_ahead and fault[0] < len(case.lengths) and fault[1] < case.lengths[fault[0]]:
+            self.fault = fault  # so that its batch is known
         broken = {self.fault[0]: (self.fault[1], 1)} if self.fault else {}
         self.case, self.retries = case, retries
         dataset = case.dataset(open_stream=Counted(self.ledger, broken), retries=retries)
@@ -88,7 +89,7 @@ class SecondUse(RuleBasedStateMachine):
             with pytest.raises(one.over):
                 next(one.batches)
             return
-        before = len(self.ledger.of()) if one.place is None and self.reads_here else None
+        before = len(self.ledger.of()) if one.place is None and not self.reads_ahead else None
         if one.place is None:
             self.claim(one)
         epoch, step = one.place

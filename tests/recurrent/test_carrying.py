@@ -72,6 +72,19 @@ def test_nothing_changes_by_asking_and_nothing_is_changed_in_place():
     assert all(torch.equal(tensor, copy) for tensor, copy in given)
 
 
+def test_a_saved_state_and_what_is_carried_share_no_memory():
+    batches, carry = list(loader_of([9, 9])), RecurrentState(batch_dim=0)
+    run(carry, batches[:1])
+    saved, later = carry.state_dict(), carry.snapshot()
+    run(carry, batches[1:2])
+    assert run(later, batches[1:3]) == [[4, 4], [6, 6]], "a snapshot is as of its batch"
+    carry.before(batches[2]).zero_()  # by a model that computes in place
+    later.before(batches[3]).zero_()
+    assert saved["leaves"][0].tolist() == [[2], [2]]
+    saved["leaves"][0].fill_(-1)
+    assert carry.before(batches[2]).tolist() == [[0], [0]]
+
+
 def test_what_is_kept_is_no_view_of_what_the_model_returned():
     carry, (first, second) = RecurrentState(batch_dim=0), loader_of([4, 4])
     outputs = torch.ones(9, 2, 1)
@@ -89,14 +102,15 @@ def test_a_given_state_begins_each_stream():
 
 def test_a_learnt_state_gets_the_gradient_of_the_streams_that_start():
     start = nn.Parameter(torch.full((1, 1), 3.0))
-    carry, gradients = RecurrentState(start, batch_dim=0), []
-    for batch in loader_of([5, 2, 4]):
-        start.grad = None
-        state = counted(batch, carry.before(batch))
-        (state * torch.tensor([[1.0], [10.0]])).sum().backward()
-        gradients.append(start.grad.item())  # also where no stream starts, which DistributedDataParallel needs
-        carry.after(batch, state)
-    assert gradients == [11, 10, 0]
+    for initial in (start, lambda batch: start.expand(len(batch), 1)):
+        carry, gradients = RecurrentState(initial, batch_dim=0), []
+        for batch in loader_of([5, 2, 4]):
+            start.grad = None
+            state = counted(batch, carry.before(batch))
+            (state * torch.tensor([[1.0], [10.0]])).sum().backward()
+            gradients.append(start.grad.item())  # also where no stream starts, which DistributedDataParallel needs
+            carry.after(batch, state)
+        assert gradients == [11, 10, 0]
     lstm, start = nn.LSTM(1, 3, 2), nn.Parameter(torch.zeros(2, 1, 3))
     carry = RecurrentState((start, start), batch_dim=1)
     for batch in loader_of([5, 2, 4]):
@@ -221,6 +235,13 @@ def test_a_batch_left_out_or_given_twice_is_found(lengths, numbers):
         carry.after(wrong, torch.zeros(2, 1))
 
 
+def test_a_batch_whose_streams_are_of_other_lanes_is_found():
+    batches, carry = list(loader_of([9, 9])), RecurrentState(batch_dim=0)
+    run(carry, batches[:1])
+    with pytest.raises(StateError, match="lane 0 goes on with source 1 at position 2"):
+        carry.before(dataclasses.replace(batches[1], source=batches[1].source.flip(1)))
+
+
 def test_a_copy_or_a_micro_batch_given_twice_is_found():
     first, carry = next(iter(loader_of([2] * 8))), RecurrentState(batch_dim=0)
     micro = first.split_lanes(2)
@@ -264,8 +285,9 @@ def test_streams_that_go_on_without_a_state_are_found_unless_that_is_meant():
     batches, carry = list(loader_of([9, 9])), RecurrentState(batch_dim=0)
     with pytest.raises(StateError, match=r"no state is kept.*reset\(\)"):
         carry.before(batches[2])
-    carry.reset()
-    assert run(carry, batches[2:4]) == [[2, 2], [4, 4]]
+    for carry in (carry, RecurrentState(batch_dim=0)):  # noqa: B020 - one that was asked, and one that knows no lane
+        carry.reset()
+        assert run(carry, batches[2:4]) == [[2, 2], [4, 4]]
     with pytest.raises(StateError):
         carry.before(batches[1])
     carry.reset([1])

@@ -107,6 +107,8 @@ def test_burn_in_has_no_loss_and_no_gradient():
     assert start.grad.tolist() == [[[0, 0]]]
     of_windows = list(burn(RecurrentState(batch_dim=1, burn_in=1, burn_in_at="window"), 1, [6, 6], 3))
     assert of_windows == [([[0, 1, 1], [0, 1, 1]], [[0, 1, 1], [0, 1, 1]], False)] * 2
+    beside_idle = burn(RecurrentState(batch_dim=1, burn_in=1, burn_in_at="window"), 1, [6, 3], 3)
+    assert [alive for *_, alive in beside_idle] == [False, False]
 
 
 def test_burn_in_counts_items_only():
