@@ -86,6 +86,7 @@ class Figures:
     items: int = 0
     begun: int = 0
     cells: int = 0
+    late_cells: int = 0
     bytes: int = 0
     wait_seconds: float = 0.0
     workers: tuple[WorkerStats, ...] = ()
@@ -100,6 +101,16 @@ class Figures:
     def padding_share(self) -> float:
         """How much of the batches is padding, 0 to 1."""
         return 1 - self.items / self.cells if self.cells else 0.0
+
+    @property
+    def late_share(self) -> float:
+        """How much of the batches is windows of lanes that were late, 0 to 1."""
+        return rate(self.late_cells, self.cells)
+
+    @property
+    def idle_share(self) -> float:
+        """How much of the batches is padding, 0 to 1, without the lanes that were late."""
+        return 1 - rate(self.items, self.cells - self.late_cells) if self.cells > self.late_cells else 0.0
 
     @property
     def sent(self) -> int:
@@ -122,6 +133,9 @@ def advise(figures: Figures, setup: Setup, padding_share: float, cores: int) -> 
         return Advice("unknown", f"Too few batches to tell anything from ({figures.batches}): read more.")
     if padding_share >= _MUCH_PADDING:
         return _about_padding(figures, setup, padding_share)
+    if figures.late_share >= _MUCH_PADDING:
+        share = f"{figures.late_share:.0%} of the batches is windows of lanes that were late"
+        return Advice("late lanes", f"{share}: wait longer for them (patience=), or see why they are slow.")
     if figures.wait_share < _LONG_WAIT:
         waits = f"waits {figures.wait_share:.0%} of its time"
         return Advice("nothing", f"The trainer is slower than the loader, and {waits}: nothing is to gain here.")
@@ -168,11 +182,11 @@ def _about_padding(figures: Figures, setup: Setup, padding_share: float) -> Advi
 def _window_padding(figures: Figures, setup: Setup) -> float:
     """How much of the batches is about what pads the last windows of streams."""
     time_steps = setup.time_steps
-    if time_steps is None or setup.packed or not (figures.begun and figures.cells):
+    if time_steps is None or setup.packed or not (figures.begun and figures.cells > figures.late_cells):
         return 0.0
     length = figures.items / figures.begun
     padding = time_steps - length if length < time_steps else (time_steps - 1) / 2
-    return figures.begun * padding / figures.cells
+    return figures.begun * padding / (figures.cells - figures.late_cells)
 
 
 def _about_busy_workers(figures: Figures, setup: Setup, cores: int) -> Advice:

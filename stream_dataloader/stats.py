@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from stream_dataloader._advice import Advice, Figures, WorkerStats, advise, available_cores, rate
 from stream_dataloader._html import escaped, page, table
 
-__all__ = ["LoaderStats", "TraceEvent", "WorkerStats"]
+__all__ = ["LateLane", "LoaderStats", "TraceEvent", "WorkerStats"]
 
 
 class TraceEvent(NamedTuple):
@@ -39,6 +39,26 @@ class TraceEvent(NamedTuple):
     stop_ns: int
     number: int
     thread: int = 0
+
+
+class LateLane(NamedTuple):
+    """A lane that the newest batch does without, with `patience`.
+
+    Attributes:
+        lane: The lane.
+        seconds: How long it has been late: since the first batch without it.
+        source_index: The source that it reads or opens; -1 if it waits for one.
+        source: That source, in words.
+    """
+
+    lane: int
+    seconds: float
+    source_index: int
+    source: str
+
+    def __str__(self) -> str:
+        reads = "it has no source" if self.source_index < 0 else f"source {self.source_index} ({self.source})"
+        return f"lane {self.lane} is late for {self.seconds:.0f} s, {reads}"
 
 
 class Events(Sequence[TraceEvent]):
@@ -71,9 +91,11 @@ class LoaderStats(Figures):
         items: Time steps in them, padding left out.
         begun: Streams that were begun in them, those without an item too.
         cells: Time steps that they have room for, T x B a batch.
+        late_cells: Those of lanes that were late, with `patience`.
         bytes: What the items' arrays and tensors take.
         wait_seconds: How long the trainer waited for batches.
         workers: What each worker did; with `num_workers=0` one, the process itself.
+        late: Lanes that the newest batch does without at this moment, with `patience`.
         slots_in_use: Slots of shared memory that are held by batches, or being filled, at this moment.
         slots: How many there are.
         copies: Batches that were copied, as too many of those before are held.
@@ -93,6 +115,7 @@ class LoaderStats(Figures):
         (2, 7, 12, 0.42)
     """
 
+    late: tuple[LateLane, ...] = ()
     slots_in_use: int = 0
     slots: int = 0
     copies: int = 0
@@ -127,10 +150,11 @@ class LoaderStats(Figures):
         return int(self._sum("retried"))
 
     def __sub__(self, earlier: LoaderStats) -> LoaderStats:
-        """What happened since `earlier`; slots are as they are now."""
+        """What happened since `earlier`; slots and late lanes are as they are now."""
         if not isinstance(earlier, LoaderStats):
             return NotImplemented
         now: dict[str, Any] = {"slots": self.slots, "slots_in_use": self.slots_in_use, "setup": self.setup}
+        now["late"] = self.late
         now["workers"] = tuple(
             _difference(one, other) for one, other in zip(self.workers, earlier.workers, strict=True)
         )
@@ -145,14 +169,14 @@ class LoaderStats(Figures):
 
         Args:
             padding_share: That of the whole epoch, if it is known; None computes it from `lengths`, or takes
-                that of the batches so far.
+                that of the batches so far, without the lanes that were late.
             cores: How many cores may be used; None asks the system.
         """
         if self.setup is None:
             return Advice("unknown", "There is nothing to tell: these figures are of no loader.")
         if padding_share is None:
             outlook = self.setup.outlook
-            padding_share = self.padding_share if outlook is None else outlook.padding_share
+            padding_share = self.idle_share if outlook is None else outlook.padding_share
         return advise(self, self.setup, padding_share, available_cores() if cores is None else cores)
 
     def as_dict(self) -> dict[str, Any]:
@@ -182,6 +206,7 @@ class LoaderStats(Figures):
             f"slots {self.slots_in_use} of {self.slots} in use, {self.copies} copies, {self.sent} parts sent",
             f"streams: {self.opened} opened, {self.skipped} skipped, {self.retried} retried, {self.gaps} gaps; "
             f"{self.restarts} restarts",
+            *map(str, self.late),
         ]
 
     def _rows(self) -> list[list[str]]:

@@ -21,7 +21,7 @@ from stream_dataloader._assembly.part import Part
 from stream_dataloader._loader.epoch import Epoch, Record
 from stream_dataloader._notices import log
 from stream_dataloader._reading.plan import NO_RECOVERY, Recovery
-from stream_dataloader._workers.feed import Assignment, Feed
+from stream_dataloader._workers.feed import REPORT_SECONDS, Assignment, Feed
 from stream_dataloader.errors import WorkerDeathError, shorten
 
 _PROOF = 3  # deaths at one place
@@ -43,8 +43,10 @@ class StepCollector:
         self._killers: dict[tuple[int, int], int] = {}
         self._patience = work.settings.patience
         self.late = [False] * len(self.readers)  # its part did not come in time
+        self._report = REPORT_SECONDS
 
     def start(self, record: Record, recovery: Recovery = NO_RECOVERY) -> bool:
+        self._work.tally.meters.stop_clocks()
         if (feed := self._begin(record, recovery)) is None:
             return False
         self.elsewhere[:] = feed.elsewhere
@@ -86,6 +88,19 @@ class StepCollector:
             if not self._receive(epoch, left) and self._makes_batch():
                 break  # else a worker died, and new ones begin
         self.late = late
+        self._tell_of(late, epoch.step)
+
+    def _tell_of(self, late: list[bool], step: int) -> None:
+        """Count the lanes that a batch does without, and log those that have been late for long."""
+        tally = self._work.tally
+        tally.note_late(late)
+        seconds = tally.late_seconds
+        if seconds < self._report:
+            self._report = self._report if seconds >= REPORT_SECONDS else REPORT_SECONDS
+            return
+        self._report = 2 * seconds
+        lanes = tally.late_lanes([member.sources for member in self._work.members])
+        log.warning("step %d goes on without late lanes: %s", step, "; ".join(map(str, lanes)))
 
     def _without_part(self) -> list[bool]:
         states = zip(self._fifos, self._ended, strict=True)

@@ -28,7 +28,7 @@ from stream_dataloader._reading.reader import warn_of_skip
 from stream_dataloader._schedule.rules import Reader
 from stream_dataloader._schedule.snapshot import LaneReports
 from stream_dataloader._workers.feed import Feed
-from stream_dataloader._workers.tally import Tally, clock
+from stream_dataloader._workers.tally import Tally
 from stream_dataloader.batch import StreamBatch
 from stream_dataloader.errors import GapError, StreamError
 from stream_dataloader.protocols import CollateFn
@@ -87,7 +87,7 @@ class Iteration:
         self._collector.begin_epoch()
 
     def __next__(self) -> Any:
-        begin, step, output, judge = clock(), self.epoch.step, self.output, self._judge
+        begin, step, output, judge = self._tally.wait(), self.epoch.step, self.output, self._judge
         parts, slot = self._next_parts()
         if judge.layout is None and not any(parts) and not self._pads_by_value:
             # nothing was read here yet: as the loaded state has it, or other ranks
@@ -131,7 +131,7 @@ class Iteration:
             regroupers.append((self._regrouper_of(readers), slice(numbers[0], numbers[-1] + 1)))
         stop = None if steps is None else self.epoch.step + steps
         while self.epoch.step != stop:
-            begin, step = clock(), self.epoch.step
+            begin, step = self._tally.wait(), self.epoch.step
             try:
                 parts, slot = self._next_parts()
             except StopIteration:

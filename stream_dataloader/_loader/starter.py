@@ -193,7 +193,8 @@ class Starter:
             prefetch_factor=work.settings.prefetch_factor or 2,
             outlook=work.members[0].plan().outlook() if len(rules) == 1 else None,
         )
-        return dataclasses.replace(work.tally.stats(*self.pool.slots_in_use), setup=setup)
+        sources = [member.sources for member in work.members]
+        return dataclasses.replace(work.tally.stats(*self.pool.slots_in_use, sources), setup=setup)
 
 
 def _nothing() -> None:

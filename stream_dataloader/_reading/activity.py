@@ -25,7 +25,9 @@ from stream_dataloader.stats import TraceEvent, WorkerStats
 
 #: The numbers of a reader, in this order.
 IDLE_NS, BUSY_NS, OPENING_NS, GRANTING_NS, AHEAD_NS, ITEMS, STEPS, SENT, OPENED, OPENED_AHEAD, RETRIED, HEAD = range(12)
-_NUMBERS = 12
+_TIMES = 5
+_SINCE = 12  # behind it: since when each of the times runs, 0 if it does not
+_NUMBERS = _SINCE + _TIMES
 
 #: Kinds of events; 0 is none.
 STEP, OPEN, OPEN_AHEAD, GRANT = range(1, 5)
@@ -105,6 +107,10 @@ class ActivityBoard(SharedFields):
         """The member that a worker reads for."""
         return next(reader.member for reader in self._readers if reader.worker_id == worker)
 
+    def source(self, number: int) -> int:
+        """The source that a reader of one lane opens or reads; -1 is none."""
+        return int(self.opening[number] or self.reading[self._readers[number].lanes.start]) - 1
+
     def is_reading(self, worker: int) -> bool:
         """Whether a worker works on something."""
         return any(activity.time >= 0 for activity in self.doing(worker))
@@ -156,11 +162,19 @@ class Meters(SharedFields):
         """A reader's meter."""
         return Meter(self._numbers[reader].data, self._events[reader].reshape(-1).data)
 
-    def stats(self) -> tuple[WorkerStats, ...]:
-        """What each worker did so far: the sums of its threads."""
+    def stats(self, now: int | None = None) -> tuple[WorkerStats, ...]:
+        """What each worker did so far: the sums of its threads; until `now`, if they are reading."""
+        numbers = self._numbers.copy()
+        if now is not None:
+            since = numbers[:, _SINCE:]
+            numbers[:, :_TIMES] += np.where(since > 0, np.maximum(now - since, 0), 0)
         sums = np.zeros((max(self._workers) + 1, _NUMBERS), np.int64)
-        np.add.at(sums, self._workers, self._numbers)
+        np.add.at(sums, self._workers, numbers)
         return tuple(map(_stats, sums.tolist()))
+
+    def stop_clocks(self) -> None:
+        """Let no time run: workers that were killed left theirs running."""
+        self._numbers[:, _SINCE:] = 0
 
     def events(self) -> Callable[[], list[TraceEvent]]:
         """Puts together what the last events of all workers were until now."""
@@ -207,9 +221,20 @@ class Meter:
         events[at], events[at + 1], events[at + 2], events[at + 3] = kind, begin, stop, number
         self._numbers[HEAD] = head + 1
 
+    def begin(self, what: int) -> int:
+        """Let a time run from now on, until the call that says what it was spent for; returns when that is."""
+        now = clock()
+        self._numbers[_SINCE + what] = now
+        return now
+
+    def stop(self, what: int) -> None:
+        """Let a time run no longer; before it is added up, so that it is never counted twice."""
+        self._numbers[_SINCE + what] = 0
+
     def step(self, step: int, begin: int, items: int, *, in_slot: bool) -> None:
         """A step was read."""
         stop, numbers = clock(), self._numbers
+        self.stop(BUSY_NS)
         numbers[IDLE_NS] += begin - self._mark
         numbers[BUSY_NS] += stop - begin
         numbers[ITEMS] += items
@@ -221,18 +246,21 @@ class Meter:
 
     def opened(self, begin: int, source: int, *, ahead: bool) -> None:
         """A stream was opened, or could not be."""
-        stop, numbers = clock(), self._numbers
-        numbers[AHEAD_NS if ahead else OPENING_NS] += stop - begin
+        stop, numbers, time = clock(), self._numbers, AHEAD_NS if ahead else OPENING_NS
+        self.stop(time)
+        numbers[time] += stop - begin
         numbers[OPENED_AHEAD if ahead else OPENED] += 1
         self._note(OPEN_AHEAD if ahead else OPEN, begin, stop, source)
 
     def waited_for_opening(self, begin: int) -> None:
         """The background thread was waited for, which opened a stream."""
+        self.stop(OPENING_NS)
         self._numbers[OPENING_NS] += clock() - begin
 
     def granted(self, begin: int) -> None:
         """A grant was waited for."""
         stop = clock()
+        self.stop(GRANTING_NS)
         self._numbers[GRANTING_NS] += stop - begin
         if stop - begin >= _SHORTEST_GRANT_NS:
             self._note(GRANT, begin, stop, -1)

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 
 from stream_dataloader._notices import log
-from stream_dataloader._reading.activity import Meter, clock
+from stream_dataloader._reading.activity import AHEAD_NS, GRANTING_NS, OPENING_NS, Meter, clock
 from stream_dataloader._reading.global_draws import GlobalDraws
 from stream_dataloader._reading.plan import Reading
 from stream_dataloader._reading.source_queue import SourceQueue
@@ -80,7 +80,7 @@ class Opener:
             if opened is None:
                 stream = self._open(grant, lane)
             else:
-                begin = clock()
+                begin = self._meter.begin(OPENING_NS)
                 stream = opened.result()
                 self._meter.waited_for_opening(begin)
                 self._count_retries(stream)
@@ -114,7 +114,7 @@ class Opener:
         return ticket
 
     def _wait(self, lane: int, time: int, ticket: int) -> int:
-        begin = clock()
+        begin = self._meter.begin(GRANTING_NS)
         grant = self.queue.wait(lane, time, ticket)
         self._meter.granted(begin)
         return grant
@@ -134,7 +134,7 @@ class Opener:
             stream.items, stream.place = start.items, start
         if stream.has_item or (stream.items == stream.stop and not stream.section.ends):  # an error; no item
             return stream
-        index, begin = stream.info.source_index, clock()
+        index, begin = stream.info.source_index, self._meter.begin(AHEAD_NS if ahead else OPENING_NS)
         board, number = self.reading.board, self._number
         board.opening[number] = index + 1
         try:

@@ -16,7 +16,7 @@ from stream_dataloader._assembly.part import IS_FRESH, RUN_NUMBERS, Contents, Pa
 from stream_dataloader._assembly.writer import PartWriter
 from stream_dataloader._memory.endings import WeakItems, in_thread, when_gone
 from stream_dataloader._notices import warn
-from stream_dataloader._reading.activity import clock
+from stream_dataloader._reading.activity import BUSY_NS
 from stream_dataloader._reading.global_draws import give_back
 from stream_dataloader._reading.lane import Lane
 from stream_dataloader._reading.opener import Opener
@@ -73,7 +73,7 @@ class PartReader:
         if self.ended:
             self.close()
             raise StopIteration
-        begin = clock()
+        begin = self._meter.begin(BUSY_NS)
         try:
             with worker_info_hidden:
                 part = self._next_part()
@@ -182,6 +182,7 @@ class PartReader:
     def close(self) -> None:
         """Close all streams and leave the session; no part follows."""
         self.ended = True
+        self._meter.stop(BUSY_NS)
         self.queue.leave()
         try:
             with worker_info_hidden:

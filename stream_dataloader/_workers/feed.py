@@ -32,7 +32,7 @@ from stream_dataloader.errors import WorkerTimeoutError
 
 LONGEST_START_SECONDS = 300.0  # of a worker: user code may import much
 _LOOK_SECONDS = 1.0  # between looks at workers of which no end was noticed
-_REPORT_SECONDS = 10.0  # of a wait before it is logged; then twice as long
+REPORT_SECONDS = 10.0  # of a wait before it is logged; then twice as long
 
 
 class Feed(Protocol):
@@ -213,7 +213,7 @@ class Crew(ABC):
         self._begin = clock.monotonic()
         self._seen = self._state()
         self._further = self._begin  # when one of them was seen to have got further
-        self._report = _REPORT_SECONDS
+        self._report = REPORT_SECONDS
 
     @property
     @abstractmethod

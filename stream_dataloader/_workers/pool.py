@@ -66,6 +66,7 @@ class WorkerPool(Pool):
 
     def _engage(self) -> None:
         self.dismiss()
+        self.work.tally.board = self.board
         crew, settings = ProcessCrew(self.board, self.work, self.mailbox), self.work.settings
         if settings.num_workers:
             self._ending = Ending(self, crew.leave)

@@ -12,9 +12,10 @@ from typing import Any
 
 from stream_dataloader._assembly.part import Part
 from stream_dataloader._items.layout import Layout, storage_dtype
-from stream_dataloader._reading.activity import Meters, clock
+from stream_dataloader._reading.activity import ActivityBoard, Meters, clock
 from stream_dataloader._schedule.rules import NONE, Reader
-from stream_dataloader.stats import Events, LoaderStats, TraceEvent
+from stream_dataloader.errors import shorten
+from stream_dataloader.stats import Events, LateLane, LoaderStats, TraceEvent
 
 __all__ = ["Tally", "clock"]
 
@@ -25,13 +26,17 @@ class Tally:
     """The counts of one loader, over all of its epochs."""
 
     def __init__(self, readers: Sequence[Reader], time_steps: int | None, *, shared: bool) -> None:
+        self._readers = readers
         self._lanes, self._time_steps = readers[-1].lanes.stop, time_steps
+        self.board: ActivityBoard | None = None  # of the workers that were started last
         self.meters = Meters([reader.worker_id for reader in readers], shared=shared)
-        names = ("batches", "items", "begun", "cells", "bytes", "copies", "skipped", "gaps", "restarts")
+        names = ("batches", "items", "begun", "cells", "late_cells", "bytes", "copies", "skipped", "gaps", "restarts")
         self.counts: dict[str, Any] = dict.fromkeys(names, 0)  # by names of `LoaderStats`
         self._wait_ns = 0
         self._total_ns = 0
         self._mark: int | None = None  # the end of the batch before, in the same epoch
+        self._waits_since: int | None = None  # the trainer, for a batch
+        self._late_since: list[int | None] = [None] * len(readers)  # readers that the newest batch does without
         self._layout: Layout | None = None
         self._item_bytes = 0
         self._events: deque[tuple[int | None, int, int, int]] = deque(maxlen=_EVENTS)
@@ -41,6 +46,34 @@ class Tally:
         self._mark = clock()
         self._wait_ns += self._mark - begin
         self._total_ns += self._mark - begin
+
+    def wait(self) -> int:
+        """The trainer waits for a batch from now on; returns when that is."""
+        self._waits_since = clock()
+        return self._waits_since
+
+    def note_late(self, late: Sequence[bool]) -> None:
+        """Say which readers, of one lane each, the batch does without."""
+        now, before = clock(), self._late_since
+        self._late_since = [(since or now) if one else None for one, since in zip(late, before, strict=True)]
+
+    @property
+    def late_seconds(self) -> float:
+        """For how long the lane that has been late for longest has been so."""
+        return (clock() - min((since for since in self._late_since if since is not None), default=clock())) / 1e9
+
+    def late_lanes(self, sources: Sequence[Sequence[Any]]) -> tuple[LateLane, ...]:
+        """The lanes that the newest batch does without; `sources` are those of each member."""
+        now, found = clock(), []
+        for number, (reader, since) in enumerate(zip(self._readers, self._late_since, strict=True)):
+            if since is not None:
+                index = -1 if self.board is None else self.board.source(number)
+                try:
+                    named = "" if index < 0 else shorten(sources[reader.member][index], 80)
+                except Exception:  # it cannot be unpickled
+                    named = ""
+                found.append(LateLane(reader.lanes.start, (now - since) / 1e9, index, named))
+        return tuple(found)
 
     def batch(self, begin: int, step: int, parts: Sequence[Part | None], layout: Layout | None) -> None:
         items, time_steps, counts = 0, self._time_steps, self.counts
@@ -59,21 +92,31 @@ class Tally:
         counts["items"] += items
         counts["bytes"] += items * self._item_bytes
         counts["cells"] += cells if cells > items else items
+        counts["late_cells"] += longest * (len(parts) - self._late_since.count(None))
         now, mark = clock(), self._mark
         self._total_ns += now - (begin if mark is None else mark)
         self._wait_ns += now - begin
         self._events.append((mark, begin, now, step))
-        self._mark = now
+        self._mark, self._waits_since = now, None
 
     def end(self) -> None:
-        self._mark = None
+        self._mark = self._waits_since = None
+        self._late_since = [None] * len(self._late_since)
 
-    def stats(self, slots_in_use: int, slots: int) -> LoaderStats:
+    def stats(self, slots_in_use: int, slots: int, sources: Sequence[Sequence[Any]]) -> LoaderStats:
+        """What was done until now; of a wait that goes on, too."""
         of_workers, of_batches = self.meters.events(), tuple(self._events)
+        now, mark, waits_since = clock(), self._mark, self._waits_since  # another thread may be reading
+        total_ns, wait_ns = self._total_ns, self._wait_ns
+        if waits_since is not None:
+            total_ns += now - (waits_since if mark is None else mark)
+            wait_ns += now - waits_since
+        late = self.late_lanes(sources)
         return LoaderStats(
-            seconds=self._total_ns / 1e9,
-            wait_seconds=self._wait_ns / 1e9,
-            workers=self.meters.stats(),
+            seconds=total_ns / 1e9,
+            wait_seconds=wait_ns / 1e9,
+            late=late,
+            workers=self.meters.stats(None if mark is None else now),
             slots_in_use=slots_in_use,
             slots=slots,
             events=Events(lambda: _in_order(of_workers, of_batches)),

@@ -67,7 +67,8 @@ class ThreadPool(Pool):
         taken = None if work.settings.patience is None else work.tally.meters.taken
         exchange = Exchange(count, self._ahead, taken)
         self._exchanges[:] = [exchange]
-        self.board = ActivityBoard(work.readers, shared=False)  # threads that were left alone have the one before
+        # Threads that were left alone have the board before.
+        self.board = work.tally.board = ActivityBoard(work.readers, shared=False)
         readers: list[Callable[[], PartReader]] = []
         for number in sorted({reader.member for reader in work.readers if reader.worker_id < count}):
             plan, meters = work.members[number].plan(), work.tally.meters

@@ -3,6 +3,7 @@
 import itertools
 import json
 import math
+import threading
 import time
 from collections import deque
 
@@ -13,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from worker_streams import Broken, acting, few, kill_self, raising, waiting
 
-from stream_dataloader import ReadError, StreamDataLoader, StreamDataset, WorkerTimeoutError, side_by_side
+from stream_dataloader import ReadError, StreamDataLoader, StreamDataset, WorkerError, WorkerTimeoutError, side_by_side
+from stream_dataloader._loader import collector
 from stream_dataloader._reading.plan import Reading
 from stream_dataloader._reading.reader import read_here
 from stream_dataloader._workers.threads import ThreadPool
@@ -296,3 +298,85 @@ def test_what_cannot_be(options, of_dataset):
 def test_nobody_knows_how_many_batches_come():
     with pytest.raises(TypeError):
         len(loader_of([3], 1, lengths=[3]))
+
+
+def stalled(come, options):
+    """Batches of a loader of which a lane waits for a file behind its first window; ten without it were read."""
+    factory = acting({(1, 3): waiting(come)}, 100_000)
+    loader = loader_of(range(2), 2, options, factory=factory, time_steps=2)
+    batches, sources = iter(loader), []
+    while not any(1 in lanes for lanes in sources[:-10]):
+        sources.append(next(batches).source[0].tolist())
+    return loader, batches, sources
+
+
+@pytest.mark.parametrize("options", KINDS)
+def test_a_lane_that_is_late_is_told_of_while_it_is(options, tmp_path):
+    loader, batches, sources = stalled(tmp_path / "come", options)
+    stats = loader.stats()
+    ((lane, seconds, index, source),) = stats.late
+    assert (lane, index, source) == (next(lanes.index(1) for lanes in sources if 1 in lanes), 1, "1")
+    assert stats.late_cells == 2 * sum(lanes.count(-1) for lanes in sources)
+    assert stats.advice().kind == "late lanes"
+    time.sleep(0.2)
+    later = loader.stats()
+    assert later.late[0].seconds >= seconds + 0.2
+    assert f"lane {lane} is late for {later.late[0].seconds:.0f} s, source 1 (1)" in str(later)
+    assert (later - stats).late == later.late
+    assert json.loads(json.dumps(later.as_dict()))["late"][0][0] == lane
+    (tmp_path / "come").touch()
+    next(batch for batch in batches if batch.mask.all())
+    assert loader.stats().late == ()
+
+
+@pytest.mark.parametrize("options", KINDS)
+def test_a_lane_that_stays_late_is_logged_again_after_twice_the_time(options, tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(collector, "REPORT_SECONDS", 0.05)
+    batches = stalled(tmp_path / "come", options)[1]
+    caplog.clear()
+    begin = time.monotonic()
+    while time.monotonic() < begin + 0.6:
+        next(batches)
+    (tmp_path / "come").touch()
+    told = [message for record in caplog.records if "late lanes: lane" in (message := record.getMessage())]
+    assert 2 <= len(told) <= 5, "about 0.05, 0.1, 0.2 and 0.4 s after it was late"
+    assert all(text.endswith("s, source 1 (1)") for text in told)
+
+
+@pytest.mark.parametrize("act", [(1, 3), (1, None)], ids=["reading", "opening"])
+@pytest.mark.parametrize("options", [{"num_workers": 0}, THREADS, *PROCESSES[:1]])
+def test_a_wait_counts_while_it_goes_on(options, act, tmp_path):
+    """Without patience all lanes wait for one; who asks meanwhile is another thread."""
+    come, waits = tmp_path / "come", tmp_path / "waits"
+    acts = {act: lambda: waits.touch() or waiting(come)()}
+    loader = loader_of(range(2), 1, options, factory=acting(acts, 8), time_steps=1, patience=None)
+    reads = threading.Thread(target=list, args=(loader,))
+    reads.start()
+    try:
+        waiting(waits)()
+        before = loader.stats()
+        time.sleep(0.2)
+        since = loader.stats() - before
+    finally:
+        come.touch()
+        reads.join()
+    assert min(since.wait_seconds, since.seconds) > 0.15
+    (worker,) = since.workers
+    assert (worker.reading_seconds if act[1] else worker.opening_seconds) > 0.15
+    assert min(worker.reading_seconds, worker.opening_seconds) < 0.05
+    after = loader.stats()
+    time.sleep(0.05)
+    assert (loader.stats() - after).seconds == 0
+
+
+def test_the_time_of_a_worker_that_was_killed_ends(tmp_path):
+    for options in PROCESSES[:1]:
+        acts = {(0, 3): few(tmp_path / "deaths", kill_self)}
+        loader = loader_of(range(2), 1, options, factory=acting(acts, 8), time_steps=1, patience=None)
+        with pytest.raises(WorkerError):
+            list(loader)
+        before = loader.stats()
+        time.sleep(0.3)
+        next(iter(loader))
+        (worker,) = (loader.stats() - before).workers
+        assert worker.reading_seconds < 0.3, "what passed before it was started anew is no reading"
