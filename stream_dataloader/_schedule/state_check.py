@@ -20,7 +20,7 @@ _MOST = 2**62
 #: More groups than any number of ranks can share.
 MOST_GROUPS = 1 << 20
 
-#: What a state has beside its groups, its mix, and a place in an epoch of n batches, which decides nothing that is read.
+#: What a state has beside its groups, its mix, and a place in an epoch of n batches, which decides nothing of it.
 SHARED = (
     *("version", "seed", "groups", "epoch", "step", "time_steps", "windows", "padding_mode", "lookahead", "shuffle"),
     *("schedule", "deterministic", "num_sources", "lanes_of_a_group", "fingerprint", "lengths", "sections", "growth"),
