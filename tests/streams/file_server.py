@@ -99,7 +99,10 @@ class Handler(BaseHTTPRequestHandler):
         status = wrong if isinstance(wrong, int) else 200 if content is not None else 404
         if status != 200:
             content = b"no"
-        elif asked := self.headers.get("Range"):
+        elif wrong == "endless":
+            self.answer_without_an_end()
+            return
+        elif (asked := self.headers.get("Range")) and wrong != "whole":
             first, last = map(int, asked.removeprefix("bytes=").split("-"))
             size, content, status = len(content), content[first : last + 1], 206
         self.send_response(status)
@@ -122,6 +125,17 @@ class Handler(BaseHTTPRequestHandler):
             server.half_sent.set()
             server.go_on.wait(PATIENCE)
         self.wfile.write(content[half:])
+
+    def answer_without_an_end(self):
+        """More and more bytes, whatever was asked for, until the client hangs up."""
+        self.close_connection = True
+        self.send_response(206)
+        self.send_header("Connection", "close")
+        self.end_headers()
+        with suppress(OSError):
+            for _ in range(4096):
+                self.wfile.write(bytes(1 << 20))
+                self.server.sent[self.path[1:]] += 1 << 20
 
     def answer_without_a_length(self, content):
         """Its end is marked by nothing but that the connection closes."""

@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import pathlib
 import pickle
+import resource
 import signal
 import sys
 import threading
@@ -22,6 +23,7 @@ from helpers import PATIENCE
 
 from stream_dataloader.streams.cache.file_cache import FileCache, is_url, open_local
 from stream_dataloader.streams.cache.own_folder import LocalFile, Wait, lock
+from stream_dataloader.streams.cache.remote import SizeError
 
 fork = multiprocessing.get_context("fork")
 
@@ -198,6 +200,27 @@ def test_part_of_a_file_is_fetched_past_the_cache(server, cache):
     assert (content, size) == (b"x" * 50, 1000)
     assert version == cache.remote(url).ask()[0]
     assert not os.path.exists(cache.directory)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "start", "told"),
+    [
+        ("whole", 100, "answered a request for a part with the status 200; use one that knows ranges"),
+        ("whole", 0, "more bytes come than the 50 that were asked for"),
+        ("endless", 100, "more bytes come than the 50 that were asked for"),
+        ("endless", 0, "more bytes come than the 50 that were asked for"),
+    ],
+)
+def test_a_server_sends_no_more_than_was_asked_for(server, cache, wrong, start, told):
+    url = server.put("a.bin", b"x" * (64 << 20))
+    server.plan += [wrong]
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(SizeError, match=told):
+        cache.remote(url).part(start, 50)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 24 << 10  # KiB
+    assert server.count("GET") == 1
+    server.plan += ["whole"]
+    assert cache.remote(url).part(0, 64 << 20)[0] == server.files["a.bin"]  # a part that is the whole
 
 
 def test_the_files_not_used_for_longest_make_room(server, cache):
@@ -486,6 +509,8 @@ def test_a_server_that_sends_a_byte_now_and_then_is_left(tmp_path):
         slow = FileCache(directory=tmp_path, timeout_seconds=0.5)
         with pytest.raises(OSError, match=r"bytes arrived in .* min_bytes_per_second is 1,000"):
             slow.open(url)
-        assert server.sent < 4 * 100
+        with pytest.raises(OSError, match=r"bytes arrived in .* min_bytes_per_second is 1,000"):
+            slow.remote(url).part(0, 200)
+        assert server.sent < 8 * 100
     with served([b"x"] * 5, 5, wait=0.05) as (_, url):
         FileCache(directory=tmp_path, timeout_seconds=0.1, min_bytes_per_second=0).open(url).close()

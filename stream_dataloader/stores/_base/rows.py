@@ -7,7 +7,6 @@ An encoded image of another size or depth than the batch has is an error.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -21,7 +20,7 @@ from stream_dataloader.errors import StoreError, shorten
 from stream_dataloader.stores._base.files import damage_named
 from stream_dataloader.stores._base.leaves import entries_of
 from stream_dataloader.streams._media.opencv import check_opencv, decoded_image, import_opencv
-from stream_dataloader.streams._media.picture import ArrayConverter, Picture
+from stream_dataloader.streams._media.picture import ArrayConverter, Picture, picture_with
 from stream_dataloader.streams.array.tables import MemoryTable
 
 __all__ = ["PictureRows", "Pictures", "RowSteps", "Selection", "loaded_if_small", "read_rows", "row_of", "selected"]
@@ -196,11 +195,11 @@ class Pictures:
         except ValueError as error:
             raise StoreError(str(error)) from error.__cause__
         if flags is not None and image.ndim == 2:
-            picture = dataclasses.replace(picture, color="gray")
+            picture = picture_with(picture, color="gray")
         elif self._swapped:
             image = cv2.cvtColor(image, cv2.COLOR_BGR2RGB)
         # One an image, as it would rescale to the size of its first.
-        converter = ArrayConverter(dataclasses.replace(picture, deep=image.dtype == np.uint16))
+        converter = ArrayConverter(picture_with(picture, deep=image.dtype == np.uint16))
         own = converter.empty(image)
         if out is None:
             out = own

@@ -5,6 +5,7 @@ Guarantee: headers have their checksums, members lie in the file, nothing is beh
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import itertools
 import json
@@ -146,17 +147,32 @@ def _parts(info: tarfile.TarInfo, tar: str) -> tuple[bytes, str] | None:
     name = info.name
     if len(name) > _LONGEST_NAME:
         raise StoreError(f"{tar}: a name has {len(name):,} characters, and may have {_LONGEST_NAME:,}")
-    if info.isdir() or is_hidden(name):
+    folder, slash, last = name.rpartition("/")
+    above = _folder(folder + slash)
+    if info.isdir() or above.is_hidden or is_hidden(last):
         return None
-    if not info.isreg() or info.issparse() or name.startswith("/") or ".." in name.split("/"):
+    if not info.isreg() or info.issparse() or above.is_outside or last == "..":
         raise StoreError(f"{tar}: {name!r} is no plain file inside of the tar; write it anew")
     # Key and extension as of webdataset 1.0.2 (`tariterators.base_plus_ext`), whose expression takes quadratic time:
     # r"((?:.*/)?[^.]+)\.([^/]*)".
-    folder, slash, last = name.rpartition("/")
     stem, dot, extension = last.partition(".")
-    if not dot or _META.match(name):
+    if not dot or above.is_meta or (not slash and _META.match(name)):
         return None
     return f"{folder}{slash}{stem}".encode("utf-8", "surrogateescape"), extension.lower()
+
+
+class _Folder(NamedTuple):
+    """A folder in a tar, by its name, which many members share."""
+
+    is_hidden: bool
+    is_outside: bool
+    is_meta: bool
+
+
+@functools.lru_cache(256)
+def _folder(name: str) -> _Folder:
+    is_outside = name.startswith("/") or ".." in name.split("/")
+    return _Folder(is_hidden(name), is_outside, _META.match(name) is not None)
 
 
 def keep(path: str, index: TarIndex) -> None:

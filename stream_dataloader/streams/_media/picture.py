@@ -25,7 +25,7 @@ from stream_dataloader.streams._media.section import check_options
 if TYPE_CHECKING:
     import av
 
-__all__ = ["ArrayConverter", "AvConverter", "Conversion", "FrameOptions", "Picture", "PictureOptions"]
+__all__ = ["ArrayConverter", "AvConverter", "Conversion", "FrameOptions", "Picture", "PictureOptions", "picture_with"]
 
 #: How a decoded picture of YUV becomes RGB.
 Conversion = Literal["accurate", "swscale"]
@@ -96,6 +96,12 @@ class Picture(PictureOptions):
 
     def empty(self) -> Any:
         return np.empty(self.shape, "uint16" if self.deep else self.dtype)
+
+
+@functools.lru_cache(256)
+def picture_with(picture: Picture, **changes: Any) -> Picture:
+    """A picture with other options; kept, as stores ask for it with each image, and to check options takes longer."""
+    return dataclasses.replace(picture, **changes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,7 +202,7 @@ class _Converter:
         if self._last is None or self._last[0] != shape:
             if self.picture.size is None:  # that of the first picture
                 size = (height, width) if upright.turns % 2 == 0 else (width, height)
-                self.picture = dataclasses.replace(self.picture, size=size)
+                self.picture = picture_with(self.picture, size=size)
             assert self.picture.size is not None
             self._last = shape, _plan(width, height, aspect, upright, self.picture.size, self.picture.fit)
         return self._last[1]

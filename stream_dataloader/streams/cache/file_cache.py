@@ -150,7 +150,7 @@ class FileCache:
 
     def remote(self, url: str) -> RemoteFile:
         """The file on its server, past the cache."""
-        return RemoteFile(url, self.storage_options, self.timeout_seconds)
+        return RemoteFile(url, self.storage_options, self.timeout_seconds, self.min_bytes_per_second)
 
     def _fetch(self, entry: CacheEntry, url: str) -> None:
         remote, versions = self.remote(url), entry.versions()
@@ -164,7 +164,7 @@ class FileCache:
             return
         _log.info("fetching %s", shown(url))
         check_size = functools.partial(self._make_room, url, entry=entry)
-        version = remote.fetch(entry.part, check_size, self._limit(), self.min_bytes_per_second)
+        version = remote.fetch(entry.part, check_size, self._limit())
         self._make_room(url, os.path.getsize(entry.part), entry)
         entry.take_in(version)
 

@@ -102,9 +102,10 @@ class Gate:
 
         Folders with a dot before their name are no data.
         """
-        above = folder or self._folder
-        if not self.anywhere and not self._lies_inside(os.path.realpath(above) + os.sep):
-            raise self._outside(above, "")
+        above = self._folder
+        if folder is not None:
+            above = folder
+            self.check_link(above)
         folders = [] if self.anywhere else [(above, levels)]
         while folders:
             place, left = folders.pop()

@@ -34,6 +34,9 @@ _VERSION = {
 #: Larger files may come in several requests, between which they may change.
 _ONE_REQUEST_BYTES = 1 << 20
 
+#: Bytes of a part that are taken at a time.
+_PIECE_BYTES = 1 << 18
+
 #: Request timeout, too early (RFC 8470), too many requests.
 _SERVER_IS_BUSY = (408, 425, 429)
 
@@ -53,10 +56,23 @@ class SizeError(ValueError):
 
 
 class RemoteFile:
-    """One file, of any protocol that fsspec knows, or of a chain of them."""
+    """One file, of any protocol that fsspec knows, or of a chain of them.
 
-    def __init__(self, url: str, storage_options: Mapping[str, Mapping[str, Any]], timeout_seconds: float) -> None:
-        self._url, self._timeout_seconds = url, timeout_seconds
+    Args:
+        url: Where it is.
+        storage_options: Options of fsspec's file systems, by protocol.
+        timeout_seconds: How long a server may be silent.
+        least_rate: How many bytes a second have to arrive, over each `timeout_seconds`.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        storage_options: Mapping[str, Mapping[str, Any]],
+        timeout_seconds: float,
+        least_rate: float = 0.0,
+    ) -> None:
+        self._url, self._timeout_seconds, self._least_rate = url, timeout_seconds, least_rate
         self._last_size = -1  # bytes that the try before got, if the server gives no size
         options: dict[str, dict[str, Any]] = {}
         try:
@@ -87,28 +103,54 @@ class RemoteFile:
 
     def part(self, start: int, size: int) -> tuple[bytes, str, int | None]:
         """Some bytes, and what `ask` says of the file."""
-        found = self._tried(lambda: self._file_system.cat_file(self._path, start=start, end=start + size))
+        found = self._tried(lambda: self._bytes(start, size))
         version, whole = self.ask()
         if len(found) != size:
             raise SizeError(f"{shown(self._url)}: {len(found):,} bytes came, and {size:,} were asked for")
         return found, version, whole
 
+    def _bytes(self, start: int, size: int) -> bytes:
+        from fsspec.asyn import sync
+        from fsspec.implementations.http import HTTPFileSystem
+
+        if size and isinstance(self._file_system, HTTPFileSystem):
+            return bytes(sync(self._file_system.loop, self._by_range, start, size))
+        return bytes(self._file_system.cat_file(self._path, start=start, end=start + size))
+
+    async def _by_range(self, start: int, size: int) -> bytearray:
+        """Ask an HTTP server for some bytes; one that sends the file from its beginning, or more, is left at once."""
+
+        def count(arrived: int) -> None:
+            if arrived > size:
+                raise SizeError(f"{shown(self._url)}: more bytes come than the {size:,} that were asked for")
+
+        system, found = self._file_system, bytearray()
+        options = {**system.kwargs, "headers": {**system.kwargs.get("headers", {})}}
+        options["headers"]["Range"] = f"bytes={start}-{start + size - 1}"
+        session, arrival = await system.set_session(), _arrival(count, self._least_rate, self._timeout_seconds)
+        async with session.get(system.encode_url(self._path), **options) as answer:
+            answer.raise_for_status()
+            if start and answer.status != 206:
+                what = f"{shown(self._url)}: the server answered a request for a part with the status {answer.status}"
+                raise SizeError(f"{what}; use one that knows ranges, or copy the folder")
+            async for piece in answer.content.iter_chunked(_PIECE_BYTES):
+                arrival.relative_update(len(piece))
+                found += piece
+        return found
+
     def send(self, path: str) -> None:
         """Write a local file there."""
         self._tried(lambda: self._file_system.put_file(path, self._path), "sent")
 
-    def fetch(
-        self, path: str, check_size: Callable[[int], None], limit: int | None = None, least_rate: float = 0.0
-    ) -> str:
+    def fetch(self, path: str, check_size: Callable[[int], None], limit: int | None = None) -> str:
         """Write it to a local file; returns its version.
 
         Args:
             check_size: Makes room for so many bytes, or raises if they are too many. Called with the size that the
                 server gives, or once more than the limit have arrived.
             limit: How many bytes may arrive if the server gives no size; None is any number.
-            least_rate: How many bytes a second have to arrive, over each `timeout_seconds`.
         """
-        return str(self._tried(lambda: self._download(path, check_size, limit, least_rate)))
+        return str(self._tried(lambda: self._download(path, check_size, limit)))
 
     def _ask(self) -> tuple[str, int | None]:
         from fsspec.asyn import sync
@@ -124,7 +166,7 @@ class RemoteFile:
         version = json.dumps({key: value for key, value in sorted(named.items()) if key in _VERSION})
         return hashlib.sha256(version.encode()).hexdigest()[:16], known.get("size")
 
-    def _download(self, path: str, check_size: Callable[[int], None], limit: int | None, least_rate: float) -> str:
+    def _download(self, path: str, check_size: Callable[[int], None], limit: int | None) -> str:
         version, size = self._ask()
         if size is not None:
             check_size(size)
@@ -135,7 +177,7 @@ class RemoteFile:
             if size is None and limit is not None and arrived > limit:
                 check_size(arrived)
 
-        arrival = _arrival(count, least_rate, self._timeout_seconds)
+        arrival = _arrival(count, self._least_rate, self._timeout_seconds)
         self._file_system.get_file(self._path, path, callback=arrival)
         found, size = os.path.getsize(path), arrival.size if size is None else size
         if size is None:
