@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import itertools
 import json
 import multiprocessing
 import os
@@ -69,13 +70,17 @@ def test_items_of_any_numbers_come_back(tmp_path, item):
     assert repr(next(again(0))) == repr(found)
 
 
-def test_a_step_may_be_large_and_a_stream_longer_than_memory_should_hold(tmp_path, monkeypatch):
+def test_streams_of_any_length_follow_each_other_whatever_the_blocks_they_are_collected_in(tmp_path, monkeypatch):
+    """Each is a part of a block of four steps, a whole one, several, or more than memory may hold."""
+    monkeypatch.setattr("stream_dataloader.stores.memmap.writer._MOST_ROWS", 4)
     monkeypatch.setattr("stream_dataloader.stores.memmap.writer._MOST_COLLECTED_BYTES", 1 << 11)
-    monkeypatch.setattr("stream_dataloader.stores.memmap.writer._BLOCK_BYTES", 1 << 9)
-    streams = images((50, 3, 48), size=(3, 8, 8))
+    monkeypatch.setattr("stream_dataloader.stores.memmap.writer._BLOCK_BYTES", 1 << 10)
+    lengths = [length for pair in itertools.product((0, 1, 3, 4, 8, 9, 12, 13, 25), repeat=2) for length in pair]
+    streams = images(lengths, size=(3, 8, 8))
     store = MemmapStore(written(tmp_path / "a", streams))
     assert store.verify() == []
-    assert [repr(list(store(n))) for n in range(3)] == [repr(items) for items in streams]
+    for number, items in enumerate(streams):
+        assert repr(list(store(number))) == repr(items), f"{lengths[number]} steps after {lengths[number - 1]}"
 
 
 def test_a_stream_that_breaks_off_is_not_in_the_store(tmp_path):
