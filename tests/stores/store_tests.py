@@ -39,10 +39,7 @@ class StoreTests(StoreContract):
             ways = ["seek", "next", "into"] if items and not has_objects(items[0]) else ["seek", "next"]
             with contextlib.closing(open_stream(source)) as stream:
                 for _ in range(20):
-                    what, count = (
-                        rng.choice(["seek", "next", "into"] if into else ["seek", "next"]),
-                        rng.choice([1, 3, 7]),
-                    )
+                    what, count = rng.choice(ways), rng.choice([1, 3, 7])
                     if what == "seek":
                         place, count, found = rng.randint(0, len(items)), 0, []
                         stream.seek_item(place)
