@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from dataclasses import fields, is_dataclass
 from pathlib import PurePath
 from types import BuiltinFunctionType, FunctionType
@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from stream_dataloader._items.layout import as_array
+from stream_dataloader.errors import shorten
 
 _PLAIN = (str, bytes, bool, int, float, complex)
 
@@ -108,6 +109,74 @@ def _hash_object(value: Any, update: Callable[[bytes], Any]) -> None:
     if isinstance(parts, str):  # a name
         update(f"{parts}\0".encode())
         return
+    other = _parts_of_twin(value)
+    if other is not None and _digest_within(value, parts) != _digest_within(value, other):
+        raise ValueError(
+            f"what pickle keeps of {shorten(value, 80)} (a {type(value).__qualname__}) is not always the same: "
+            "it depends on the order of a set, on an address or on a draw, so it has no fingerprint that holds in "
+            "other processes; sort sets where it is pickled, or give the dataset a fingerprint="
+        )
+    _hash_parts(value, parts, update)
+
+
+class _Backwards(set):  # type: ignore[type-arg]
+    """A set that is iterated in another order, as it may be in another process."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter([*super().__iter__()][::-1])
+
+
+class _FrozenBackwards(frozenset):  # type: ignore[type-arg]
+    """See `_Backwards`."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter([*super().__iter__()][::-1])
+
+
+def _reordered(value: Any) -> Any:
+    """A value with its sets in another order."""
+    if type(value) in (set, frozenset):
+        return (_Backwards if type(value) is set else _FrozenBackwards)(value)
+    if type(value) in (list, tuple):
+        return type(value)(map(_reordered, value))
+    if type(value) is dict:
+        return {key: _reordered(element) for key, element in value.items()}
+    return value
+
+
+def _parts_of_twin(value: Any) -> Any:
+    """What pickle would keep of an equal object elsewhere, whose sets have another order; None if that is not known.
+
+    Only methods written in Python are asked: what Python itself keeps of an object are its attributes, whose sets
+    are hashed without an order.
+    """
+    kind = type(value)
+    own = (getattr(kind, name, None) for name in ("__reduce__", "__reduce_ex__", "__getstate__"))
+    if not any(isinstance(method, FunctionType) for method in own):
+        return None
+    try:
+        twin = object.__new__(kind)
+        slots = [name for base in kind.__mro__ for name in _names(base.__dict__.get("__slots__", ()))]
+        for name in {*getattr(value, "__dict__", ()), *slots} - {"__dict__", "__weakref__"}:
+            if hasattr(value, name):
+                object.__setattr__(twin, name, _reordered(getattr(value, name)))
+        parts = twin.__reduce_ex__(4)
+    except Exception:  # it cannot be made without its constructor
+        return None
+    return None if isinstance(parts, str) else parts
+
+
+def _names(slots: Any) -> Iterable[str]:
+    return (slots,) if isinstance(slots, str) else slots
+
+
+def _digest_within(value: Any, parts: Any) -> bytes:
+    found = hashlib.blake2b(digest_size=16)
+    _hash_parts(value, parts, found.update)
+    return found.digest()
+
+
+def _hash_parts(value: Any, parts: Any, update: Callable[[bytes], Any]) -> None:
     build, arguments, state, elements, entries = (*parts, None, None, None)[:5]
     _inside.ids.add(id(value))
     try:

@@ -138,3 +138,65 @@ def test_equal_sources_have_one(kind):
 def test_other_sources_have_another(kind):
     one, other = OTHER[kind]
     assert fingerprint(one) != fingerprint(other)
+
+
+class Reducing:
+    """Tells pickle of its own accord what builds it."""
+
+    def __init__(self, tags, how):
+        self.tags, self.how = set(tags if hasattr(tags, "__iter__") else [str(tags)]), how
+
+    def __reduce__(self):
+        return type(self), (HOW[self.how](self), self.how)
+
+
+class Stating:
+    """The same in a state, of slots."""
+
+    __slots__ = ("how", "pairs", "tags")
+
+    def __init__(self, tags, how):
+        self.tags, self.how, self.pairs = frozenset(tags), how, [{"a": set(tags)}]
+
+    def __getstate__(self):
+        return HOW[self.how](self), HOW[self.how](SimpleNamespace(tags=self.pairs[0]["a"])), self.how
+
+    def __setstate__(self, state):
+        self.__init__(state[1] if hasattr(state[1], "__iter__") else [str(state[1])], state[2])
+
+
+HOW = {
+    "list": lambda self: list(self.tags),
+    "text": lambda self: ",".join(self.tags),
+    "first": lambda self: next(iter(self.tags)),
+    "address": id,
+    "sorted": lambda self: sorted(self.tags),
+    "set": lambda self: self.tags,
+    "frozen": lambda self: frozenset(list(self.tags)),
+    "greatest": lambda self: max(self.tags),
+}
+
+
+@pytest.mark.parametrize("kind", [Reducing, Stating])
+@pytest.mark.parametrize("nested", [lambda one: one, lambda one: ("a.mp4", {"k": [one]}), lambda one: {one}])
+@pytest.mark.parametrize("how", list(HOW)[:4])
+def test_what_differs_from_process_to_process_is_an_error_that_says_what_to_do(how, nested, kind):
+    listed = [nested(kind(TAGS, how))]
+    with pytest.raises(ValueError, match=rf"a {kind.__qualname__}\) is not always the same: .* fingerprint="):
+        fingerprint(listed)
+    assert StreamDataset(listed, iter, 1, time_steps=2, seed=0, fingerprint="tagged").fingerprint == "tagged"
+
+
+@pytest.mark.parametrize("kind", [Reducing, Stating])
+@pytest.mark.parametrize("how", list(HOW)[4:])
+def test_what_an_object_tells_pickle_counts_where_it_is_always_the_same(how, kind):
+    assert fingerprint([kind(TAGS, how)]) == fingerprint([kind(TAGS[::-1], how)])
+    assert fingerprint([kind(TAGS, how)]) != fingerprint([kind(TAGS[:-1], how)])
+
+
+def test_an_object_that_cannot_be_made_without_its_constructor_counts_as_before():
+    class Loaded(list):
+        def __reduce__(self):
+            return list, (sorted(self),)
+
+    assert fingerprint([Loaded([2, 1])]) == fingerprint([Loaded([1, 2])]) != fingerprint([Loaded([1])])
