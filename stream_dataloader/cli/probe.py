@@ -18,7 +18,7 @@ import numpy as np
 from stream_dataloader.cli.arguments import Target
 from stream_dataloader.stores._packing.run import size_text
 from stream_dataloader.streams._media import container as media
-from stream_dataloader.streams._media.extent import missing
+from stream_dataloader.streams._media.extent import missing, surplus
 from stream_dataloader.streams.audio.headers import declared_samples
 from stream_dataloader.streams.text.bytes import is_compressed
 
@@ -79,6 +79,8 @@ def probe(target: Target, number: int) -> Probe:
         _PROBES[kind](found, source, target.open_stream)
         if kind in ("video", "audio") and (what := missing(source)) is not None:
             found.problems.append(f"it is cut off: {what}")
+        if kind == "audio" and (what := surplus(source)) is not None:
+            found.problems.append(f"it is longer than its header says: {what}")
     except (OSError, ValueError, TypeError, ImportError) as error:
         found.problems.append(" ".join(str(error).split()) or type(error).__name__)
     else:

@@ -543,6 +543,47 @@ def rf64(data):
     return b"RF64\xff\xff\xff\xffWAVEds64" + sizes + b"fmt " + wave_header(0)[16:36] + b"data\xff\xff\xff\xff" + data
 
 
+def declaring(name, declared, samples):
+    """A file of a format whose header declares fewer bytes of data than there are; 0: it leaves open how many."""
+    data, rest = samples.astype("<i2").tobytes(), samples.astype(">i2").tobytes()
+    if name.endswith("wav"):
+        sizes = struct.pack("<I", declared + 36 if declared else 0), struct.pack("<I", declared)
+        header = wave_header(len(data))
+        return header[:4] + sizes[0] + header[8:40] + sizes[1] + data
+    if name.endswith("rf64"):
+        return rf64(data[:declared]) + data[declared:]
+    if name.endswith("au"):
+        return struct.pack(">4sIIIII", b".snd", 24, declared or 2**32 - 1, 3, 8000, 1) + rest
+    rate = b"\x40\x0b\xfa" + bytes(7)  # 8,000, as 80 bits
+    common = struct.pack(">4sIHIH", b"COMM", 18, 1, declared // 2, 16) + rate
+    sound = struct.pack(">4sIII", b"SSND", declared + 8, 0, 0)
+    return struct.pack(">4sI4s", b"FORM", 4 + len(common) + len(sound) + declared, b"AIFF") + common + sound + rest
+
+
+@pytest.mark.parametrize("name", ["a.wav", "a.rf64", "a.au", "a.aiff"])
+def test_a_file_longer_than_its_header_says_is_an_error_that_says_so(name, tmp_path):
+    samples, path, stream = np.arange(-30_000, 30_000), tmp_path / name, AudioStream(window=1000)
+    path.write_bytes(declaring(name, 20_000, samples))
+    found = []
+    with pytest.raises(ValueError, match=f"{name} is longer than its header says.*bytes.*ignore_length"):
+        found.extend(stream(path))
+    assert len(found) == (60 if name == "a.au" else 10), "what FFmpeg reads of it comes before"
+    path.write_bytes(declaring(name, 20_000, samples[: 10_000 + 100]))  # such as tags
+    assert len(items(stream(path))) == 10 + (name == "a.au")
+    path.write_bytes(declaring(name, 120_000, samples))
+    assert np.array_equal(np.concatenate(items(stream(path)), 1), np.float32(samples[None] / 2**15))
+    path.write_bytes(declaring(name, 120_000, samples)[:-1000])
+    with pytest.raises(ValueError, match=f"{name} is cut off"):
+        items(stream(path))
+
+
+@pytest.mark.parametrize("name", ["a.wav", "a.au"])
+def test_a_header_that_leaves_its_size_open_is_no_claim(name, tmp_path):
+    path = tmp_path / name
+    path.write_bytes(declaring(name, 0, np.arange(60_000)))
+    assert len(items(AudioStream(window=1000)(path))) == 60
+
+
 @pytest.mark.parametrize("name", ["a.wav", "a.w64", "a.caf"])
 def test_headers_with_sizes_of_64_bits(tmp_path, name):
     path = tmp_path / name

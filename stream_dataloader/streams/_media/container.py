@@ -16,7 +16,7 @@ import av.error
 from av.sidedata.sidedata import SideDataContainer
 
 from stream_dataloader._descriptors import above_standard
-from stream_dataloader.streams._media.extent import missing
+from stream_dataloader.streams._media.extent import missing, surplus
 from stream_dataloader.streams._media.limits import DEFAULT, Limits
 from stream_dataloader.streams._media.section import check_file
 
@@ -153,6 +153,9 @@ def ticks_a_frame(stream: Any) -> Fraction:
 
 def check_not_cut(path: str) -> None:
     """Check that a file is as long as its own headers say."""
+    if (what := surplus(path)) is not None:
+        remedy = "have its sizes written anew: ffmpeg -ignore_length 1 -i FILE -c copy -rf64 auto NEW.wav"
+        raise ValueError(f"{path} is longer than its header says: {what}; {remedy}")
     if (what := missing(path)) is not None:
         raise ValueError(f'{path} is cut off: {what}; fetch it again, or use on_corrupt="drop" for what there is')
 

@@ -2,7 +2,7 @@
 
 FFmpeg reads most of these as if they simply ended. What is found::
 
-    by a size of the whole       AVI, WAV, RF64, W64, Matroska, WebM
+    by a size of the whole       AVI, WAV, RF64, W64, AIFF, AU, Matroska, WebM
     by its chunks                CAF
     by the box it ends in        MP4 and its fragments: unless it is cut just between two
     by the packet it ends in     MPEG-TS: the same
@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 from typing import BinaryIO
 
-__all__ = ["missing", "riff_end"]
+__all__ = ["missing", "riff_end", "surplus"]
 
 _SEGMENT, _EBML = 0x18538067, 0x1A45DFA3  # Matroska, RFC 9559
 _OPEN_RIFF_BYTES = 0x7FFF0000  # what writes to a pipe puts this size, or a larger one
@@ -31,17 +31,40 @@ def missing(path: str) -> str | None:
     size = os.path.getsize(path)
     with open(path, "rb") as file:
         head = file.read(4096)
-        end = riff_end(head) or _matroska_end(head)
+        end = riff_end(head) or _sound_end(head) or _matroska_end(head)
         if end is not None and end > size + 1:  # a byte of padding may be left out
             return f"it has {size} bytes, and its header declares {end}"
         if head[:4] == b"caff" and (end := _caf_end(file, size)) > size:
             return f"it has {size} bytes, and its data chunk lasts to byte {end}"
-        if head[8:12] == b"WAVE" and end is not None and size > end + _TAGS_BYTES:
-            return f"it has {size} bytes, and its header declares {end}, so that the sizes in it cannot be trusted"
         if head[4:8] in _MP4_BOXES:
             return _missing_of_mp4(file, size)
         if _is_cut_transport(file, head, size):
             return f"its {size} bytes end within a packet of a transport stream"
+    return None
+
+
+def surplus(path: str) -> str | None:
+    """The sign that sound goes on behind the end that the header declares; None if there is none.
+
+    Sizes of 32 bits run over in recordings of more than 4 GiB, and FFmpeg reads no further than most of them say.
+    """
+    size = os.path.getsize(path)
+    with open(path, "rb") as file:
+        head = file.read(64)
+    end = None if head[8:12] == b"AVI " else riff_end(head) or _sound_end(head)
+    if end is None or size <= end + _TAGS_BYTES:
+        return None
+    return f"it has {size} bytes, and its header declares {end}"
+
+
+def _sound_end(head: bytes) -> int | None:
+    """Of an AIFF or AU file; None if it leaves that open."""
+    if head[:4] == b"FORM" and head[8:12] in (b"AIFF", b"AIFC"):
+        size = int.from_bytes(head[4:8], "big")
+        return size + 8 if 0 < size < _OPEN_RIFF_BYTES else None
+    if head[:4] == b".snd":
+        begin, size = int.from_bytes(head[4:8], "big"), int.from_bytes(head[8:12], "big")
+        return begin + size if 0 < size < _OPEN_RIFF_BYTES else None
     return None
 
 
