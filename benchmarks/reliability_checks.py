@@ -21,15 +21,8 @@ import psutil
 from reliability_faults import BAD, ITEMS, SOURCES, Fault, item, kinds, raising, reading
 from reliability_runs import Finding, counting_restarts
 
-from stream_dataloader import (
-    FailureLimitError,
-    StaleIteratorError,
-    StateError,
-    StreamBatch,
-    StreamDataLoader,
-    StreamDataset,
-    StreamError,
-)
+from stream_dataloader import StateError, StreamBatch, StreamDataLoader, StreamDataset, StreamError
+from stream_dataloader.errors import FailureLimitError, IteratorError
 from stream_dataloader.protocols import OnError
 
 _MOST_SECONDS = 10
@@ -172,7 +165,7 @@ def old_iterator(_folder: Path) -> dict[str, str]:
     next(old)
     newer = iter(loader)
     first = next(newer)
-    seen = _raised(StaleIteratorError, "newer iter", lambda: next(old))
+    seen = _raised(IteratorError, "newer iter", lambda: next(old))
     came = itertools.chain.from_iterable(map(cells, itertools.chain([first], newer)))
     assert sorted(came) == list(itertools.product(range(SOURCES), range(ITEMS)))
     return seen

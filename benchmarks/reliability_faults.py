@@ -25,13 +25,13 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from stream_dataloader import (
+from stream_dataloader import StreamDataLoaderError
+from stream_dataloader.errors import (
     EmptySourcesError,
     ItemError,
     LengthError,
     OpenError,
     ReadError,
-    StreamDataLoaderError,
     WorkerDeathError,
     WorkerTimeoutError,
 )

@@ -24,7 +24,8 @@ from interleaved import Result, figure, ratio, run_in_turns, take_turns
 from program import run
 from torch.utils.data import DataLoader, IterableDataset
 
-from stream_dataloader import OpenError, StreamDataLoader, StreamDataset
+from stream_dataloader import StreamDataLoader, StreamDataset
+from stream_dataloader.errors import OpenError
 
 WORKERS = 4
 METHODS = ("fork", "forkserver", "spawn")

@@ -1,34 +1,17 @@
 """Temporally coherent batches for PyTorch: row b of every batch continues row b of the batch before."""
 
+import importlib
+
 from stream_dataloader import _own_folder as _own_folder  # before any other import
 from stream_dataloader._hints import room_of
-from stream_dataloader._ranks.merged_states import merge_states, split_state
+from stream_dataloader._merging import merge_states
 from stream_dataloader._schedule.rules import split_batch_size, split_dataset_sizes
 from stream_dataloader._torch_loader import regroup
 from stream_dataloader.batch import StreamBatch
 from stream_dataloader.batch_sampler import LaneBatchSampler, LaneIndex
 from stream_dataloader.dataloader import StreamDataLoader
 from stream_dataloader.dataset import StreamDataset
-from stream_dataloader.errors import (
-    DeviceError,
-    EmptySourcesError,
-    FailureLimitError,
-    ForkedIteratorError,
-    GapError,
-    ItemError,
-    LengthError,
-    NonFiniteStateError,
-    OpenError,
-    RankError,
-    ReadError,
-    StaleIteratorError,
-    StateError,
-    StreamDataLoaderError,
-    StreamError,
-    WorkerDeathError,
-    WorkerError,
-    WorkerTimeoutError,
-)
+from stream_dataloader.errors import StateError, StreamDataLoaderError, StreamError
 from stream_dataloader.interleaved import interleave
 from stream_dataloader.member_lanes import side_by_side
 from stream_dataloader.sectioning import Sections
@@ -36,34 +19,11 @@ from stream_dataloader.stream_info import StreamInfo, get_stream_info
 
 __version__ = "0.1.0"
 
-
-TYPE_CHECKING = False  # to type checkers it is True: with the function below, any name would be there for them
-if not TYPE_CHECKING:
-
-    def __getattr__(name: str) -> object:
-        """Say where a public name is that this module does not have."""
-        if (room := room_of(name)) is None:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        # Of an AttributeError here, `from stream_dataloader import` would drop the text.
-        raise ImportError(f"{name} is in {__name__}.{room}: from {__name__}.{room} import {name}", name=name)
-
-
 __all__ = [
-    "DeviceError",
-    "EmptySourcesError",
-    "FailureLimitError",
-    "ForkedIteratorError",
-    "GapError",
-    "ItemError",
     "LaneBatchSampler",
     "LaneIndex",
-    "LengthError",
-    "NonFiniteStateError",
-    "OpenError",
-    "RankError",
-    "ReadError",
+    "RecurrentState",
     "Sections",
-    "StaleIteratorError",
     "StateError",
     "StreamBatch",
     "StreamDataLoader",
@@ -71,9 +31,6 @@ __all__ = [
     "StreamDataset",
     "StreamError",
     "StreamInfo",
-    "WorkerDeathError",
-    "WorkerError",
-    "WorkerTimeoutError",
     "get_stream_info",
     "interleave",
     "merge_states",
@@ -81,5 +38,33 @@ __all__ = [
     "side_by_side",
     "split_batch_size",
     "split_dataset_sizes",
-    "split_state",
 ]
+
+
+_ROOMS = ("integrations", "recurrent", "stores", "streams", "testing", "visualize")  # imported when first used
+
+TYPE_CHECKING = False  # to type checkers it is True: with `__getattr__`, any name would be there for them
+if TYPE_CHECKING:
+    from stream_dataloader import integrations as integrations
+    from stream_dataloader import recurrent as recurrent
+    from stream_dataloader import stores as stores
+    from stream_dataloader import streams as streams
+    from stream_dataloader import testing as testing
+    from stream_dataloader import visualize as visualize
+    from stream_dataloader.recurrent import RecurrentState
+else:
+
+    def __getattr__(name: str) -> object:
+        """Import what is loaded when it is first used, and say where other public names are."""
+        if name in _ROOMS:
+            return importlib.import_module(f"{__name__}.{name}")
+        if name == "RecurrentState":
+            return importlib.import_module(f"{__name__}.recurrent").RecurrentState
+        if (room := room_of(name)) is None:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        # Of an AttributeError here, `from stream_dataloader import` would drop the text.
+        raise ImportError(f"{name} is in {__name__}.{room}: from {__name__}.{room} import {name}", name=name)
+
+    def __dir__() -> list[str]:
+        """All names, those too that are not loaded yet."""
+        return sorted({*globals(), *__all__, *_ROOMS})

@@ -33,6 +33,7 @@ _OPTIONS: Mapping[str, str] = {
     ),
     **dict.fromkeys(("clip_len", "frames_per_clip", "num_frames", "window", "window_size", "num_steps"), _STEPS),
     **dict.fromkeys(("workers", "worker_count", "n_workers", "num_threads", "num_proc", "concurrency"), _WORKERS),
+    **{name: f"{name}= of StreamDataLoader" for name in ("num_workers", "prefetch_factor", "pin_memory", "collate_fn")},
     **dict.fromkeys(("prefetch", "prefetch_size", "buffer_size", "predownload", "num_prefetch"), _AHEAD),
     **dict.fromkeys(("num_replicas", "num_shards", "shard_index", "shard_count", "shard_id", "num_ranks"), _RANKS),
     **dict.fromkeys(("repeat", "num_epochs", "infinite", "loop"), _ENDLESS),
@@ -69,8 +70,12 @@ _ROOMS: Mapping[str, tuple[str, ...]] = {
         *("Hdf5Store", "LeRobotStore", "LmdbStore", "MdsStore", "MdsWriter", "MemmapStore", "NpyStore"),
         *("ParquetStore", "TensorDictStore", "TfdsStore", "TokenStore", "WebDatasetStore", "ZarrStore"),
     ),
-    "recurrent": ("RecurrentState", "linear_scan", "masked_rnn"),
-    "errors": ("StoreError",),
+    "recurrent": ("LaneCache", "LaneMemory", "linear_scan", "masked_rnn"),
+    "errors": (
+        *("DeviceError", "EmptySourcesError", "FailureLimitError", "GapError", "ItemError", "IteratorError"),
+        *("LengthError", "NonFiniteStateError", "OpenError", "RankError", "ReadError", "StoreError"),
+        *("WorkerDeathError", "WorkerError", "WorkerTimeoutError"),
+    ),
 }
 
 

@@ -16,15 +16,14 @@ __all__ = [
     "DeviceError",
     "EmptySourcesError",
     "FailureLimitError",
-    "ForkedIteratorError",
     "GapError",
     "ItemError",
+    "IteratorError",
     "LengthError",
     "NonFiniteStateError",
     "OpenError",
     "RankError",
     "ReadError",
-    "StaleIteratorError",
     "StateError",
     "StoreError",
     "StreamDataLoaderError",
@@ -142,10 +141,6 @@ class FailureLimitError(StreamError):
     """More sources were skipped than `max_failures` allows; the message names the last one."""
 
 
-class NonFiniteStateError(StreamError, FloatingPointError):
-    """A lane goes on with a carried state that holds NaN or infinity, which would never leave it by itself."""
-
-
 class WorkerError(StreamDataLoaderError, RuntimeError):
     """A worker died, or ended before its lanes did."""
 
@@ -213,12 +208,24 @@ class StoreError(StreamDataLoaderError, ValueError):
     """A store is damaged, unfinished, was replaced while it was read, or does not hold what was asked for."""
 
 
-class ForkedIteratorError(StreamDataLoaderError, RuntimeError):
-    """The iterator was begun in another process, from which this one was forked meanwhile."""
+class NonFiniteStateError(StreamDataLoaderError, FloatingPointError):
+    """A lane goes on with a carried state that holds NaN or infinity, which would never leave it by itself.
+
+    It is no `StreamError`: the model made the state, and the source may be sound.
+
+    Attributes:
+        source_index: Index into `sources`; -1 when unknown.
+        position: Time step within the stream; -1 when unknown.
+        lane: Row of the batch that would go on; -1 when unknown.
+    """
+
+    def __init__(self, message: str, *, source_index: int = -1, position: int = -1, lane: int = -1) -> None:
+        super().__init__(message)
+        self.source_index, self.position, self.lane = source_index, position, lane
 
 
-class StaleIteratorError(StreamDataLoaderError, RuntimeError):
-    """The iterator was used after a newer `iter()` of the same loader had begun."""
+class IteratorError(StreamDataLoaderError, RuntimeError):
+    """An iterator was used after a newer one of its loader had begun, or in a process that was forked meanwhile."""
 
 
 def format_traceback(error: BaseException) -> str:

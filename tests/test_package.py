@@ -19,8 +19,8 @@ ROOMS = [
     *("_items", "_kept_fields", "segments", "conventions", "batch", "_assembly"),
     *("_reading", "_map_style", "dataset", "interleaved", "members", "_torch_loader"),
     *("_workers", "_ranks", "_sampling", "batch_sampler"),
-    *("_progress", "_device", "_loader", "dataloader", "member_lanes", "__init__"),
-    *("recurrent", "streams", "stores", "visualize", "testing", "integrations", "cli", "__main__"),
+    *("_progress", "_device", "_loader", "dataloader", "member_lanes", "recurrent", "_merging"),
+    *("streams", "stores", "visualize", "testing", "integrations", "__init__", "cli", "__main__"),
 ]
 STREAM_ROOMS = ["_media", "cache", "images", "array", "text", "video", "audio", "audiovisual", "camera", "__init__"]
 

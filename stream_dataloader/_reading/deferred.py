@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Generic, TypeAlias, TypeVar
 
-from stream_dataloader.errors import ForkedIteratorError, StaleIteratorError
+from stream_dataloader.errors import IteratorError
 
 Batch = TypeVar("Batch")
 
@@ -107,7 +107,7 @@ class Deferred(Generic[Batch]):
             self._take_first_turn()
         elif not turn.lock.acquire(False):
             if turn.holding > self._number:
-                raise StaleIteratorError(_NEWER_HAS_BEGUN)
+                raise IteratorError(_NEWER_HAS_BEGUN)
             raise RuntimeError(
                 "another thread is reading from this iterator, or from a newer one; let one thread read, and hand "
                 "batches to others in a queue.Queue, or guard next() with a threading.Lock"
@@ -117,7 +117,7 @@ class Deferred(Generic[Batch]):
             if self._batches is None:
                 self._batches = self._first()
             elif self._end is not None and turn.reader() is not self:
-                raise StaleIteratorError(_NEWER_HAS_BEGUN)
+                raise IteratorError(_NEWER_HAS_BEGUN)
             return next(self._batches)
         except StopIteration:
             self._leave()
@@ -127,7 +127,7 @@ class Deferred(Generic[Batch]):
 
     def _take_first_turn(self) -> None:
         if self._is_foreign():
-            raise ForkedIteratorError(
+            raise IteratorError(
                 f"this iterator was begun in process {self._owner}, and this is process {os.getpid()}, which was "
                 "forked meanwhile: it cannot read on; call iter() here for an epoch of its own"
             )
@@ -141,7 +141,7 @@ class Deferred(Generic[Batch]):
         """Begin."""
         turn = self._turn
         if self._number < turn.newest:
-            raise StaleIteratorError(_NEWER_HAS_BEGUN)
+            raise IteratorError(_NEWER_HAS_BEGUN)
         self._owner = os.getpid()  # from now on, who comes meanwhile hears so
         try:
             batches, self._end = self._begin()

@@ -9,11 +9,10 @@ from typing import Any, TypeAlias, TypeVar
 import torch
 import torch.distributed as dist
 
-from stream_dataloader._ranks.merged_states import merge_states
+from stream_dataloader._merging import merge_states
 from stream_dataloader._ranks.place import is_started
 from stream_dataloader.dataloader import StreamDataLoader
 from stream_dataloader.errors import StateError
-from stream_dataloader.recurrent import checkpoint
 from stream_dataloader.recurrent.cache import LaneCache
 from stream_dataloader.recurrent.memory import LaneMemory
 from stream_dataloader.recurrent.state import RecurrentState
@@ -83,7 +82,7 @@ class Carried:
             by_rank = {state["rank"]: state for state in states}
             own = by_rank.get(carry.place[0])
             is_own = own is not None and own["world_size"] == carry.place[1]
-            carry.load_state_dict(own if own is not None and is_own else checkpoint.merge_states(by_rank.values()))
+            carry.load_state_dict(own if own is not None and is_own else merge_states(by_rank.values()))
 
     def reset(self) -> None:
         for carry in self._all:

@@ -7,9 +7,8 @@ Open `state` first.
 """
 
 from stream_dataloader.recurrent.cache import LaneCache
-from stream_dataloader.recurrent.checkpoint import merge_states
 from stream_dataloader.recurrent.memory import LaneMemory
 from stream_dataloader.recurrent.packed import linear_scan, masked_rnn
 from stream_dataloader.recurrent.state import RecurrentState
 
-__all__ = ["LaneCache", "LaneMemory", "RecurrentState", "linear_scan", "masked_rnn", "merge_states"]
+__all__ = ["LaneCache", "LaneMemory", "RecurrentState", "linear_scan", "masked_rnn"]

@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -115,7 +115,7 @@ def of_rank(state: Any, owner: str, place: tuple[int, int]) -> OwnLanes | None:
     if state["world_size"] != 1:
         what = f"the state is that of rank {state['rank']} of {state['world_size']}"
         here = f"and this is rank {rank} of {world_size}"
-        raise StateError(f"{what}, {here}; load all ranks' together: recurrent.merge_states([...])")
+        raise StateError(f"{what}, {here}; load all ranks' together: merge_states([...])")
     if state["lanes"] != list(range(count)) or count % world_size:
         what = f"the state has {count} lanes, {named(state['lanes'])}"
         raise StateError(f"{what}, which {world_size} ranks cannot share evenly; have another number of ranks")
@@ -128,31 +128,16 @@ def _row(state: Mapping[str, Any], name: str) -> Sequence[int]:
     return state[name] if name in state else [-1] * len(state["lanes"])
 
 
-def merge_states(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """One carried state of all ranks, out of each rank's own, saved after the same batch.
-
-    A rank of any number loads it and takes its own lanes from it. Merge the loaders' states with
-    `stream_dataloader.merge_states`, and keep the number of all ranks' lanes together.
-
-    Args:
-        states: What `state_dict()` of each rank's `RecurrentState`, `LaneMemory` or `LaneCache` returned, in any order.
+def merge_carried(listed: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """One carried state of all ranks, out of each rank's own.
 
     Raises:
         StateError: One is no state; a rank is missing or there twice; or ranks have other lanes or models.
-
-    Example:
-        >>> from stream_dataloader.recurrent import RecurrentState
-        >>> ranks = [RecurrentState(rank=rank, world_size=2).state_dict() for rank in range(2)]
-        >>> merge_states(ranks)["world_size"]
-        1
     """
-    listed = list(states)
-    if not listed:
-        raise StateError("there is no state to merge; pass the state_dict() of each rank")
     kinds = list(map(check_state, listed))
     for state in listed:
         check_state(state, kinds[0])
-    listed.sort(key=lambda state: int(state["rank"]))
+    listed = sorted(listed, key=lambda state: int(state["rank"]))
     first, found = listed[0], [state["rank"] for state in listed]
     if found != list(range(first["world_size"])) or any(s["world_size"] != first["world_size"] for s in listed):
         sizes = sorted({state["world_size"] for state in listed})

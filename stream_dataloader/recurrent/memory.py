@@ -175,7 +175,7 @@ class LaneMemory(Generic[V]):
 
         Values may be made of these, of arrays, sets and deques. Objects of other classes need methods `state_dict` and
         `load_state_dict`, and `new` has to make one. Save it with the loader's state as of the same batch,
-        `batch.state_dict()`. Each rank saves its own; `recurrent.merge_states` makes one of all of them.
+        `batch.state_dict()`. Each rank saves its own; `stream_dataloader.merge_states` makes one of all of them.
 
         Raises:
             StateError: A value holds something else, or a tensor with a gradient; or a loop was left before its end.

@@ -267,7 +267,7 @@ class RecurrentState:
         """What is kept, as of the last batch that was passed to `after`: tensors, lists, numbers, names.
 
         Save it with the loader's state as of the same batch, `batch.state_dict()`. Each rank saves its own;
-        `recurrent.merge_states` makes one of all of them. A learnt initial state is in the module's own state.
+        `stream_dataloader.merge_states` makes one of all of them. A learnt initial state is in the module's own state.
 
         Raises:
             StateError: Gradients go back beyond the last batch; or a class in the state could not be found again.

@@ -6,7 +6,8 @@ import pytest
 import torch
 from worker_streams import Writing
 
-from stream_dataloader import ItemError, LengthError, ReadError, StreamDataLoader, StreamDataset
+from stream_dataloader import StreamDataLoader, StreamDataset
+from stream_dataloader.errors import ItemError, LengthError, ReadError
 from stream_dataloader.protocols import ReadsInto
 from stream_dataloader.testing import batch_key
 

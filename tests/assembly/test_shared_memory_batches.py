@@ -21,8 +21,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from worker_streams import raising
 
-from stream_dataloader import ItemError, StreamDataLoader, StreamDataset, get_stream_info
+from stream_dataloader import StreamDataLoader, StreamDataset, get_stream_info
 from stream_dataloader._kept_fields import map_leaves
+from stream_dataloader.errors import ItemError
 
 Pair = collections.namedtuple("Pair", "first second")
 

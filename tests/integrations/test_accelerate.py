@@ -11,7 +11,8 @@ from cases import key, keys
 from helpers import run_trainer
 from worker_streams import acting, raising
 
-from stream_dataloader import ReadError, StateError, StreamDataLoader, StreamDataset, get_stream_info, side_by_side
+from stream_dataloader import StateError, StreamDataLoader, StreamDataset, get_stream_info, side_by_side
+from stream_dataloader.errors import ReadError
 
 pytestmark = [
     pytest.mark.slow,  # to import accelerate takes seconds

@@ -16,7 +16,8 @@ from lightning.pytorch.utilities import CombinedLoader  # noqa: E402
 from lightning_runs import COUNTS, Break, Model, beside, cycling, fit, key, loader, open_stream, trainer_of  # noqa: E402
 from torch.utils.data import DataLoader  # noqa: E402
 
-from stream_dataloader import ReadError, StateError, StreamDataLoader, StreamDataset  # noqa: E402
+from stream_dataloader import StateError, StreamDataLoader, StreamDataset  # noqa: E402
+from stream_dataloader.errors import ReadError  # noqa: E402
 from stream_dataloader.integrations.lightning import StreamEpochs  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # theirs

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from stream_dataloader import ItemError, StreamDataLoader, StreamDataset, interleave
+from stream_dataloader import StreamDataLoader, StreamDataset, interleave
+from stream_dataloader.errors import ItemError
 from stream_dataloader.testing import batch_key
 
 WAYS = [(0, "auto"), (2, "auto"), (2, "queue")]

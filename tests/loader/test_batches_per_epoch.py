@@ -15,7 +15,8 @@ from helpers import make_loader, random_cases, soon
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stream_dataloader import ReadError, StateError, StreamDataLoader, StreamDataset, WorkerError
+from stream_dataloader import StateError, StreamDataLoader, StreamDataset
+from stream_dataloader.errors import ReadError, WorkerError
 
 CASE = Case([4, 0, 9, 2, 2, 7, 1, 3], 4, 3, "packed", "cycle", 1, True, 3)
 SETUPS = [{}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": True}]

@@ -13,7 +13,8 @@ from helpers import make_loader
 from kinds_of_loaders import KINDS, plain
 from torch.utils.data import DataLoader
 
-from stream_dataloader import StaleIteratorError, StreamDataLoader, StreamDataset
+from stream_dataloader import StreamDataLoader, StreamDataset
+from stream_dataloader.errors import IteratorError
 
 LENGTHS = [5, 3, 6, 2, 4]
 SETUPS = [{}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": True}]
@@ -41,7 +42,7 @@ def test_an_iterator_that_nothing_was_read_from_takes_no_epoch_and_no_worker(wor
         assert not multiprocessing.active_children()
         assert keys(loader) == epochs[epoch]
         for older in (unread, parts):
-            with pytest.raises(StaleIteratorError):
+            with pytest.raises(IteratorError):
                 next(older)
 
 
@@ -106,7 +107,7 @@ def test_a_newer_iterator_ends_the_older_which_leaves_it_as_it_is(options, lengt
     old, new = iter(loader), iter(loader)
     next(old)
     first = next(new).step
-    with pytest.raises(StaleIteratorError):
+    with pytest.raises(IteratorError):
         next(old)
     old.close()
     assert list(old) == []
@@ -211,7 +212,7 @@ def test_a_newer_iterator_waits_for_the_batch_that_another_thread_reads():
             for batch in loader:
                 found.append(batch.step)
                 begun.set()
-        except (StaleIteratorError, RuntimeError) as error:
+        except (IteratorError, RuntimeError) as error:
             found.append(error)
 
     reader = threading.Thread(target=read)

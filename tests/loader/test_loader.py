@@ -19,7 +19,8 @@ import torch
 from cases import Case, key, keys
 from helpers import FOREVER, FULL, PATIENCE, START_METHODS, check_interrupted, soon, times
 
-from stream_dataloader import StreamDataLoader, StreamDataset, WorkerError, get_stream_info
+from stream_dataloader import StreamDataLoader, StreamDataset, get_stream_info
+from stream_dataloader.errors import WorkerError
 
 WORKERS = [0, 2]
 THREADS = {"worker_method": "thread"}

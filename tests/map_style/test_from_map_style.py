@@ -13,13 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import Dataset
 
-from stream_dataloader import (
-    ReadError,
-    Sections,
-    StateError,
-    StreamDataLoader,
-    StreamDataset,
-)
+from stream_dataloader import Sections, StateError, StreamDataLoader, StreamDataset
+from stream_dataloader.errors import ReadError
 from stream_dataloader.testing import batch_key, check_resume
 
 

@@ -30,7 +30,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from simulated_pool import SimulatedLoader, pause
 
-from stream_dataloader import ReadError, StreamDataLoader, WorkerDeathError, get_stream_info
+from stream_dataloader import StreamDataLoader, get_stream_info
+from stream_dataloader.errors import ReadError, WorkerDeathError
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:skipped the rest of a stream:RuntimeWarning"),

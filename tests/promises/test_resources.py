@@ -4,7 +4,8 @@ import pytest
 from helpers import soon
 from ledger import Counted
 
-from stream_dataloader import ReadError, StreamDataLoader, StreamDataset
+from stream_dataloader import StreamDataLoader, StreamDataset
+from stream_dataloader.errors import ReadError
 
 WAYS = {
     "here": {},

@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from ledger import Counted, Ledger
 
-from stream_dataloader import ReadError, StaleIteratorError, StreamDataLoader
+from stream_dataloader import StreamDataLoader
+from stream_dataloader.errors import IteratorError, ReadError
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:the iteration that went on:RuntimeWarning"),
@@ -121,7 +122,7 @@ class SecondUse(RuleBasedStateMachine):
         """Begin an iteration: it ends those that were made before it."""
         for number, other in enumerate(self.iterators):
             if other.place is not None or number < self.iterators.index(one):
-                other.over = other.over or StaleIteratorError
+                other.over = other.over or IteratorError
         one.place, self.loaded = self.coming, None
         self.coming = one.place[0] + 1, 0
 
@@ -149,7 +150,7 @@ class SecondUse(RuleBasedStateMachine):
         self.coming = self.loaded = place
         for one in self.iterators:
             if one.place is not None:
-                one.over = one.over or StaleIteratorError
+                one.over = one.over or IteratorError
 
     @rule(epoch=st.integers(0, 2))
     def set_epoch(self, epoch):

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from rank_processes import EXAMPLES, loader_of, shared_cases, world_sizes
 from worker_streams import acting, raising
 
-from stream_dataloader import StreamDataLoader, StreamDataset, errors, merge_states, split_state
+from stream_dataloader import StreamDataLoader, StreamDataset, errors, merge_states
 from stream_dataloader._schedule.order import Order, dealt_by_length
 from stream_dataloader._schedule.rules import Groups
 
@@ -87,11 +87,10 @@ def test_groups_resume_on_any_number_of_ranks(drawn, data):
     states, read = zip(*map(head, range(before)), strict=True)
     assume(set(read) == {step})  # without lengths, and nobody to ask, a rank may end early
     state = json.loads(json.dumps(merge_states(states)))
-    parts = split_state(state, after)
     tails = []
     for rank in range(after):
         loader = loader_of(*drawn, world_size=after, rank=rank)
-        loader.load_state_dict(data.draw(st.sampled_from([state, parts[rank]])))
+        loader.load_state_dict(state)
         try:
             tails.append(keys(loader))
         except errors.RankError:  # it has no item to read, from there on
@@ -206,8 +205,6 @@ def test_a_whole_state_says_for_how_many_ranks_it_is():
     whole, dataset = merge_states([loader.state_dict() for loader in loaders(4)]), Case([4] * 8, 2).dataset()
     with pytest.raises(errors.StateError, match=r"4, which 3 ranks .* by 1, 2, 4 ranks"):
         StreamDataLoader(dataset, rank=0, world_size=3).load_state_dict(whole)
-    with pytest.raises(errors.StateError):
-        split_state(whole, 3)
     with pytest.raises(errors.StateError, match="batch_size"):
         StreamDataLoader(Case([4] * 8, 2).dataset(), virtual_ranks=2).load_state_dict(whole | {"groups": 4})
     resumed = StreamDataLoader(dataset, rank=1, world_size=2)

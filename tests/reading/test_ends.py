@@ -14,15 +14,8 @@ from hypothesis import strategies as st
 from kinds_of_loaders import Counted
 from worker_streams import Writing, acting, kill_self
 
-from stream_dataloader import (
-    ItemError,
-    LengthError,
-    ReadError,
-    StreamDataLoader,
-    StreamDataset,
-    StreamError,
-    interleave,
-)
+from stream_dataloader import StreamDataLoader, StreamDataset, StreamError, interleave
+from stream_dataloader.errors import ItemError, LengthError, ReadError
 from stream_dataloader.testing import batch_key, check_resume
 
 CASE = Case([4, 0, 9, 2, 2, 7, 1, 3, 5, 8, 6], 4, 3, shuffle=True, seed=1)

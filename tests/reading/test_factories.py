@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from stream_dataloader import LengthError, OpenError, Sections, StreamDataLoader, StreamDataset, get_stream_info
+from stream_dataloader import Sections, StreamDataLoader, StreamDataset, get_stream_info
+from stream_dataloader.errors import LengthError, OpenError
 from stream_dataloader.stream_info import StreamInfo
 from stream_dataloader.testing import check_resume
 

@@ -1,11 +1,15 @@
 """What users of other libraries try is told the name that it has here."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
 import stream_dataloader
-from stream_dataloader import ItemError, StreamDataLoader, StreamDataset, recurrent, stores, streams
+from stream_dataloader import LaneBatchSampler, StreamDataLoader, StreamDataset, errors, recurrent, stores, streams
 from stream_dataloader._hints import _ROOMS
+from stream_dataloader.errors import ItemError
 from stream_dataloader.recurrent import RecurrentState
 from stream_dataloader.streams import ArrayStream, TextStream
 
@@ -22,6 +26,10 @@ DATASET = StreamDataset([3], range, 1, time_steps=1)
         (lambda: StreamDataset([3], range, 1, timesteps=3), r"did you mean time_steps=\?"),
         (lambda: StreamDataset([3], streamer=range, batch_size=1), r"open_stream="),
         (lambda: StreamDataset([3], range, 1, zebra=3), r"'zebra'$"),
+        (lambda: StreamDataset([3], range, 1, sequence_length=3), r"time_steps= of StreamDataset"),
+        (lambda: StreamDataset([3], range, 1, num_workers=3), r"num_workers= of StreamDataLoader"),
+        (lambda: LaneBatchSampler(2, lengths=[3], seq_len=3), r"'seq_len'; time_steps="),
+        (lambda: LaneBatchSampler(2, group=[3]), r"did you mean groups=\?"),
         (lambda: StreamDataLoader(DATASET, seq_len=3), r"no option seq_len; time_steps= of StreamDataset"),
         (lambda: StreamDataLoader(DATASET, prefetch=3), r"no option prefetch; prefetch_factor="),
         (lambda: StreamDataLoader(DATASET, pin_memry=True), r"did you mean pin_memory=\?"),
@@ -57,6 +65,25 @@ def test_a_name_of_another_room_is_told_its_room(room):
         assert hasattr(module, name)
     assert not hasattr(stream_dataloader, "nothing")
     assert {*streams.__all__} == {*_ROOMS["streams"]}
+    top = {*stream_dataloader.__all__}
+    assert {*recurrent.__all__} - top == {*_ROOMS["recurrent"]}
+    assert {*errors.__all__} - top == {*_ROOMS["errors"]}
+
+
+ROOMS = """
+import sys
+import stream_dataloader as sd
+print([room for room in sys.modules if room.startswith("stream_dataloader.") and room.split(".")[1] in sd._ROOMS])
+print({*sd._ROOMS, *sd.__all__} <= {*dir(sd)}, sd.RecurrentState is sd.recurrent.RecurrentState)
+print([getattr(sd, room).__name__.split(".")[1] == room for room in sd._ROOMS])
+from stream_dataloader import *
+print(RecurrentState is sd.RecurrentState)
+"""
+
+
+def test_rooms_are_there_without_an_import_of_their_own():
+    done = subprocess.run([sys.executable, "-c", ROOMS], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["[]", "True True", str([True] * 6), "True"]
     assert {name for name in stores.__all__ if name.endswith(("Store", "Writer")) and name[0] != "S"} - {
         "OpenedStore"
     } == {*_ROOMS["stores"]}

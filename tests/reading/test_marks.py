@@ -3,7 +3,8 @@
 import pytest
 from cases import Counting, Marked, is_marked
 
-from stream_dataloader import ItemError, ReadError, StreamDataLoader, StreamDataset
+from stream_dataloader import StreamDataLoader, StreamDataset
+from stream_dataloader.errors import ItemError, ReadError
 from stream_dataloader.protocols import MarksStarts
 
 

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 from worker_streams import acting, kill_self, raising
 
-from stream_dataloader import ItemError, ReadError, Sections, StreamDataLoader, StreamDataset, regroup
+from stream_dataloader import Sections, StreamDataLoader, StreamDataset, regroup
+from stream_dataloader.errors import ItemError, ReadError
 
 CASE = Case([4, 0, 9, 2, 2, 7, 1, 3, 5, 8, 6], lanes=4, time_steps=3, shuffle=True, seed=1)
 

@@ -20,9 +20,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, get_worker_info
 
-from stream_dataloader import OpenError, StreamDataLoader, StreamDataset, interleave
+from stream_dataloader import StreamDataLoader, StreamDataset, interleave
 from stream_dataloader._reading.sources import PackedSources
 from stream_dataloader._schedule.order import Permutation
+from stream_dataloader.errors import OpenError
 from stream_dataloader.streams import ArrayStream
 
 

@@ -6,8 +6,8 @@ import torch
 from carried import counted, through_file
 from cases import Counting
 
-from stream_dataloader import Sections, StateError, StreamDataLoader, StreamDataset, stores
-from stream_dataloader.recurrent import RecurrentState, merge_states
+from stream_dataloader import Sections, StateError, StreamDataLoader, StreamDataset, merge_states, stores
+from stream_dataloader.recurrent import RecurrentState
 
 N = 2  # steps of burn-in
 SOURCES = [(0, 7), (1, 2), (2, 12), (3, 5), (4, 9)]

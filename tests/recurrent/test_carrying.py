@@ -8,7 +8,8 @@ import torch
 from carried import Named, Pair, counted, ones, through_file
 from torch import nn
 
-from stream_dataloader import NonFiniteStateError, StateError, StreamDataLoader, StreamDataset
+from stream_dataloader import StateError, StreamDataLoader, StreamDataset
+from stream_dataloader.errors import NonFiniteStateError
 from stream_dataloader.recurrent import RecurrentState, linear_scan, masked_rnn
 
 

@@ -9,7 +9,7 @@ from carried import Pair, ones, through_file
 from rank_processes import RankProcesses
 from torch import nn
 
-from stream_dataloader import StateError, StreamDataLoader, StreamDataset, merge_states, recurrent
+from stream_dataloader import StateError, StreamDataLoader, StreamDataset, merge_states
 from stream_dataloader.recurrent import RecurrentState
 
 LENGTHS = [7, 3, 5, 1, 4, 2, 6, 3, 5, 2]
@@ -105,7 +105,7 @@ def test_any_number_of_ranks_takes_up_a_state(before, after):
     first, second = ranks(before), ranks(after)
     found = list(run(first, 3))
     states = merge_states([loader.state_dict() for loader, _ in first])
-    carried = recurrent.merge_states(reversed([through_file(carry.state_dict()) for _, carry in first]))
+    carried = merge_states(reversed([through_file(carry.state_dict()) for _, carry in first]))
     for loader, carry in second:
         loader.load_state_dict(states)
         carry.load_state_dict(carried)
@@ -135,7 +135,7 @@ def saved(lanes=4, hidden=3, rank=0, world_size=1):
 )
 def test_ranks_that_do_not_fit_are_refused(place, states, text):
     with pytest.raises(StateError, match=text):
-        carry_of(**place).load_state_dict(recurrent.merge_states(states) if isinstance(states, list) else states)
+        carry_of(**place).load_state_dict(merge_states(states) if isinstance(states, list) else states)
 
 
 @pytest.mark.parametrize(
@@ -211,7 +211,7 @@ def test_each_lane_keeps_its_state_with_any_number_of_lanes_groups_and_ranks(gro
             lanes_before = lanes
             states = (
                 merge_states([loader.state_dict() for loader, _ in loaders]),
-                recurrent.merge_states([carry.state_dict() for _, carry in loaders]),
+                merge_states([carry.state_dict() for _, carry in loaders]),
             )
 
 
@@ -268,7 +268,7 @@ def train(rank):
         quiet += not batch.reset.any()
     gathered = [None] * dist.get_world_size()
     dist.all_gather_object(gathered, carry.state_dict())
-    return model.module.start.tolist(), quiet, recurrent.merge_states(gathered)["lanes"]
+    return model.module.start.tolist(), quiet, merge_states(gathered)["lanes"]
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn.functional import scaled_dot_product_attention
 
-from stream_dataloader import StateError, StreamDataLoader, StreamDataset, merge_states, recurrent
+from stream_dataloader import StateError, StreamDataLoader, StreamDataset, merge_states
 from stream_dataloader.recurrent import LaneCache, RecurrentState
 
 LENGTHS = [7, 3, 5, 1, 4, 2, 6, 3, 5, 2]
@@ -137,7 +137,7 @@ def test_any_number_of_ranks_takes_up_a_state(before, after):
     first, second = list(ranks(before)), list(ranks(after))
     steps = run(first, 3)
     states = merge_states([loader.state_dict() for loader, _ in first])
-    kept = recurrent.merge_states([cache.state_dict() for _, cache in first])
+    kept = merge_states([cache.state_dict() for _, cache in first])
     for loader, cache in second:
         loader.load_state_dict(states)
         cache.load_state_dict(kept)

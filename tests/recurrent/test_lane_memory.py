@@ -11,7 +11,7 @@ from helpers import random_cases
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stream_dataloader import StateError, StreamDataLoader, StreamDataset, merge_states, recurrent
+from stream_dataloader import StateError, StreamDataLoader, StreamDataset, merge_states
 from stream_dataloader.recurrent import LaneMemory, RecurrentState
 
 LENGTHS = [7, 3, 5, 1, 4, 2, 6, 3, 5, 2]
@@ -102,7 +102,7 @@ def test_any_number_of_ranks_takes_up_a_state(before, after):
     first, second = list(ranks(before)), list(ranks(after))
     cells = run(first, 3)
     states = merge_states([loader.state_dict() for loader, _ in first])
-    values = recurrent.merge_states([through_file(memory.state_dict()) for _, memory in reversed(first)])
+    values = merge_states([through_file(memory.state_dict()) for _, memory in reversed(first)])
     for loader, memory in second:
         loader.load_state_dict(states)
         memory.load_state_dict(values)
@@ -284,7 +284,10 @@ def test_states_of_other_kinds_are_refused():
     with pytest.raises(StateError, match="one of a LaneMemory, and this is a RecurrentState"):
         carry.load_state_dict(memory.state_dict())
     with pytest.raises(StateError, match="one of a LaneMemory, and this is a RecurrentState"):
-        recurrent.merge_states([carry.state_dict(), memory.state_dict()])
+        merge_states([carry.state_dict(), memory.state_dict()])
+    for states in ([loader_of().state_dict(), memory.state_dict()], [memory.state_dict(), loader_of().state_dict()]):
+        with pytest.raises(StateError, match=r"state \d is what a model carries, and state \d is not"):
+            merge_states(states)
     with pytest.raises(StateError, match="not as many values"):
         memory.load_state_dict(memory.state_dict() | {"values": []})
     with pytest.raises(StateError, match="cannot be read"):

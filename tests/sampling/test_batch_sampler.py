@@ -14,16 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Dataset
 
-from stream_dataloader import (
-    EmptySourcesError,
-    LaneBatchSampler,
-    LaneIndex,
-    RankError,
-    StateError,
-    StreamDataLoader,
-    StreamDataset,
-    merge_states,
-)
+from stream_dataloader import LaneBatchSampler, LaneIndex, StateError, StreamDataLoader, StreamDataset, merge_states
+from stream_dataloader.errors import EmptySourcesError, RankError
 
 OPTIONS = ("time_steps", "padding_mode", "windows", "shuffle", "lookahead", "seed")
 

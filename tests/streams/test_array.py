@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 import torch
 
-from stream_dataloader import OpenError, ReadError, StreamDataLoader, StreamDataset
+from stream_dataloader import StreamDataLoader, StreamDataset
+from stream_dataloader.errors import OpenError, ReadError
 from stream_dataloader.protocols import ReadsInto
 from stream_dataloader.streams.array import hdf5
 from stream_dataloader.streams.array.stream import ArrayStream

@@ -8,7 +8,8 @@ import helpers
 import numpy as np
 import pytest
 
-from stream_dataloader import OpenError, StreamDataLoader, StreamDataset
+from stream_dataloader import StreamDataLoader, StreamDataset
+from stream_dataloader.errors import OpenError
 from stream_dataloader.streams import AudioVisualStream, VideoStream
 from stream_dataloader.testing import StreamContract
 

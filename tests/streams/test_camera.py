@@ -11,7 +11,8 @@ import pytest
 from helpers import FOREVER
 from servers import CameraServer, number_of
 
-from stream_dataloader import OpenError, ReadError, StreamDataLoader, StreamDataset
+from stream_dataloader import StreamDataLoader, StreamDataset
+from stream_dataloader.errors import OpenError, ReadError
 from stream_dataloader.streams.camera.stream import CameraStream
 
 QUICK = {"reconnect_seconds": (0.01, 0.05), "timeout_seconds": 60.0}

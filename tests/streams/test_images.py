@@ -8,8 +8,8 @@ import cv2
 import numpy as np
 import pytest
 
-from stream_dataloader import ReadError, StreamDataLoader, StreamDataset
-from stream_dataloader.errors import StoreError
+from stream_dataloader import StreamDataLoader, StreamDataset
+from stream_dataloader.errors import ReadError, StoreError
 from stream_dataloader.streams.images import ImageFolderStream
 from stream_dataloader.testing import StreamContract
 

@@ -18,7 +18,8 @@ import pytest
 import torch
 from file_server import serving
 
-from stream_dataloader import OpenError, StreamDataLoader, StreamDataset, StreamError, streams
+from stream_dataloader import StreamDataLoader, StreamDataset, StreamError, streams
+from stream_dataloader.errors import OpenError
 from stream_dataloader.streams import (
     ArrayStream,
     AudioStream,

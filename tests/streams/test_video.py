@@ -22,7 +22,8 @@ from helpers import random_cases
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stream_dataloader import OpenError, ReadError, StreamDataLoader, StreamDataset
+from stream_dataloader import StreamDataLoader, StreamDataset
+from stream_dataloader.errors import OpenError, ReadError
 from stream_dataloader.streams import VideoStream, segment_videos
 from stream_dataloader.streams.video import frame_index, frames
 from stream_dataloader.streams.video import pictures as pictures_of_packets

@@ -18,7 +18,8 @@ import numpy as np
 import pytest
 import torch
 
-from stream_dataloader import DeviceError, OpenError, StreamDataLoader, StreamDataset
+from stream_dataloader import StreamDataLoader, StreamDataset
+from stream_dataloader.errors import DeviceError, OpenError
 from stream_dataloader.streams import VideoStream
 
 pytestmark = pytest.mark.usefixtures("own_cache")

@@ -15,11 +15,12 @@ import os
 import threading
 from collections import deque
 
-from stream_dataloader import StreamDataLoader, WorkerDeathError
+from stream_dataloader import StreamDataLoader
 from stream_dataloader._reading.plan import Reading
 from stream_dataloader._reading.reader import read_as_worker
 from stream_dataloader._reading.sessions import SessionKey
 from stream_dataloader._schedule.rules import NEVER
+from stream_dataloader.errors import WorkerDeathError
 
 _sessions = itertools.count(1)
 _here = threading.local()

@@ -7,7 +7,8 @@ import time
 
 import torch.distributed as dist
 
-from stream_dataloader import RankError, StreamDataLoader, StreamDataset
+from stream_dataloader import StreamDataLoader, StreamDataset
+from stream_dataloader.errors import RankError
 
 if __name__ == "__main__":
     rank, folder, wait, resume = int(sys.argv[1]), sys.argv[2], float(sys.argv[3]), int(sys.argv[4])

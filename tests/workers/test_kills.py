@@ -16,7 +16,8 @@ import pytest
 from cases import key, keys
 from helpers import times
 
-from stream_dataloader import StreamDataLoader, StreamDataset, WorkerDeathError
+from stream_dataloader import StreamDataLoader, StreamDataset
+from stream_dataloader.errors import WorkerDeathError
 
 KILLS = int(os.environ.get("STREAM_DATALOADER_KILLS", times(20, 4)))
 

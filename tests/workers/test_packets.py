@@ -16,10 +16,11 @@ from helpers import FOREVER, make_loader, random_cases
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stream_dataloader import StreamDataLoader, StreamDataset, WorkerDeathError, WorkerTimeoutError
+from stream_dataloader import StreamDataLoader, StreamDataset
 from stream_dataloader._memory.shared_memory import SharedFile, SharedMemory
 from stream_dataloader._workers import packets
 from stream_dataloader._workers.packets import Flag, PacketContext, PacketQueue, Unanswered
+from stream_dataloader.errors import WorkerDeathError, WorkerTimeoutError
 
 
 class Patient:

@@ -14,11 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from worker_streams import Broken, acting, few, kill_self, raising, waiting
 
-from stream_dataloader import ReadError, StreamDataLoader, StreamDataset, WorkerError, WorkerTimeoutError, side_by_side
+from stream_dataloader import StreamDataLoader, StreamDataset, side_by_side
 from stream_dataloader._loader import collector
 from stream_dataloader._reading.plan import Reading
 from stream_dataloader._reading.reader import read_here
 from stream_dataloader._workers.threads import ThreadPool
+from stream_dataloader.errors import ReadError, WorkerTimeoutError
 from stream_dataloader.recurrent import RecurrentState
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")

@@ -16,7 +16,8 @@ import pytest
 from cases import Case, keys
 from helpers import PATIENCE, START_METHODS, make_loader, soon
 
-from stream_dataloader import StreamDataLoader, StreamDataset, WorkerDeathError
+from stream_dataloader import StreamDataLoader, StreamDataset
+from stream_dataloader.errors import WorkerDeathError
 
 SPAWNING = ["spawn", "forkserver"]
 
@@ -300,7 +301,8 @@ if __name__ == "__main__":
 
 FORKED = """
 import gc, os, sys, threading
-from stream_dataloader import ForkedIteratorError, StreamDataLoader, StreamDataset
+from stream_dataloader import StreamDataLoader, StreamDataset
+from stream_dataloader.errors import IteratorError
 
 def read(n):
     for i in range(6):
@@ -312,7 +314,7 @@ def data(batches):
 def check_next(loader, batches):
     try:
         next(batches)
-    except ForkedIteratorError:
+    except IteratorError:
         return
     raise AssertionError
 

@@ -21,7 +21,7 @@ def test_a_thread_that_reads_in_a_loop_lets_another_one_end_that(act, options):
         try:
             for batch in batches:
                 found.append((batch.step, asked.is_set()))
-        except errors.StaleIteratorError as error:
+        except errors.IteratorError as error:
             found.append(error)
 
     reader = threading.Thread(target=read)
@@ -39,7 +39,7 @@ def test_a_thread_that_reads_in_a_loop_lets_another_one_end_that(act, options):
     reader.join(PATIENCE)
     assert not reader.is_alive()
     ended = found.pop() if act != "close" else None
-    assert act == "close" or (isinstance(ended, errors.StaleIteratorError) and "newer iter()" in str(ended))
+    assert act == "close" or (isinstance(ended, errors.IteratorError) and "newer iter()" in str(ended))
     assert sum(late for _, late in found) <= 2, "the batch that was read, and one that was asked for at the same moment"
     assert [step for step, _ in found] == list(range(len(found)))
     assert next(iter(loader)).step >= 0
