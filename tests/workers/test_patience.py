@@ -19,7 +19,7 @@ from stream_dataloader._loader import collector
 from stream_dataloader._reading.plan import Reading
 from stream_dataloader._reading.reader import read_here
 from stream_dataloader._workers.threads import ThreadPool
-from stream_dataloader.errors import ReadError, WorkerTimeoutError
+from stream_dataloader.errors import ReadError, WorkerError, WorkerTimeoutError
 from stream_dataloader.recurrent import RecurrentState
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
