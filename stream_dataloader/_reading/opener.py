@@ -132,6 +132,7 @@ class Opener:
             self._count_retries(stream)
         if start is not None:
             stream.items, stream.place = start.items, start
+            stream.restarted = self.reading.recovery.number > 0
         if stream.has_item or (stream.items == stream.stop and not stream.section.ends):  # an error; no item
             return stream
         index, begin = stream.info.source_index, self._meter.begin(AHEAD_NS if ahead else OPENING_NS)

@@ -54,6 +54,7 @@ class OpenedStream(Handle):
         on_retry: Is given each time; None: nobody counts yet.
         gaps: Where it went on from now, and items may be missing; to be taken by who reads it.
         place: Where a lane left it; None: it is read from its beginning.
+        restarted: The worker that read it so far is gone.
     """
 
     def __init__(
@@ -72,6 +73,7 @@ class OpenedStream(Handle):
         self._starts: list[int] = []  # of items before `_asked`
         self.stop = None if section.stop < 0 else section.stop
         self.place: LaneState | None = None
+        self.restarted = False
         self.retried = 0
         self.on_retry: Callable[[int], None] | None = None
         self.gaps: list[StreamError] = []
@@ -143,8 +145,10 @@ class OpenedStream(Handle):
             iterator = self.iterator
             try:
                 if iterator is None:
-                    iterator = self._begin()
+                    iterator = self._begin(live=self.restarted and self._may_be_live)
                     self._was_open = True
+                    if self.base:
+                        self._note_gap("workers were started again", "it goes on from now")
                 item = next(iterator, END)
             except Exception as error:
                 item = self._next_item_again(error, "the stream")
@@ -212,8 +216,8 @@ class OpenedStream(Handle):
 
     def _next_item_again(self, error: Exception, what: str) -> Any:
         """The item at which the stream broke, if it can be read after opening the stream again."""
-        info, (most, on, epochs, live) = self.info, self._retries
-        live = live and self.stop is None and self.items > self.section.start and self._was_open
+        info, (most, on, epochs, _) = self.info, self._retries
+        live = self._was_open and self._may_be_live
         number, broke, first = 0, time.monotonic(), error
         while True:
             failure = (
@@ -243,12 +247,18 @@ class OpenedStream(Handle):
                 continue
             self._was_open = True
             if self.base:
-                self._note_gap(first, what, time.monotonic() - broke)
+                went_on = f"it was opened again and goes on from now, {time.monotonic() - broke:.1f} s later"
+                self._note_gap(f"{what} raised {text_of(first)}", went_on, first)
             return item
 
-    def _note_gap(self, error: Exception, what: str, seconds: float) -> None:
-        came = f"it was opened again and goes on from now, {seconds:.1f} s later: what came meanwhile is missing"
-        gap = self.error(GapError, f"{what} raised {text_of(error)}; {came}")
+    @property
+    def _may_be_live(self) -> bool:
+        """What it had may not be there any more; with `retries` it is then read from now on."""
+        most, _, _, live = self._retries
+        return most > 0 and live and self.stop is None and self.items > self.section.start
+
+    def _note_gap(self, why: str, went_on: str, error: Exception | None = None) -> None:
+        gap = self.error(GapError, f"{why}; {went_on}: what came meanwhile is missing")
         gap.__cause__ = error
         self.gaps.append(gap)
 

@@ -382,6 +382,64 @@ def test_a_live_stream_that_breaks_goes_on_from_now_and_tells_of_the_gap(kind, o
     assert (stats.gaps, stats.skipped, stats.retried) == (len(gaps), 0, 1)
 
 
+class Dying:
+    """Source 1 kills its worker at item 4; opened again it counts from 100, as a live source does."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __call__(self, n):
+        again = self.path.exists()
+        for number in range(100 * again, 100 * again + 9 - 4 * again):
+            if n and number == 4:
+                self.path.touch()
+                kill_self()
+            yield number
+
+
+class DyingFrom(Dying):
+    def __call__(self, n, start=0):
+        for number in range(start, 9):
+            if n and number == 4 and not self.path.exists():
+                self.path.touch()
+                kill_self()
+            yield number
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "goes_on"),
+    [
+        (Dying, {}, True),
+        (Dying, {"retries": 0}, False),
+        (Dying, {"deterministic": True}, False),
+        (DyingFrom, {}, False),
+    ],
+)
+def test_a_live_stream_goes_on_from_now_where_workers_are_started_again(kind, options, goes_on, tmp_path):
+    given = {"deterministic": False, "retries": 1, "max_failures": 0} | options
+    dataset = StreamDataset(range(2), kind(tmp_path / "died"), 2, time_steps=1, **given)
+    loader = StreamDataLoader(dataset, 2, max_restarts=1)
+    found = []
+    try:
+        for batch in loader:
+            read = batch.source == 1
+            found += zip(batch.position[read].tolist(), batch.data[read].tolist(), strict=True)
+    except errors.ReadError:  # it was read forward, and had too few items
+        assert kind is Dying
+        assert not goes_on
+    delivered = sum(value < 100 for _, value in found)
+    if goes_on:
+        assert found == [*((i, i) for i in range(delivered)), *((delivered + i, 100 + i) for i in range(5))]
+        gaps = [(gap.source_index, gap.position) for gap in loader.failures if "started again" in str(gap)]
+        assert (1, delivered) in gaps
+        assert loader.stats().gaps == len(loader.failures) >= 1
+        assert loader.stats().skipped == 0
+    else:
+        assert loader.failures == []
+        assert [position for position, _ in found] == list(range(len(found)))
+        assert kind is Dying or found == [(i, i) for i in range(9)]
+
+
 @pytest.mark.parametrize("worker_method", ["process", "thread"])
 def test_retries_are_counted_while_the_stream_is_open(worker_method, tmp_path, no_backoff):
     read = acting({(0, 1): few(tmp_path / "0", raising(OSError), 2)}, 10**6)
