@@ -39,8 +39,8 @@ def with_progress(loader: Any, options: dict[str, Any]) -> Iterator[Any]:
     by_batches = endless or total is not None
     count = total if by_batches else sum(len(member.sources) for member in members)
     given = {"total": count, "unit": "batch" if by_batches else "source"}
-    if by_batches:
-        given["initial"] = loader._position.coming_count  # a resumed epoch goes on
+    begun = loader._position.coming_begun  # a resumed epoch goes on
+    given["initial"] = loader._position.coming_count if by_batches else max(begun - loader.batch_size, 0)
     if (sys.stderr is None and "file" not in options) or not _is_first_rank(loader._position.members[0].ranks):
         given["disable"] = True
     begin, next_look = loader.stats(), 0.0
@@ -54,7 +54,7 @@ def with_progress(loader: Any, options: dict[str, Any]) -> Iterator[Any]:
             bar.set_postfix_str(text, refresh=False)
             if not by_batches:
                 next_look = time.monotonic() + bar.mininterval
-                done = max(since.begun - loader.batch_size, 0)  # those that lanes read now are not done
+                done = max(begun + since.begun - loader.batch_size, 0)  # those that lanes read now are not done
                 bar.update(min(done, bar.total) - bar.n)
         if not (by_batches or bar.disable):
             bar.update(bar.total - bar.n)

@@ -19,7 +19,7 @@ from stream_dataloader._loader.skipping import place_later
 from stream_dataloader._ranks.ranks import Ranks, known_count
 from stream_dataloader._reading.plan import Start
 from stream_dataloader._schedule.position import EpochPlace, EpochStart, Position
-from stream_dataloader._schedule.rules import Reader
+from stream_dataloader._schedule.rules import NONE, Reader
 from stream_dataloader._schedule.saved_state import LoadedState
 from stream_dataloader._schedule.snapshot import Snapshot
 from stream_dataloader.dataset import StreamDataset
@@ -169,6 +169,16 @@ class LoaderPosition:
         """How many batches of the coming epoch come before its place."""
         coming, place = self._coming()
         return place.step if self._position.length is None else coming.epoch.delivered
+
+    @property
+    def coming_begun(self) -> int:
+        """How many sources lanes have begun before the coming epoch's place."""
+        count = 0
+        for start in self._coming()[1].starts:
+            if (at := start.resume) is not None:
+                reserved = sum(grant != NONE for lane in at.lanes for grant in lane.reserved or ())
+                count += sum(at.cursors) - len(at.returned) - reserved
+        return count
 
     def coming_epoch(self, readers: Sequence[Reader]) -> Epoch:
         """What is to be read next, and by whom; `begin` says that it has begun."""

@@ -1,8 +1,10 @@
 """What a loader tells of itself: counts that add up, whoever reads."""
 
 import io
+import itertools
 import json
 import os
+import re
 import signal
 import time
 
@@ -198,6 +200,28 @@ def test_the_bar_of_a_resumed_epoch_begins_where_that_stands(options):
     loader.load_state_dict(loader.state_dict())
     assert f" 3/{whole} " in bar_of(loader)
     assert f" 0/{whole} " in bar_of(loader_of(**options))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("lookahead", [0, 1, 3])
+def test_the_bar_of_sources_of_a_resumed_epoch_begins_where_that_stands(workers, lookahead):
+    sources = [2] * 40
+    loader, ended = loader_of(workers, sources=sources, lookahead=lookahead), 0
+    for batch in loader:
+        ended += 3  # each lane reads a stream a batch
+        if batch.step == 5:
+            break
+    loader.load_state_dict(loader.state_dict())
+    text = bar_of(loader)
+    assert f" {ended - 3}/40 " in text.split("\r")[1]
+    bar = io.StringIO()
+    loader.load_state_dict(loader.state_dict())
+    list(loader.progress(disable=False, file=bar, mininterval=0))
+    counts = [int(count) for count in re.findall(r" (\d+)/40 ", bar.getvalue())]
+    assert counts == sorted(counts)
+    assert (counts[0], counts[-1]) == (ended, 40)
+    assert max(after - before for before, after in itertools.pairwise(counts)) <= 4
+    assert " 0/40 " in bar_of(loader_of(workers, sources=sources))
 
 
 @pytest.mark.parametrize(
