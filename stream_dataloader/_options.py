@@ -293,6 +293,20 @@ def check_rules(rules: Rules, lookahead: Any, *, has_lengths: bool) -> Rules:
     return rules
 
 
+def given_options(rules: Rules) -> str:
+    """The options of a dataset or a sampler that differ from their defaults, and the seed, as in a call."""
+    defaults = {
+        "padding_mode": "zeros",
+        "windows": "aligned",
+        "shuffle": False,
+        "schedule": None,
+        "deterministic": True,
+    }
+    given = {"batch_size": rules.lanes} | ({} if rules.time_steps is None else {"time_steps": rules.time_steps})
+    changed = {name: getattr(rules, name) for name, usual in defaults.items() if getattr(rules, name) != usual}
+    return ", ".join(f"{name}={value!r}" for name, value in (given | changed | {"seed": rules.seed}).items())
+
+
 def check_items(rules: Rules) -> None:
     """Refuse to guess what an item is: a picture (3, H, W) would be read as 3 time steps of (H, W)."""
     if rules.time_steps is None and rules.windows != "given":

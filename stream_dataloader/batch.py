@@ -109,6 +109,18 @@ class StreamBatch(KeptFields, Conventions):
         return self.mask.shape[0]
 
     @property
+    def is_padding(self) -> torch.Tensor:
+        """`(T, B)` bool: no item was read for the cell. Unlike `~mask`, it is False where an item is read again.
+
+        Example:
+            >>> from stream_dataloader import StreamDataLoader, StreamDataset
+            >>> batch = next(iter(StreamDataLoader(StreamDataset([2, 1], range, batch_size=2, time_steps=2))))
+            >>> batch.is_padding.T.tolist()
+            [[False, False], [False, True]]
+        """
+        return self.source < 0
+
+    @property
     def worker(self) -> int:
         """The worker that reads all lanes of this batch, for `rnns[part.worker]`: a part has only one.
 

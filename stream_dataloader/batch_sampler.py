@@ -176,6 +176,9 @@ class LaneBatchSampler(Sampler[list[int]]):
             self._steps = self._rules, run, count_steps(self._rules, steps)
         return self._steps[2]
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({len(self._groups):,} groups, {options.given_options(self._rules)})"
+
     def __bool__(self) -> bool:
         """Always true; Python would ask `len`, which may not be known."""
         return True

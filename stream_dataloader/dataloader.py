@@ -364,6 +364,11 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
         self._kept_length.asked(epoch, count)
         return count
 
+    def __repr__(self) -> str:
+        given = {"collate_fn": self.collate_fn, "device": self.device, "batches_per_epoch": self.batches_per_epoch}
+        more = "".join(f", {name}={value!r}" for name, value in given.items() if value is not None)
+        return f"{type(self).__name__}({self.dataset!r}, num_workers={self.num_workers}{more})"
+
     def __bool__(self) -> bool:
         """Always true; Python would ask `len`, which may not be known."""
         return True

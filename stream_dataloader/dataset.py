@@ -224,6 +224,15 @@ class StreamDataset(IterableDataset[StreamBatch]):
         made = map_style(dataset, groups, others, order=order, allow_partial=allow_partial, allow_repeats=allow_repeats)
         return cls(batch_size=batch_size, **made)
 
+    def __repr__(self) -> str:
+        lists = self.source_lists
+        of = f"{len(lists):,} sources"
+        if lists.mix is not None:
+            return f"{type(self).__name__}({of} of {len(lists.lists)} datasets, {options.given_options(self.rules)})"
+        factory = getattr(self.open_stream, "__qualname__", type(self.open_stream).__name__)
+        cut = "" if self.sections is None else f", sections={self.sections.max_steps}"
+        return f"{type(self).__name__}({of}, {factory}, {options.given_options(self.rules)}{cut})"
+
     def __len__(self, *_: Any) -> NoReturn:
         raise TypeError(_NO_INDICES)
 

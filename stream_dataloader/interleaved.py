@@ -49,12 +49,12 @@ def interleave(
     Args:
         datasets: What to read.
         weights: One positive number for each dataset, at any scale; None stands for equal weights.
-        exhausted: What happens when all sources of a dataset were drawn. `"drop"`: the dataset is left out, and the
-            others share the draws by their weights; every source comes once. `"repeat"`: the dataset starts again, in
-            a new order with its `shuffle`, and with new random numbers in its streams; what comes again counts as new
-            (`mask` is set). The epoch ends when each dataset was drawn once in full. None stands for `"drop"`, but for
-            `"repeat"` with `padding_mode="cycle"`: the mix then never ends, and each pass over a dataset is an epoch
-            for that dataset. With `"cycle"` and `"drop"`, each pass over all datasets is an epoch.
+        exhausted: What happens when all sources of a dataset were drawn. `"leave_out"`: the dataset is left out, and
+            the others share the draws by their weights; every source comes once. `"repeat"`: the dataset starts again,
+            in a new order with its `shuffle`, and with new random numbers in its streams; what comes again counts as
+            new (`mask` is set). The epoch ends when each dataset was drawn once in full. None stands for `"leave_out"`,
+            but for `"repeat"` with `padding_mode="cycle"`: the mix then never ends, and each pass over a dataset is an
+            epoch for that dataset. With `"cycle"` and `"leave_out"`, each pass over all datasets is an epoch.
         shuffle: True draws at random, seeded from (seed, epoch). False draws as evenly as possible, in the same order
             each epoch. None stands for True if one of the datasets has `shuffle=True`. Each dataset's own `shuffle`
             decides whether its sources are shuffled.
@@ -85,7 +85,7 @@ def interleave(
     listed = _check_datasets(datasets)
     agreed = _agreed(listed, shared)
     if exhausted is None:
-        exhausted = "repeat" if agreed.get("padding_mode") == "cycle" else "drop"
+        exhausted = "repeat" if agreed.get("padding_mode") == "cycle" else "leave_out"
     mix = options.check_mix([dataset.rules for dataset in listed], weights, exhausted)
     if shuffle is None:
         shuffle = any(mix.shuffles)

@@ -35,6 +35,9 @@ class SideBySide(IterableDataset[StreamBatch]):
             raise ValueError(f'{what}, with padding_mode="cycle"; name another')
         self.ends_with = ends_with
 
+    def __repr__(self) -> str:
+        return f"SideBySide({', '.join(map(repr, self.members))}, ends_with={self.ends_with!r})"
+
     @property
     def batch_size(self) -> int:
         return sum(member.batch_size for member in self.members)

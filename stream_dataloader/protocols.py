@@ -52,7 +52,7 @@ Windows = Literal["aligned", "packed", "given"]
 Transport = Literal["auto", "shared_memory", "queue"]
 WorkerMethod = Literal["process", "thread"]
 Schedule = Literal["longest_first", "balanced"]
-Exhausted = Literal["drop", "repeat"]
+Exhausted = Literal["leave_out", "repeat"]
 
 Item_co = TypeVar("Item_co", covariant=True)
 

@@ -40,7 +40,7 @@ class Mix:
     Attributes:
         sizes: Number of sources of each list.
         weights: Its weight, positive; any scale.
-        exhausted: What becomes of a list of which all sources were drawn: it is dropped, or starts again.
+        exhausted: What becomes of a list of which all sources were drawn: it is left out, or starts again.
         shuffles: Whether its sources come in a new order in each pass over it.
         schedules: The order in which its sources come.
     """
@@ -65,7 +65,7 @@ class Mix:
         `"repeat"`: as many draws as it takes until each list was drawn once in full, at its share.
         """
         sizes: Shares = np.array(self.sizes, np.float64)
-        if self.exhausted == "drop":
+        if self.exhausted == "leave_out":
             return sizes
         quotas: Shares = np.maximum(sizes, np.floor((sizes / self.shares).max() * self.shares + 0.5))
         return quotas
@@ -82,9 +82,9 @@ class Mix:
 
     def drawn_before(self, block: int, *, endless: bool) -> Counts:
         """`(lists,)`, draws from each list before a block."""
-        # With "drop" there is a single block. Where only lists of little weight are left draws are rare in time, so
-        # blocks of equal time would not hold about equal numbers of draws.
-        if self.exhausted == "drop":
+        # With "leave_out" there is a single block. Where only lists of little weight are left, draws are rare in time,
+        # so blocks of equal time would not hold about equal numbers of draws.
+        if self.exhausted == "leave_out":
             return (self.quotas if block else np.zeros(len(self.sizes))).astype(np.int64)
         due = np.floor(block * _BLOCK * self.shares + 0.5)
         return (due if endless else np.minimum(due, self.quotas)).astype(np.int64)
@@ -136,7 +136,7 @@ class DrawOrder:
         def drawn_before(block: int) -> Counts:
             return self._mix.drawn_before(block, endless=self._endless)
 
-        number = 0 if self._mix.exhausted == "drop" else draw // _BLOCK
+        number = 0 if self._mix.exhausted == "leave_out" else draw // _BLOCK
         while drawn_before(number).sum() > draw:  # shares are rounded: it may be off by a block
             number -= 1
         while drawn_before(number + 1).sum() <= draw:

@@ -100,7 +100,7 @@ class Filmstrip:
     def add(self, batch: StreamBatch) -> None:
         if not self._best:
             self._edge = _edge(batch)
-        padding = float((batch.source < 0).sum()) / batch.time_steps
+        padding = float(batch.is_padding.sum()) / batch.time_steps
         score = float(batch.is_start.sum()) - padding
         self._latest.append((score, _column(batch, self._names)))
         total = sum(score for score, _ in list(self._latest)[1:])

@@ -33,7 +33,7 @@ def masked_rnn(
         state: The state before t = 0, as `RecurrentState.before` gives it. None: what the cell makes of None.
         is_start: `(T, B)` bool. Not looked at for t = 0, where `before` has seen to it.
         initial: State of one lane, `(1, ...)` a tensor, that a stream starts with. None: zeros.
-        real: `(T, B)` bool, `batch.source >= 0`: at other steps a lane keeps its state. None: all are real.
+        real: `(T, B)` bool, `~batch.is_padding`: at other steps a lane keeps its state. None: all are real.
 
     Returns:
         Outputs `(T, B, ...)`, and the state after the last step.
@@ -91,7 +91,7 @@ def linear_scan(
         state: `h` before t = 0, `(B, ...)`, as `RecurrentState.before` gives it. None: zeros.
         is_start: `(T, B)` bool. Not looked at for t = 0, where `before` has seen to it.
         initial: `h` before a stream's first step, `(1, ...)`. None: zeros.
-        real: `(T, B)` bool, `batch.source >= 0`: at other steps a lane keeps its state. None: all are real.
+        real: `(T, B)` bool, `~batch.is_padding`: at other steps a lane keeps its state. None: all are real.
 
     Returns:
         `h` of all steps, `(T, B, ...)`, and of the last one, `(B, ...)`.

@@ -216,7 +216,7 @@ class RecurrentState:
             StateError: With `burn_in_at="start"`, which counts along: the batch is neither the next one of its lanes
                 nor the last one that `after` was given.
         """
-        return self._burn_in_of(batch, batch.source >= 0)
+        return self._burn_in_of(batch, ~batch.is_padding)
 
     def _burn_in_of(self, batch: StreamBatch, real: torch.Tensor) -> torch.Tensor:
         """The burn-in of a batch on the device of `real`, which says where the batch has items."""
@@ -243,7 +243,7 @@ class RecurrentState:
         host, head = on_host(batch), slice(0, self._burn_in)
         if self._initial.is_in_every_graph or not self._burn_in:
             return contextlib.nullcontext()
-        real = host.source >= 0
+        real = ~host.is_padding
         is_burn_in = self._burn_in_of(batch, real)[head] | ~real[head]
         return torch.no_grad() if is_burn_in.all() else contextlib.nullcontext()
 

@@ -46,7 +46,7 @@ class Mixture(cases.Case):
 
     lists: list = field(default_factory=list)
     weights: list | None = None
-    exhausted: str | None = "drop"
+    exhausted: str | None = "leave_out"
     shuffles: tuple = (False, True, True)
     shuffle: bool | None = None
     cut: tuple = (None, None, None)  # of each list: in sections of so many steps, 0: whole, of known lengths
@@ -99,13 +99,13 @@ def mixtures():
         st.lists(lengths, min_size=1, max_size=3),
         st.none() | weights_of,
         st.tuples(steps, steps, steps),
-        exhausted=st.sampled_from(["drop", "repeat"]),
+        exhausted=st.sampled_from(["leave_out", "repeat"]),
         shuffles=st.tuples(st.booleans(), st.booleans(), st.booleans()),
         shuffle=st.none() | st.booleans(),
     )
 
 
-def mixture_of(lists, weights=None, exhausted="drop", **more):
+def mixture_of(lists, weights=None, exhausted="leave_out", **more):
     return Mixture(lists=lists, weights=weights, exhausted=exhausted, **more)
 
 
@@ -186,7 +186,7 @@ def test_cycle_mixes_by_weight_for_ever_and_each_pass_over_a_dataset_is_an_epoch
     assert [epoch for number, _, epoch, _ in begun if number == 1] == [i // 30 for i in range(numbers.count(1))]
     assert {repeat for *_, repeat in begun} == {0}
     assert len({draw for _, draw, *_ in begun}) == 400
-    begun = begun_by(mixture.dataset(exhausted="drop"), 330)  # each pass over all is an epoch
+    begun = begun_by(mixture.dataset(exhausted="leave_out"), 330)  # each pass over all is an epoch
     assert [number for number, *_ in begun].count(0) == 30
     assert [epoch for _, _, epoch, _ in begun] == [i // 33 for i in range(330)]
 

@@ -17,7 +17,7 @@ def modelled_draws(sizes, weights, exhausted):
     shares = [share / math.fsum(shares) for share in shares]
     turns = max(size / share for size, share in zip(sizes, shares, strict=True))
     quotas = [max(size, int(turns * share + 0.5)) for size, share in zip(sizes, shares, strict=True)]
-    quotas = {"drop": sizes, "repeat": quotas, None: [float("inf")] * len(sizes)}[exhausted]
+    quotas = {"leave_out": sizes, "repeat": quotas, None: [float("inf")] * len(sizes)}[exhausted]
     drawn = [0] * len(sizes)
     while any(count < quota for count, quota in zip(drawn, quotas, strict=True)):
         due = [(count + 0.5) / share for count, share in zip(drawn, shares, strict=True)]
@@ -27,7 +27,7 @@ def modelled_draws(sizes, weights, exhausted):
         drawn[number] += 1
 
 
-def order_of(sizes, weights, exhausted="drop", seed=None, epoch=0, **options):
+def order_of(sizes, weights, exhausted="leave_out", seed=None, epoch=0, **options):
     mix = Mix(tuple(sizes), tuple(weights), exhausted, (False,) * len(sizes), (None,) * len(sizes))
     return DrawOrder(mix, seed, epoch, **options), mix.draws
 
@@ -36,7 +36,7 @@ sizes_of = st.lists(st.integers(1, 40), min_size=1, max_size=5)
 
 
 @random_cases(500)
-@given(sizes_of, st.data(), st.sampled_from(["drop", "repeat"]))
+@given(sizes_of, st.data(), st.sampled_from(["leave_out", "repeat"]))
 def test_even_draws_are_those_of_the_model(sizes, data, exhausted):
     weights = data.draw(st.lists(st.floats(0.1, 10) | st.integers(1, 4), min_size=len(sizes), max_size=len(sizes)))
     order, draws = order_of(sizes, weights, exhausted)
@@ -53,7 +53,7 @@ def checked_draws(sizes, weights, exhausted, seed, count=None, endless=False):
         assert (numbers[lists == i] == np.arange((lists == i).sum())).all()
         counts = np.cumsum(lists == i)
         others_left = slice(None)
-        if exhausted == "drop":  # as long as all are there
+        if exhausted == "leave_out":  # as long as all are there
             others_left = slice(min(np.flatnonzero(lists == j)[-1] for j in range(len(sizes))))
             assert counts[-1] == size
         off = (counts - share * np.arange(1, count + 1))[others_left]
@@ -62,7 +62,7 @@ def checked_draws(sizes, weights, exhausted, seed, count=None, endless=False):
 
 
 @random_cases(200)
-@given(sizes_of, st.data(), st.integers(0, 1 << 40) | st.none(), st.sampled_from(["drop", "repeat", "endless"]))
+@given(sizes_of, st.data(), st.integers(0, 1 << 40) | st.none(), st.sampled_from(["leave_out", "repeat", "endless"]))
 def test_each_list_has_its_share_of_any_stretch_of_draws(sizes, data, seed, exhausted):
     weights = data.draw(st.lists(st.floats(0.1, 10), min_size=len(sizes), max_size=len(sizes)))
     if exhausted == "endless":
@@ -93,7 +93,7 @@ def test_long_orders_are_made_block_by_block(seed):
 
 def test_random_draws_are_random_and_follow_the_weights():
     weights = np.array([6, 3, 1])
-    draws = checked_draws([60_000] * 3, weights, "drop", 0, 180_000)[:60_000]
+    draws = checked_draws([60_000] * 3, weights, "leave_out", 0, 180_000)[:60_000]
     counts = np.bincount(draws, minlength=3)
     expected = len(draws) * weights / weights.sum()
     assert ((counts - expected) ** 2 / expected).sum() < 13.8  # chi-square, 2 degrees of freedom: p = 0.001

@@ -76,7 +76,7 @@ KINDS = {
     "known lengths, two groups": lambda **way: StreamDataLoader(known(), **way, virtual_ranks=2),
     "streams with states": lambda **way: StreamDataLoader(dataset(Counted), **way),
     "sections": lambda **way: StreamDataLoader(dataset(sections=Sections(3, jitter=True, lengths=LENGTHS)), **way),
-    "mixed, dropped": lambda **way: StreamDataLoader(mixed("drop"), **way),
+    "mixed, dropped": lambda **way: StreamDataLoader(mixed("leave_out"), **way),
     "mixed, repeated": lambda **way: StreamDataLoader(mixed("repeat"), **way),
     "side by side": lambda **way: side_by_side([(dataset(), 2), (endless(LENGTHS[3:]), 2)], **way),
     "sampler": lambda **_: sampler(),
