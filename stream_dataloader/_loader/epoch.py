@@ -50,9 +50,7 @@ class Member:
     def load(self, loaded: LoadedState) -> Start:
         self._failed = dict(enumerate(loaded.failures))
         self.layout = None
-        if loaded.items is not None:
-            with suppress(StateError):  # a class is not imported; only a rank without items needs to know
-                self.layout = layout_from_plain(loaded.items)
+        self._know_layout(loaded.items)
         return Start(*self.ranks.resumed(loaded))
 
     def forget_place(self) -> None:
@@ -107,8 +105,18 @@ class Member:
                 **failure.place,
             ) from failure
 
+    def _know_layout(self, items: Any) -> None:
+        if items is not None:
+            with suppress(StateError):  # a class is not imported; only a rank without items needs to know
+                self.layout = layout_from_plain(items)
+
     def __getstate__(self) -> Mapping[str, Any]:
-        return self.__dict__ | {"layout": None, "_order": None}
+        items = None if self.layout is None else layout_to_plain(self.layout)
+        return self.__dict__ | {"layout": items, "_order": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, layout=None)
+        self._know_layout(state["layout"])
 
 
 class Course:

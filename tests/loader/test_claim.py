@@ -156,6 +156,45 @@ def test_a_copy_goes_on_where_the_loader_stands(kind, options):
         assert next(iter(pickle.loads(pickle.dumps(loader)))).step == 0
 
 
+COPIES = {"deepcopy": copy.deepcopy, "pickle": lambda one: pickle.loads(pickle.dumps(one))}
+
+
+@pytest.mark.parametrize("how", COPIES)
+@pytest.mark.parametrize("kind", LOADERS)
+def test_the_state_of_a_copy_is_that_of_the_loader(kind, how):
+    loader = KINDS[kind]()
+    batches = iter(loader)
+    for _ in range(3):
+        assert COPIES[how](loader).state_dict() == loader.state_dict()
+        assert COPIES[how](COPIES[how](loader)).state_dict() == loader.state_dict()
+        next(batches)
+
+
+@pytest.mark.parametrize("how", COPIES)
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_copy_of_a_rank_goes_on_as_that_rank(rank, how):
+    place = {"rank": rank, "world_size": 2}
+    loaders = [KINDS["known lengths"](**place) for _ in range(2)]
+    batches, rest = map(iter, loaders)
+    next(batches)
+    next(rest)
+    copied = COPIES[how](loaders[0])
+    assert copied.state_dict() == loaders[1].state_dict()
+    assert [plain(batch) for batch in copied] == [plain(batch) for batch in rest]
+
+
+@pytest.mark.parametrize("how", COPIES)
+@pytest.mark.parametrize("seed", [3, None])
+def test_a_copy_of_a_dataset_is_read_in_the_same_order_from_its_beginning(seed, how):
+    dataset = StreamDataset(LENGTHS, range, 2, time_steps=2, shuffle=True, seed=seed)
+    batches = iter(StreamDataLoader(dataset))
+    expected = [plain(next(batches))]
+    copied = COPIES[how](dataset)
+    assert copied.fingerprint == dataset.fingerprint
+    expected += map(plain, batches)
+    assert [plain(batch) for batch in StreamDataLoader(copied)] == expected
+
+
 class Gated:
     """Opens streams; waits in the factory, or while the main process prepares it for a worker."""
 
