@@ -2,6 +2,7 @@
 
 import os
 import sys
+import types
 
 import cv2
 import h5py
@@ -306,12 +307,17 @@ def test_a_process_reads_a_stream_while_workers_that_it_forked_read_others(tmp_p
     check_read_beside_workers(Hdf5Store(write_robomimic(tmp_path / "a.h5", streams)), streams)
 
 
-def test_a_missing_filter_is_named(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("plugins", "text"),
+    [
+        (None, "which is not there: pip install hdf5plugin"),
+        (types.ModuleType("hdf5plugin"), "which hdf5plugin has not: have HDF5_PLUGIN_PATH"),
+    ],
+)
+def test_a_missing_filter_is_named(plugins, text, tmp_path, monkeypatch):
     store = Hdf5Store(write_robomimic(tmp_path / "a.h5", STREAMS, compression="lzf"))
     monkeypatch.setattr(h5py.h5z, "filter_avail", lambda number: False)
-    monkeypatch.setitem(sys.modules, "hdf5plugin", None)
-    with pytest.raises(
-        ImportError, match=r"written with the filter 32000 \(lzf\), which is not there: pip install hdf5p"
-    ):
+    monkeypatch.setitem(sys.modules, "hdf5plugin", plugins)
+    with pytest.raises(ImportError, match=rf"a.h5.* was written with the filter 32000 \(lzf\), {text}"):
         store(0)
     store.close()

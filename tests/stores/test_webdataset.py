@@ -5,6 +5,7 @@ import os
 import pickle
 import sys
 import tarfile
+import zipfile
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -167,6 +168,9 @@ def test_columns_are_decoded_by_functions_of_ones_own(tmp_path, monkeypatch):
     arrays = {"x": np.arange(6.0).reshape(2, 3), "y": np.ones(4, np.int16)}
     file = io.BytesIO()
     np.savez_compressed(file, **arrays)
+    with zipfile.ZipFile(file, "a") as archive:  # as macOS leaves behind
+        for name in ("._x.npy", "__MACOSX/._x.npy", ".DS_Store"):
+            archive.writestr(name, b"\0\5\x16\7")
     members = [("a/0.npz", file.getvalue()), ("a/0.ply", b"12"), ("a/0.mp", b"34"), ("a/0.x.png", b"5")]
     path = write_tar(tmp_path / "a.tar", members)
     monkeypatch.setitem(sys.modules, "msgpack", SimpleNamespace(unpackb=lambda data: [data]))

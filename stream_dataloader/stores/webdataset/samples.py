@@ -33,6 +33,7 @@ from stream_dataloader.stores._base.store import replaced
 from stream_dataloader.stores._base.stream import put_row
 from stream_dataloader.stores.webdataset.members import TarIndex, forget
 from stream_dataloader.streams._media.limits import DEFAULT
+from stream_dataloader.streams._media.listing import is_hidden
 from stream_dataloader.streams._media.picture import Picture
 from stream_dataloader.streams._media.section import KnownFile, closed_on_error
 from stream_dataloader.streams.array.tables import read_header
@@ -218,7 +219,8 @@ class Decoder:
                 with zipfile.ZipFile(io.BytesIO(data)) as found:
                     sizes = [one.file_size for one in found.infolist()]
                     self._limits.check_unpacked(len(data), sum(sizes), name)
-                    return {one.removesuffix(".npy"): _array(found.read(one), name) for one in found.namelist()}
+                    names = [one for one in found.namelist() if not is_hidden(one)]
+                    return {one.removesuffix(".npy"): _array(found.read(one), name) for one in names}
             if kind in ("mp", "msgpack"):
                 return package("msgpack", name).unpackb(data)
             if kind in _TEXTS:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import math
+import sys
 from contextlib import suppress
 from typing import Any
 
@@ -129,7 +130,10 @@ def _check_filters(dataset: Any, name: str) -> None:
                 importlib.import_module("hdf5plugin")
         if not h5z.filter_avail(number):
             called = f"the filter {number} ({kind.decode(errors='replace')})"
-            raise ImportError(f"{name} was written with {called}, which is not there: pip install hdf5plugin")
+            remedy = "which is not there: pip install hdf5plugin"
+            if sys.modules.get("hdf5plugin") is not None:
+                remedy = "which hdf5plugin has not: have HDF5_PLUGIN_PATH name the folder of its library"
+            raise ImportError(f"{name} was written with {called}, {remedy}; or leave this dataset out")
 
 
 def _with_room_for_chunks(dataset: Any) -> Any:
