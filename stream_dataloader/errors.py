@@ -160,7 +160,7 @@ class WorkerDeathError(WorkerError):
 
 
 class WorkerTimeoutError(WorkerError, TimeoutError):
-    """No worker delivered within `timeout` seconds."""
+    """No worker delivered within `timeout` seconds. As a `TimeoutError` it is an `OSError`, too."""
 
 
 class RankError(StreamDataLoaderError, RuntimeError):

@@ -130,7 +130,7 @@ ZEROS = torch.zeros(2, 2, 3, dtype=torch.int64)
 PADDING = {
     "zeros": (Counting(), {"time_steps": 2}, ZEROS),
     "data": (Counting(), {"time_steps": 2, "padding_mode": "data"}, ZEROS),
-    "windows": (windows, {"fill_value": 7}, {"name": [[None, None]], "window": ZEROS[:1] + 7}),
+    "windows": (windows, {"windows": "given", "fill_value": 7}, {"name": [[None, None]], "window": ZEROS[:1] + 7}),
     "collated": (Counting(), {"time_steps": 2}, list(ZEROS)),
 }
 

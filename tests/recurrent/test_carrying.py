@@ -9,7 +9,7 @@ from carried import Named, Pair, counted, ones, through_file
 from torch import nn
 
 from stream_dataloader import StateError, StreamDataLoader, StreamDataset
-from stream_dataloader.errors import NonFiniteStateError
+from stream_dataloader.errors import NonFiniteStateError, StreamError
 from stream_dataloader.recurrent import RecurrentState, linear_scan, masked_rnn
 
 
@@ -333,6 +333,7 @@ def test_a_lane_that_goes_on_with_nan_is_named(bad):
         carry.before(batches[2])
     assert (caught.value.lane, caught.value.source_index, caught.value.position) == (1, 1, 4)
     assert isinstance(caught.value, FloatingPointError)
+    assert not isinstance(caught.value, StreamError)  # `except StreamError` is about bad data
     carry.reset([caught.value.lane])
     assert carry.before(batches[2]).tolist() == [[0], [0]]  # a stream starts in lane 0
 
