@@ -26,7 +26,7 @@ from stream_dataloader import StreamDataLoader, StreamDataset, stores
 from stream_dataloader.errors import StoreError
 from stream_dataloader.stores import Hdf5Store, MdsStore, ParquetStore, WebDatasetStore
 from stream_dataloader.stores._base import codecs
-from stream_dataloader.stores._base.files import plain
+from stream_dataloader.stores._base.files import inside, plain
 from stream_dataloader.stores.memmap.packed import _digest
 from stream_dataloader.streams import ArrayStream, AudioStream, FileCache, Limits, VideoStream
 from stream_dataloader.streams._media.limits import picture_size
@@ -413,15 +413,30 @@ def test_tables_name_pictures_beside_them(private):
 
 def test_tables_from_a_server_name_pictures_of_its_folder(private, server, tmp_path):
     server.put("d/a.png", (private / "private.png").read_bytes())
-    names = ["a.png", f"{server.url}/d/a.png", "../a.png", f"{server.url}/d/../x", "http://h/x", r"..\a.png"]
+    names = [
+        "a.png",
+        f"{server.url}/d/a.png",
+        "../a.png",
+        f"{server.url}/d/../x",
+        "http://h/x",
+        r"..\a.png",
+        "1::http://h/x",
+    ]
     server.put("d/a.parquet", table_naming(private, *names).read_bytes())
     cache = FileCache(directory=tmp_path / "cache")
     opened = ParquetStore(f"{server.url}/d/a.parquet", decode={"image": "image"}, cache=cache)
     items = iter(opened(0))
     assert all((next(items)["image"] == 77).all() for _ in range(2))
     for row in range(2, len(names)):
-        with pytest.raises(StoreError, match="outside of"):
+        with pytest.raises(StoreError, match=r"outside of|is no file"):
             next(iter(opened(0, start=row)))
+
+
+@pytest.mark.parametrize("name", ["..", "a/../../b", "/a", "a\0b", "C:x", "12::http://host/x", ".a", "", None, 1])
+def test_names_in_data_are_of_files_below_it(name):
+    with pytest.raises(StoreError, match=r"index\.json names a (hidden )?file"):
+        inside("folder", name, "index.json")
+    assert inside("folder", r"a\b.c", "index.json") == os.path.join("folder", "a", "b.c")
 
 
 def arrow_of(folder, table, suffix=".arrow", **options):

@@ -11,6 +11,7 @@ from file_server import serving
 
 from stream_dataloader import stores
 from stream_dataloader.streams.cache import FileCache, keep_tables, kept_tables
+from stream_dataloader.streams.cache.own_folder import lock
 
 NEIGHBOUR = 65534
 
@@ -67,6 +68,12 @@ def server():
 def fetched(cache, url):
     with cache.open(url) as file:
         return pathlib.Path(file.path).read_bytes()
+
+
+def test_a_pipe_in_place_of_a_file_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "lock")
+    for shared in (True, False):
+        lock(str(tmp_path / "lock"), shared=shared).close()
 
 
 def entry_of(cache, url):

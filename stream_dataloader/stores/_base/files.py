@@ -160,7 +160,7 @@ def in_folder(folder: str, name: str) -> str:
 def inside(folder: str, name: Any, what: str) -> str:
     """The path of a file that `what` names, which must not lead out of the folder."""
     parts = name.replace("\\", "/").split("/") if isinstance(name, str) and name else [".."]
-    if ".." in parts or "\0" in name or os.path.isabs(name) or name[1:2] == ":":
+    if ".." in parts or "\0" in name or "::" in name or os.path.isabs(name) or name[1:2] == ":":
         raise StoreError(f"{what} names a file {name!r}, which lies outside or is none")
     if any(part.startswith(".") and part != "." for part in parts):
         raise StoreError(f"{what} names a hidden file {name!r}, which is no data")

@@ -49,11 +49,13 @@ def files_below(folder: str, suffixes: str | tuple[str, ...] = "") -> list[str]:
 
 
 def _walk(folder: str) -> Iterator[str]:
-    for entry in entries_in(folder):
-        if entry.is_dir(follow_symlinks=False):
-            yield from _walk(entry.path)
-        elif not entry.is_dir():
-            yield entry.path
+    folders = [folder]
+    while folders:  # no recursion, as folders may be a thousand levels deep
+        for entry in entries_in(folders.pop()):
+            if entry.is_dir(follow_symlinks=False):
+                folders.append(entry.path)
+            elif not entry.is_dir():
+                yield entry.path
 
 
 def without_hidden(paths: Iterable[str], pattern: str) -> list[str]:

@@ -60,6 +60,8 @@ class Gate:
         return self.checked(os.path.join(base, name), what)
 
     def _below_url(self, name: str, what: str, base: str) -> str:
+        if "::" in name and not is_url(name):  # with the base it would be a chain, of which the last one is opened
+            raise StoreError(f"{what} names {shorten(name)}, which is no file")
         if is_url(name) or os.path.isabs(name):
             below = base.rstrip("/") + "/"
             if not self.anywhere and not (name.startswith(below) and ".." not in unquote(name).split("/")):

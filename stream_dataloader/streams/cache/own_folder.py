@@ -175,7 +175,8 @@ def lock(
         create: Make the file if there is none.
         mode: Permissions of a file that is made.
     """
-    flags = (os.O_RDONLY if shared else os.O_RDWR) | (os.O_CREAT if create else 0) | os.O_NOFOLLOW
+    # A pipe in its place would be waited for without an end.
+    flags = (os.O_RDONLY if shared else os.O_RDWR) | (os.O_CREAT if create else 0) | os.O_NOFOLLOW | os.O_NONBLOCK
     while True:
         try:
             with above_standard():
