@@ -270,8 +270,10 @@ def _length(file: Any, name: str, group: str, leaves: Sequence[str], sources: So
     with damage_named(f"{name}, {path}"):
         sources.check_links(file, path, f"{name}, {path}")
         dataset = h5d.open(file.id, path.encode())
-        created = dataset.get_create_plist()
-        if created.get_layout() == h5d.VIRTUAL or created.get_external_count():
+        # One that lies in the file itself has a place there, or chunks.
+        is_here = dataset.get_offset() is not None
+        created = None if is_here else dataset.get_create_plist()
+        if created is not None and (created.get_layout() == h5d.VIRTUAL or created.get_external_count()):
             for leaf in leaves:  # virtual files have all leaves so
                 sources.check_links(file[group], leaf, f"{name}, {group}")
                 if isinstance(found := file[group].get(leaf), Dataset):

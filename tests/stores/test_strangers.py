@@ -376,6 +376,17 @@ def test_chunks_have_a_limit(tmp_path):
             read()
 
 
+def test_groups_of_hdf5_are_not_nested_without_end(tmp_path):
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["/".join(["g"] * 60 + ["x"])] = np.zeros((3, 2))
+    assert len(list(ArrayStream()(str(tmp_path / "a.h5")))) == 3
+    with h5py.File(tmp_path / "a.h5", "a") as file:
+        file["/".join(["g"] * 200 + ["x"])] = np.zeros((3, 2))
+    for read in (Hdf5Store, lambda path: ArrayStream()(str(path))):
+        with pytest.raises(StoreError, match=r"a\.h5 has groups that are nested more than 64 deep"):
+            read(tmp_path / "a.h5")
+
+
 def table_naming(folder, *names):
     kind = pyarrow.struct([("bytes", pyarrow.binary()), ("path", pyarrow.string())])
     rows = pyarrow.array([{"bytes": None, "path": str(name)} for name in names], kind)

@@ -22,6 +22,8 @@ __all__ = ["Hdf5Table", "datasets_in", "found_in", "is_hdf5", "open_file"]
 #: A lane keeps as many unpacked chunks as a row of them takes, up to this.
 _LARGEST_CHUNK_CACHE_BYTES = 64 << 20
 
+_MOST_LEVELS = 64
+
 #: Larger rows are read in place: 0.5 times as fast as a copy with 1 KB, 1.6 times with 1 MB.
 _IN_PLACE_BYTES = 32 << 10
 
@@ -40,7 +42,14 @@ def datasets_in(group: Any) -> dict[str, Any]:
     import h5py
 
     found: dict[str, Any] = {}
-    group.visititems(lambda name, one: found.update({name: one} if isinstance(one, h5py.Dataset) else {}))
+
+    def note(name: str, one: Any) -> None:
+        if name.count("/") > _MOST_LEVELS:  # HDF5 looks each group up from the first one on, and recurses in C
+            raise StoreError(f"{group.file.filename} has groups that are nested more than {_MOST_LEVELS} deep")
+        if isinstance(one, h5py.Dataset):
+            found[name] = one
+
+    group.visititems(note)
     return found
 
 

@@ -106,7 +106,8 @@ class Sources:
         """Check where a dataset's values lie, and what a chunk of it takes."""
         from h5py import h5d
 
-        created = dataset.id.get_create_plist()
+        # h5py keeps it, and asks for it again: to make one takes longer than all that is done with it here.
+        created = getattr(dataset, "_dcpl", None) or dataset.id.get_create_plist()
         layout = created.get_layout()
         if layout == h5d.CHUNKED:
             size = math.prod(created.get_chunk()) * dataset.id.get_type().get_size()
