@@ -184,6 +184,21 @@ class Reading:
         return {source: time for (member, source), time in self.recovery.killers.items() if member == self.member}
 
     @cached_property
+    def known_lengths(self) -> Lengths | None:
+        """The lengths by which each reader works out all tickets; None if what is read may end elsewhere than they say.
+
+        Who reads by `time_steps` and raises all errors reads what lengths say, or nothing more at all.
+        """
+        plan, lengths = self.plan, self.plan.lists.lengths
+        if lengths is None or self.start is None or not plan.rules.deterministic or plan.rules.time_steps is None:
+            return None
+        if plan.on_error != "raise" or self.killers:
+            return None
+        if plan.rules.padding_mode == "cycle" and not lengths.all():  # who finds no item says so for its own lanes
+            return None
+        return plan.scheduled_lengths
+
+    @cached_property
     def marks_ends(self) -> bool:
         """Whether streams' last steps are marked: in windows for a `collate_fn` nobody could see it."""
         return self.plan.mark_ends and not self.whole_windows

@@ -1,7 +1,8 @@
-"""Where a reader draws sources from: alone, or in a session with others, who take out tickets in order of time.
+"""Where a reader draws sources from: alone, or with others, who take out tickets in order of time.
 
-In a session each reader publishes the time it is about to work on, and never takes out a ticket for an earlier one.
-So the tickets up to the smallest published time can be decided for good, and whoever holds the lock decides them.
+Where lengths are known, each reader works out all tickets by itself. Else readers take part in a session. Each of them
+publishes the time it is about to work on, and never takes out a ticket for an earlier one. So the tickets up to the
+smallest published time can be decided for good, and whoever holds the lock decides them.
 
 Guarantee: a wait ends, with `Abandoned`, when the session is closed or one of its workers is gone.
 """
@@ -10,13 +11,17 @@ from __future__ import annotations
 
 import threading
 import time as clock
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 
 from stream_dataloader._memory.fields import Carver
 from stream_dataloader._reading.sessions import FINISHED, LEFT, RUNNING, SessionRow, is_alive
 from stream_dataloader._schedule.order import Order
+from stream_dataloader._schedule.replay import Replay, within_sections
 from stream_dataloader._schedule.rules import NEVER, NONE, PENDING, Rules
+from stream_dataloader._schedule.sections import Lengths
+from stream_dataloader._schedule.snapshot import Snapshot
 
 _FIRST_WAIT_SECONDS = 20e-6
 _USUAL_WAIT_SECONDS, _LONGEST_WAIT_SECONDS = 1e-3, 10e-3
@@ -64,6 +69,43 @@ class SourceQueue:
 
     def leave(self) -> None:
         """Go away; before `finish`, this ends the session for those who wait for this reader."""
+
+
+class KnownQueue(SourceQueue):
+    """A reader's end of an epoch whose lengths are known: it works out the tickets of all lanes by itself.
+
+    So it waits for no other reader, and needs neither a session nor a lock.
+
+    Args:
+        place: Where the epoch is gone on with; None at its beginning.
+        lanes: Those that are read here.
+    """
+
+    def __init__(
+        self,
+        rules: Rules,
+        order: Order,
+        closed: Callable[[], bool] | None,
+        lengths: Lengths,
+        place: Snapshot | None,
+        lanes: Iterable[int],
+    ) -> None:
+        super().__init__(rules, order, closed)
+        self._granted: dict[int, deque[int]] = {lane: deque() for lane in lanes}
+        begin = None if place is None else within_sections(place, order, lengths, -1)
+        replay = Replay(rules, order, lengths, begin, self._note)
+        self._sources = replay.sources_before(NEVER // rules.lanes)
+
+    def _note(self, lane: int, grant: int) -> None:
+        if lane in self._granted:
+            self._granted[lane].append(grant)
+
+    def take(self, lane: int, time: int, ahead: bool) -> int:  # noqa: ARG002
+        """See `SourceQueue`."""
+        granted = self._granted[lane]
+        while not granted and next(self._sources, None) is not None:
+            pass
+        return granted.popleft()
 
 
 class SessionQueue(SourceQueue):

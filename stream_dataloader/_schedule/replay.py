@@ -60,12 +60,20 @@ class Replay:
         rules: Deterministic ones, with `time_steps`.
         order: That of the epoch.
         place: Where it begins; items count from where a section begins, see `within_sections`.
+        note: Called with a lane and each decision of one of its tickets, in order: a grant or `NONE`.
 
     Attributes:
         step: The step that comes next.
     """
 
-    def __init__(self, rules: Rules, order: Order, lengths: Lengths, place: Snapshot | None = None) -> None:
+    def __init__(
+        self,
+        rules: Rules,
+        order: Order,
+        lengths: Lengths,
+        place: Snapshot | None = None,
+        note: Callable[[int, int], None] | None = None,
+    ) -> None:
         assert rules.time_steps is not None
         assert rules.deterministic
         self._rules, self._order = rules, order
@@ -80,7 +88,8 @@ class Replay:
         self._changed, self._waiting = place.changed, place.waiting
         self._again = Returned(rules, place.cursors, place.returned)
         self._cursors = list(self._again.first)
-        self._deciders = [functools.partial(self._again.decide, lane, self._cursors) for lane in range(rules.lanes)]
+        decide = self._again.decide if note is None else functools.partial(self._decide_and_note, note)
+        self._deciders = [functools.partial(decide, lane, self._cursors) for lane in range(rules.lanes)]
         self._reserved = [lane.reserved for lane in place.lanes]
         self._draws = [lane.draws_without_item for lane in place.lanes]
         self._idle = [bool(lane.idle) for lane in place.lanes]
@@ -94,6 +103,11 @@ class Replay:
             if not self._idle[lane]
         ]
         heapq.heapify(self._times)
+
+    def _decide_and_note(self, note: Callable[[int, int], None], lane: int, cursors: list[int], ahead: bool) -> int:
+        grant = self._again.decide(lane, cursors, ahead)
+        note(lane, grant)
+        return grant
 
     @functools.cached_property
     def _firsts(self) -> IntArray:

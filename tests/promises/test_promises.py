@@ -33,7 +33,9 @@ def test_batches_in_process_are_those_of_the_serial_model(case, steps):
 
 
 @random_cases(1_500, 40)
-@given(cases(modes=MODES, marks=True), ways(), st.integers(1, 4), st.booleans(), st.booleans(), st.booleans())
+@given(
+    cases(modes=MODES, marks=True, lengths=True), ways(), st.integers(1, 4), st.booleans(), st.booleans(), st.booleans()
+)
 @pytest.mark.filterwarnings("ignore:num_workers is", "ignore:prefetch_factor")
 def test_workers_give_the_batches_of_the_serial_model(case, way, prefetch_factor, jitter, keep, deterministic):
     case.jitter = jitter and sum(case.lengths) < 60

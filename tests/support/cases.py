@@ -30,6 +30,7 @@ class Case:
     mark_ends: bool = False
     broken: tuple = ()  # sources that raise behind their last item
     marks: bool = False  # streams say that sequences begin in them
+    knows_lengths: bool = False  # the dataset is told them
 
     def dataset(self, **options):
         given = {
@@ -43,6 +44,7 @@ class Case:
             "lookahead": self.lookahead,
             "open_early": self.open_early,
             "mark_ends": self.mark_ends,
+            "lengths": self.lengths if self.knows_lengths else None,
         }
         return StreamDataset(list(enumerate(self.lengths)), **(given | options))
 
@@ -132,9 +134,9 @@ MODES = ("zeros", "data", "drop")
 
 
 def cases(
-    max_streams=30, max_length=12, max_lanes=9, modes=MODES, min_streams=1, min_lanes=1, lookahead=0, marks=False
+    max_streams=30, max_length=12, max_lanes=9, modes=MODES, min_streams=1, min_lanes=1, lookahead=0, marks=False, lengths=False
 ):
-    """Random cases; `lookahead`: the least; `marks`: some streams mark starts."""
+    """Random cases; `lookahead`: the least; `marks`: some streams mark starts; `lengths`: some datasets know them."""
 
     def build(lengths, mode, lanes, **rest):
         if mode == "cycle":  # which has to find an item
@@ -156,6 +158,7 @@ def cases(
         open_early=st.sampled_from([None, True, False]),
         mark_ends=st.booleans(),
         marks=st.booleans() if marks else st.just(False),
+        knows_lengths=st.booleans() if lengths else st.just(False),
     )
 
 
