@@ -134,7 +134,15 @@ MODES = ("zeros", "data", "drop")
 
 
 def cases(
-    max_streams=30, max_length=12, max_lanes=9, modes=MODES, min_streams=1, min_lanes=1, lookahead=0, marks=False, lengths=False
+    max_streams=30,
+    max_length=12,
+    max_lanes=9,
+    modes=MODES,
+    min_streams=1,
+    min_lanes=1,
+    lookahead=0,
+    marks=False,
+    lengths=False,
 ):
     """Random cases; `lookahead`: the least; `marks`: some streams mark starts; `lengths`: some datasets know them."""
 
