@@ -2,6 +2,7 @@
 
 import itertools
 import tempfile
+import time
 from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
@@ -132,3 +133,14 @@ def test_what_is_opened_ahead_is_told_so():
         assert sorted(numbers(stats.events, "open ahead")) == sorted(ahead)
         assert ahead, "nothing was opened ahead"
         assert sum(worker.opening_ahead_seconds for worker in stats.workers) > 0
+
+
+def test_each_retry_counts_also_of_what_is_opened_ahead(ledger):
+    sources = [(number, 5) for number in range(30)]
+    counted = Counted(ledger, {number: (0, 2) for number, _ in sources})
+    dataset = StreamDataset(sources, counted, 2, time_steps=2, lookahead=2, open_early=True, retries=2)
+    loader = StreamDataLoader(dataset)
+    for _ in loader:
+        time.sleep(0.001)  # so that some are opened meanwhile
+    assert loader.stats().retried == len(ledger.of("raise")) == 60
+    assert numbers(loader.stats().events, "open ahead")

@@ -184,4 +184,4 @@ class SecondUse(RuleBasedStateMachine):
 
 
 TestSecondUse = SecondUse.TestCase
-TestSecondUse.settings = settings(random_cases(1_000, 40), stateful_step_count=20)
+TestSecondUse.settings = settings(random_cases(400, 40), stateful_step_count=20)
