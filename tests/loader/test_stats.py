@@ -1,5 +1,6 @@
 """What a loader tells of itself: counts that add up, whoever reads."""
 
+import dataclasses
 import io
 import itertools
 import json
@@ -56,9 +57,11 @@ def test_what_happened_between_two_moments_is_their_difference():
     next(batches)
     before = loader.stats()
     rest = len(list(batches))
-    since = loader.stats() - before
+    since = (now := loader.stats()) - before
     assert since.batches == rest
     assert since.items == sum(LENGTHS) - before.items
+    read = [[worker.items for worker in stats.workers] for stats in (now, before, since)]
+    assert np.array_equal(np.subtract(*read[:2]), read[2])
     assert all(event.stop_ns > max(event.stop_ns for event in before.events) for event in since.events)
     assert since.as_dict()["batches"] == rest
     json.dumps(since.as_dict())
@@ -113,14 +116,17 @@ def test_a_table_tells_the_most_of_it():
 def test_a_trace_has_a_row_for_the_trainer_and_each_thread_of_a_worker(tmp_path):
     loader = loader_of(2, lanes=4)
     list(loader)
-    loader.stats().save_trace(tmp_path / "trace.json")
+    stats = loader.stats()
+    ahead = [event._replace(kind="open ahead") for event in stats.events if event.kind == "open"]
+    dataclasses.replace(stats, events=[*stats.events, *ahead]).save_trace(tmp_path / "trace.json")
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     rows = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
     assert {"trainer", "worker 0", "worker 1"} <= set(rows.values())
     assert len(rows) == len(set(rows.values())) == 1 + 2 * 2
     spans = [event for event in events if event["ph"] == "X"]
     assert {event["tid"] for event in spans} <= set(rows)
-    assert {"batch", "train", "step", "open"} <= {event["name"] for event in spans}
+    assert {"batch", "train", "step", "open", "open ahead"} <= {event["name"] for event in spans}
+    assert all((event["name"] == "open ahead") == rows[event["tid"]].endswith(", ahead") for event in spans)
     assert all(event["dur"] >= 0 and event["ts"] >= 0 for event in spans)
     opened = {event["args"]["source"] for event in spans if event["name"].startswith("open")}
     assert opened == set(range(len(LENGTHS)))

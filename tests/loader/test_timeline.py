@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stream_dataloader import Sections, StreamDataLoader, StreamDataset, interleave, visualize
+from stream_dataloader.visualize import picture
 
 LENGTHS = [7, 0, 12, 3, 5, 21, 1, 9]
 
@@ -19,18 +20,21 @@ def dataset_of(steps=LENGTHS, lanes=3, time_steps=4, **options):
 
 
 def cells(batches):
-    """What batches hold: (lane, time step) -> (source, position, starts)."""
+    """What batches hold: (lane, time step) -> (source, position, starts, fresh)."""
     found = {}
     for step, batch in enumerate(batches):
         for t, lane in np.argwhere(batch.source.numpy() >= 0).tolist():
-            fields = (batch.source, batch.position, batch.is_start)
+            fields = (batch.source, batch.position, batch.is_start, batch.mask)
             found[lane, step * len(batch.source) + t] = tuple(field[t, lane].item() for field in fields)
     return found
 
 
 def cells_of(timeline):
     return {
-        (found.lane, at): (found.source, found.position + at - found.begin, found.starts and at == found.begin)
+        (found.lane, at): (
+            *(found.source, found.position + at - found.begin),
+            *(found.starts and at == found.begin, found.fresh),
+        )
         for found in timeline.segments
         for at in range(found.begin, found.stop)
     }
@@ -45,7 +49,10 @@ def test_of_lengths_alone_it_is_what_a_loader_reads(case, schedule):
     timeline = visualize.timeline(dataset)
     assert cells_of(timeline) == cells(batches)
     assert timeline.steps == len(batches)
-    assert cells_of(visualize.timeline(batches)) == cells(batches)
+    for begin in range(min(3, len(batches))):
+        drawn = visualize.timeline(batches[begin:])
+        assert cells_of(drawn) == cells(batches[begin:])
+        assert drawn.streams == sum(int(batch.is_start.sum()) for batch in batches[begin:])
 
 
 def test_nothing_is_opened_for_lengths():
@@ -76,10 +83,20 @@ def test_text_fits_and_shows_workers_and_resets():
     timeline = visualize.timeline(dataset_of(lengths=LENGTHS), num_workers=2)
     for width in (40, 57, 200):
         lines = timeline.text(width).splitlines()
+        scale = max(1, -(-timeline.steps * 4 // (width - 22)))
+        assert [lines[1].index(str(step)) for step in (0, 1, 2)] == [22 + 4 * step // scale for step in (0, 1, 2)]
         assert max(map(len, lines[1:])) <= width
         assert [line.split()[:2] for line in lines[2:5]] == [["worker", "0"], ["lane", "1"], ["worker", "1"]]
         assert lines[5].startswith("padding would be ")
     assert sum(character.isupper() for line in lines[:5] for character in line) == timeline.streams
+    assert timeline.workers == visualize.timeline(list(StreamDataLoader(dataset_of(), 2))).workers
+
+
+def test_neighbours_of_a_lane_differ_in_colour():
+    sources = [0, *([len(picture._COLOURS)] * 2), 1, 1, 1, 0]
+    segments = [picture.Segment(0, n, n + 1, source, 0, True, True) for n, source in enumerate(sources)]
+    colours = picture._colours(segments)
+    assert all(one != other for one, other in itertools.pairwise(colours)), colours
 
 
 @pytest.mark.parametrize(("theme", "lanes"), [("light", 8), ("dark", 128)])

@@ -137,7 +137,7 @@ def test_what_is_opened_ahead_is_told_so():
 
 def test_each_retry_counts_also_of_what_is_opened_ahead(ledger):
     sources, broken = [(number, 5) for number in range(10)], (4, 5, 6)
-    counted = Counted(ledger, {number: (0, 2) for number in broken})
+    counted = Counted(ledger, dict.fromkeys(broken, (0, 2)))
     dataset = StreamDataset(sources, counted, 2, time_steps=2, lookahead=2, open_early=True, retries=2)
     loader = StreamDataLoader(dataset)
     for _ in loader:

@@ -83,7 +83,8 @@ def test_batches_have_the_windows_of_items(case):
     _, plain = stores.open(path, **options)
     sources, opened = stores.open(path, deltas=deltas, **options)
     expected = [windowed(items_of(plain(number)), deltas) for number in sources]
-    model = StreamDataset(list(sources), expected.__getitem__, 2, time_steps=3)
+    lengths = [len(items) for items in expected]
+    model = StreamDataset(list(sources), expected.__getitem__, 2, time_steps=3, lengths=lengths)
     loader = StreamDataLoader(StreamDataset(sources, opened, 2, time_steps=3))
     for batch, other in zip(loader, StreamDataLoader(model), strict=True):
         assert batch_key(batch) == batch_key(other)
