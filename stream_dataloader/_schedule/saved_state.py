@@ -16,7 +16,7 @@ from stream_dataloader._schedule.rules import NONE, Groups, Rules
 from stream_dataloader._schedule.snapshot import Changed, LaneState, Snapshot
 from stream_dataloader._schedule.state_check import MOST_GROUPS, check_group, check_shared, checksum, number
 from stream_dataloader._schedule.tickets import returned_by_group
-from stream_dataloader.errors import StateError
+from stream_dataloader.errors import StateError, shorten
 
 VERSION = 1
 
@@ -167,8 +167,8 @@ def groups_of(state: Any) -> int:
     """
     if not isinstance(state, Mapping) or "version" not in state:
         raise StateError(f"this is no state of a StreamDataLoader, but a {type(state).__name__}; pass a state_dict()")
-    if state["version"] != VERSION:
-        raise StateError(f"the state is of version {state['version']}, and this library reads version {VERSION}")
+    if type(state["version"]) is not int or state["version"] != VERSION:
+        raise StateError(f"the state is of version {shorten(state['version'])}, and this library reads {VERSION}")
     if "groups" not in state:
         raise StateError("the state is not whole: it has no groups; pass what state_dict() returned, all of it")
     return number("groups", state["groups"], 1, MOST_GROUPS)

@@ -163,6 +163,16 @@ def test_a_state_may_come_from_a_file_that_knows_lists_alone_and_sorts_keys():
     assert sorted(before + delivered(resumed)) == sorted(ALL)
 
 
+@pytest.mark.parametrize("name", [*SHARED, "group_0"])
+def test_deep_nesting_in_a_state_is_an_error_of_the_state(name):
+    state, _ = after(2)
+    deep = []
+    for _ in range(5000):
+        deep = [deep]
+    with pytest.raises(StateError):
+        loader().load_state_dict(state | {name: deep})
+
+
 def test_groups_that_no_ranks_share_are_refused_at_once():
     state, _ = after(1)
     with pytest.raises(StateError, match="groups is 1000000000000000"):

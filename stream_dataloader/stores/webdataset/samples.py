@@ -232,7 +232,7 @@ class Decoder:
         except StoreError:
             raise
         except (ValueError, RecursionError, OverflowError, zipfile.BadZipFile) as error:
-            raise StoreError(f"{name} cannot be decoded: {error}") from None
+            raise StoreError(f"{name} cannot be decoded: {str(error) or type(error).__name__}") from None
         return self._unpickled(kind, data, name) if kind in _PICKLED else data
 
     def write(self, extension: str, data: bytes, name: str, out: Any, row: int) -> None:
