@@ -268,7 +268,7 @@ def _length(file: Any, name: str, group: str, leaves: Sequence[str], sources: So
 
     path = f"{group.rstrip('/')}/{leaves[0]}"
     with damage_named(f"{name}, {path}"):
-        sources.check_links(file, path, f"{name}, {path}")
+        sources.check_links(file, path, f"{name}, {path}", above=group)  # which `_streams` looked at
         dataset = h5d.open(file.id, path.encode())
         # One that lies in the file itself has a place there, or chunks.
         is_here = dataset.get_offset() is not None

@@ -69,12 +69,17 @@ class Sources:
         self._gate, self._limits = gate, limits or DEFAULT
         self.known = KnownFiles()
 
-    def check_links(self, group: Any, name: str, label: str, depth: int = 0) -> None:
-        """Check the links that lead from a group to a name; a missing one is left to the caller."""
+    def check_links(self, group: Any, name: str, label: str, depth: int = 0, *, above: str = "") -> None:
+        """Check the links that lead from a group to a name; a missing one is left to the caller.
+
+        Args:
+            above: The beginning of the name, up to which links were checked.
+        """
         from h5py import h5l
 
         links, parts = group.id.links, [part for part in name.split("/") if part not in ("", ".")]
-        for count in range(1, len(parts) + 1):
+        checked = len([part for part in above.split("/") if part not in ("", ".")]) if above else 0
+        for count in range(checked + 1, len(parts) + 1):
             way = "/".join(parts[:count]).encode()
             try:
                 kind = links.get_info(way).type
