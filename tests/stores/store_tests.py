@@ -36,8 +36,10 @@ class StoreTests(StoreContract):
         rng = random.Random(1)
         for source in sources:
             items, place, done = items_of(open_stream(source)), 0, []
-            ways = ["seek", "next", "into"] if items and not has_objects(items[0]) else ["seek", "next"]
+            ways = ["next", "into"] if items and not has_objects(items[0]) else ["next"]
             with contextlib.closing(open_stream(source)) as stream:
+                if hasattr(stream, "seek_item"):  # shards of rows only go forward
+                    ways = ["seek", *ways]
                 for _ in range(20):
                     what, count = rng.choice(ways), rng.choice([1, 3, 7])
                     if what == "seek":
