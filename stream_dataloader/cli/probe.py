@@ -21,6 +21,7 @@ from stream_dataloader.streams._media import container as media
 from stream_dataloader.streams._media.extent import missing, surplus
 from stream_dataloader.streams.audio.headers import declared_samples
 from stream_dataloader.streams.text.bytes import is_compressed
+from stream_dataloader.streams.video.pictures import Shown, inspector
 
 _MOST_PACKETS = 3000  # 10 key frames or more, in most videos
 _HEAD_BYTES = 1 << 16
@@ -104,13 +105,17 @@ def _opened(found: Probe, path: str, kind: Literal["video", "audio"]) -> Iterato
 
 
 def _video(found: Probe, path: str, _: Any) -> None:
-    keys: list[bool] = []
+    keys: list[bool] = []  # of frames: a packet may have half of one, or none
     with _opened(found, path, "video") as (container, stream):
         found.rate = float(media.frame_rate(stream))
+        look = inspector(stream)
+        sure = look is not None
         try:
             for packet in container.demux(stream):
                 if packet.size and not packet.is_discard:
-                    keys.append(packet.is_keyframe)
+                    shown = Shown(1, packet.is_keyframe) if look is None else look.look(packet)
+                    sure = sure and shown.frames is not None
+                    keys += [shown.key] * (1 if shown.frames is None else shown.frames)
                 if len(keys) > _MOST_PACKETS:
                     break
         except av.error.FFmpegError as error:
@@ -121,7 +126,7 @@ def _video(found: Probe, path: str, _: Any) -> None:
     if len(intervals):
         found.keyframe_interval = round(float(np.median(intervals)))
     if len(keys) <= _MOST_PACKETS:
-        found.frames = len(keys)
+        found.frames, found.exact = len(keys), sure
         found.duration_seconds = found.duration_seconds or len(keys) / found.rate
         return
     found.estimate(declared)

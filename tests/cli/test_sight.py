@@ -9,12 +9,14 @@ import sys
 import av
 import cv2
 import numpy as np
+import odd_clips
 import pytest
 from clips import write_clip
 from helpers import PATIENCE
 
 from stream_dataloader import stores
 from stream_dataloader.cli import film, probe
+from stream_dataloader.streams import VideoStream
 
 LENGTHS = {"0.mp4": 20, "1.mp4": 50, "2.mp4": 13}
 
@@ -62,6 +64,19 @@ def test_videos_are_inspected(run, videos):
     assert (found["kind"], found["totals"]["frames"], found["totals"]["with_problems"]) == ("video", 83, 0)
     assert {row["key"]: row["frames"] for row in found["sources"]} == LENGTHS
     assert found["sources"][0]["duration_seconds"] == pytest.approx(0.8)
+
+
+@pytest.mark.parametrize("name", ["fields.mp4", "not coded.avi", "unknown.avi"])
+def test_frames_are_counted_not_packets(run, tmp_path, name):
+    if name == "fields.mp4":
+        odd_clips.fields(tmp_path, name)
+    else:
+        whole = odd_clips.encoded(tmp_path / "whole.avi", "mpeg4" if name == "not coded.avi" else "msmpeg4")
+        odd_clips.remuxed(whole, tmp_path / name, odd_clips.not_coded if name == "not coded.avi" else (lambda _, p: p))
+    (row,) = json.loads(run("inspect", tmp_path / name, "--json")[1])["sources"]
+    frames = len(list(VideoStream()(tmp_path / name)))
+    assert (row["frames"], row["exact"]) == (frames, name != "unknown.avi")
+    assert name != "fields.mp4" or row["keyframe_interval"] == 10
 
 
 def test_what_is_wrong_with_files_is_told(run, videos, monkeypatch):

@@ -370,14 +370,24 @@ def test_a_wait_counts_while_it_goes_on(options, act, tmp_path):
     assert (loader.stats() - after).seconds == 0
 
 
-def test_the_time_of_a_worker_that_was_killed_ends(tmp_path):
-    for options in PROCESSES[:1]:
-        acts = {(0, 3): few(tmp_path / "deaths", kill_self)}
-        loader = loader_of(range(2), 1, options, factory=acting(acts, 8), time_steps=1, patience=None)
-        with pytest.raises(WorkerError):
-            list(loader)
-        before = loader.stats()
-        time.sleep(0.3)
-        next(iter(loader))
+@pytest.mark.parametrize("options", PROCESSES[:1])
+def test_the_time_of_a_worker_that_was_killed_ends(options, tmp_path):
+    """The next worker waits while it starts: what passes until then is no reading."""
+    come, deaths = tmp_path / "come", tmp_path / "deaths"
+    factory = acting({(0, 3): few(deaths, kill_self)}, 8)
+    init = {"worker_init_fn": lambda _: deaths.exists() and waiting(come)()}
+    loader = loader_of(range(2), 1, options | init, factory=factory, time_steps=1, patience=None)
+    with pytest.raises(WorkerError):
+        list(loader)
+    before = loader.stats()
+    time.sleep(0.3)
+    reads = threading.Thread(target=list, args=(loader,))
+    reads.start()
+    try:
+        while loader.stats().wait_seconds == before.wait_seconds:
+            time.sleep(0.01)
         (worker,) = (loader.stats() - before).workers
-        assert worker.reading_seconds < 0.3, "what passed before it was started anew is no reading"
+    finally:
+        come.touch()
+        reads.join()
+    assert worker.reading_seconds < 0.2
