@@ -165,10 +165,10 @@ class Stating:
         self.tags, self.how, self.pairs = frozenset(tags), how, [{"a": set(tags)}]
 
     def __getstate__(self):
-        return HOW[self.how](self), HOW[self.how](SimpleNamespace(tags=self.pairs[0]["a"])), self.how
+        return HOW[self.how](SimpleNamespace(tags=self.pairs[0]["a"])), self.how
 
     def __setstate__(self, state):
-        self.__init__(state[1] if hasattr(state[1], "__iter__") else [str(state[1])], state[2])
+        self.__init__(state[0] if hasattr(state[0], "__iter__") else [str(state[0])], state[1])
 
 
 HOW = {

@@ -572,7 +572,7 @@ def test_a_file_longer_than_its_header_says_is_an_error_that_says_so(name, tmp_p
     assert len(items(stream(path))) == 10 + (name == "a.au")
     path.write_bytes(declaring(name, 120_000, samples))
     assert np.array_equal(np.concatenate(items(stream(path)), 1), np.float32(samples[None] / 2**15))
-    path.write_bytes(declaring(name, 120_000, samples)[:-1000])
+    path.write_bytes(declaring(name, 120_000, samples)[:-20])
     with pytest.raises(ValueError, match=f"{name} is cut off"):
         items(stream(path))
 
