@@ -21,7 +21,8 @@ HELD_BY = {
     "LMDB (packed)": [_LINKS, _BOMBS],
     "MDS": ["tests/stores/test_mds.py::test_pickles_are_refused_unless_allowed", _LINKS, _BOMBS],
     "WebDataset": ["tests/stores/test_webdataset.py::test_what_runs_code_is_refused_unless_allowed", _LINKS, _BOMBS],
-    "Parquet, Arrow, Hugging Face": ["tests/stores/test_strangers.py::test_tables_name_no_picture_elsewhere", _BOMBS],
+    "Parquet, Arrow": ["tests/stores/test_strangers.py::test_tables_name_no_picture_elsewhere", _BOMBS],
+    "Hugging Face": ["tests/integrations/test_datasets.py::test_images_may_lie_in_files_and_sounds_are_named"],
     "HDF5": [
         "tests/stores/test_strangers.py::test_hdf5_reads_no_other_file",
         "tests/stores/test_strangers.py::test_virtual_datasets_read_files_beside_theirs",
@@ -34,6 +35,7 @@ HELD_BY = {
     ],
     "LeRobot": [_LINKS, "tests/stores/test_strangers.py::test_playlists_are_refused"],
     "TFDS": ["tests/stores/test_tfds.py::test_no_module_that_features_name_is_imported"],
+    "folders of images": ["tests/streams/test_images.py::test_links_lead_nowhere_else", _BOMBS],
     "video, audio": ["tests/stores/test_strangers.py::test_playlists_are_refused", _BOMBS],
     "text": ["tests/streams/test_text.py::"],
 }
