@@ -255,7 +255,7 @@ def resident(contender: Contender, work: Work, counts: Sequence[int], pause: flo
         after.append(float(sum(map(proportional_bytes, processes))))
     if not isinstance(loader, StreamDataLoader):
         return Resident(after)
-    leases = loader._starter.pool.leases
+    leases = loader._starter.pool.leases  # type: ignore[union-attr]
     assert leases is not None
     pool = leases.pool
     assert pool.geometry is not None

@@ -15,26 +15,38 @@ from __future__ import annotations
 import math
 import time as clock
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 from stream_dataloader._assembly.part import Part
+from stream_dataloader._assembly.slots import Slot, Slots
 from stream_dataloader._loader.epoch import Epoch, Record
 from stream_dataloader._notices import log
 from stream_dataloader._reading.plan import NO_RECOVERY, Recovery
-from stream_dataloader._workers.feed import REPORT_SECONDS, Assignment, Feed
+from stream_dataloader._reading.reader import PartReader
+from stream_dataloader._workers.pool import REPORT_SECONDS, Assignment, Failure, Session
 from stream_dataloader.errors import WorkerDeathError, shorten
 
 _PROOF = 3  # deaths at one place
 
 
+class Begun(NamedTuple):
+    """Who reads an epoch: workers, if there are any, and readers that are asked here, by their numbers."""
+
+    session: Session | None
+    local: Mapping[int, PartReader]
+    slots: Slots  # of the local ones
+
+
 class StepCollector:
     """The parts of an epoch, step after step."""
 
-    feed: Feed  # the workers' parts, once `start` was called
+    session: Session | None  # of the workers; None without any
+    slot: Callable[[int], Slot | None]  # the slot that has a step's parts, if any; asked once a step
 
-    def __init__(self, begin: Callable[[Record, Recovery], Feed | None], work: Assignment) -> None:
+    def __init__(self, begin: Callable[[Record, Recovery], Begun | None], work: Assignment) -> None:
         self.readers = work.readers
-        self.elsewhere: list[Feed] = []  # feeds that have to be ended
+        self.elsewhere: list[Session] = []  # sessions that have to be ended
         self._begin = begin
         self._work = work
         self._most = work.settings.max_restarts
@@ -47,11 +59,12 @@ class StepCollector:
 
     def start(self, record: Record, recovery: Recovery = NO_RECOVERY) -> bool:
         self._work.tally.meters.stop_clocks()
-        if (feed := self._begin(record, recovery)) is None:
+        if (begun := self._begin(record, recovery)) is None:
             return False
-        self.elsewhere[:] = feed.elsewhere
-        self.feed = feed
-        self._fifos: list[deque[Part]] = [deque() for _ in self.readers]
+        self.session, self._local, slots = begun
+        self.slot = slots.taken if self.session is None else self.session.slot
+        self.elsewhere[:] = () if self.session is None else (self.session,)
+        self._fifos: list[deque[Part | Failure]] = [deque() for _ in self.readers]
         self._ended = [False] * len(self.readers)
         return True
 
@@ -63,17 +76,28 @@ class StepCollector:
         """Each reader's part of the step that comes next, None for one that has ended or is late."""
         if self._patience is not None:
             self._await(epoch, self._patience)
+        elif self.session is not None:
+            self.session.give_credit(epoch.step)
         parts: list[Part | None] = []
         while len(parts) < len(self.readers):
             fifo = self._fifos[len(parts)]
             if fifo:
-                parts.append(fifo.popleft())
+                part = fifo.popleft()
+                if isinstance(part, Failure):
+                    self._heed(part.error, epoch)
+                    parts = []
+                    continue
+                parts.append(part)
+            elif (reader := self._local.get(len(parts))) is not None:
+                parts.append(None if reader.ended else next(reader))
             elif self._ended[len(parts)] or self.late[len(parts)]:
                 parts.append(None)
             elif not self._receive(epoch):
                 parts = []
-        if self._patience is not None:
-            self._work.tally.meters.taken[:] += [part is not None for part in parts]
+        if self._patience is not None and self.session is not None:
+            for taken in parts:
+                if taken is not None:
+                    self.session.give_credit(taken.step, taken.reader)
         return parts
 
     def _await(self, epoch: Epoch, patience: float) -> None:
@@ -107,21 +131,33 @@ class StepCollector:
         return [not fifo and not ended for fifo, ended in states]
 
     def _makes_batch(self) -> bool:
-        return any(fifo and fifo[0].fresh for fifo in self._fifos)
+        return any(fifo and (isinstance(fifo[0], Failure) or fifo[0].fresh) for fifo in self._fifos)
 
     def _receive(self, epoch: Epoch, seconds: float = math.inf) -> bool:
         """Take in what comes next; False if nothing did, or all comes anew as a worker died."""
+        assert self.session is not None
         try:
-            parts = self.feed.receive(epoch.step, seconds)
+            parts = self.session.receive(epoch.step, seconds)
         except WorkerDeathError as death:
-            self.feed.close()
-            if not self._start_again(death, epoch.last):
-                raise
+            self._heed(death, epoch)
             return False
         for part in parts:
             self._fifos[part.reader].append(part)
-            self._ended[part.reader] = part.end or bool(part.faults)
+            self._ended[part.reader] = isinstance(part, Failure) or part.end or bool(part.faults)
         return len(parts) > 0
+
+    def _heed(self, error: Exception, epoch: Epoch) -> None:
+        """Start again after a death; raise what cannot be mended."""
+        self.close()
+        if not isinstance(error, WorkerDeathError) or not self._start_again(error, epoch.last):
+            raise error
+
+    def close(self) -> None:
+        """No part is wanted any more."""
+        for reader in self._local.values():
+            reader.close()
+        if self.session is not None:
+            self.session.close()
 
     def _start_again(self, death: WorkerDeathError, record: Record) -> bool:
         """Have new workers go on from a record; False if there were too many deaths already."""

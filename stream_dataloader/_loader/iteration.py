@@ -27,7 +27,7 @@ from stream_dataloader._ranks.agreement import AgreedSteps
 from stream_dataloader._reading.reader import warn_of_skip
 from stream_dataloader._schedule.rules import Reader
 from stream_dataloader._schedule.snapshot import LaneReports
-from stream_dataloader._workers.feed import Feed
+from stream_dataloader._workers.pool import Session
 from stream_dataloader._workers.tally import Tally
 from stream_dataloader.batch import StreamBatch
 from stream_dataloader.errors import GapError, StreamError
@@ -156,7 +156,7 @@ class Iteration:
                     reports.append(None if part is None else part.reports)
                 parts = self._delivered(sent)
             if parts is not None:
-                slot = self._collector.feed.slot(epoch.step) if any(parts) else None
+                slot = self._collector.slot(epoch.step) if any(parts) else None
                 self._raise_first_error(parts, slot)
                 epoch.advance(reports)
         except BaseException:
@@ -234,12 +234,12 @@ class Iteration:
             self._tally.end()
             if self.ending is not None:
                 self.ending.now()
-            self._collector.feed.close()
+            self._collector.close()
 
 
-def _end(courses: Sequence[Course], feeds: Sequence[Feed]) -> None:
+def _end(courses: Sequence[Course], sessions: Sequence[Session]) -> None:
     """End what goes on elsewhere; may be called again."""
     for course in courses:
         course.steps.close()
-    for feed in feeds:
-        feed.close()
+    for session in sessions:
+        session.close()

@@ -22,23 +22,23 @@ from typing import Any
 from stream_dataloader._advice import Setup
 from stream_dataloader._assembly.slots import SharedSlot, Slots
 from stream_dataloader._device import OneAhead
-from stream_dataloader._loader.collector import StepCollector
+from stream_dataloader._loader.collector import Begun, StepCollector
 from stream_dataloader._loader.epoch import Epoch, Record
 from stream_dataloader._loader.iteration import Iteration, Output
 from stream_dataloader._loader.position import LoaderPosition
 from stream_dataloader._memory.endings import Ending
 from stream_dataloader._ranks.ranks import Ranks
-from stream_dataloader._reading.deferred import Begun, Turn
+from stream_dataloader._reading.activity import ActivityBoard
+from stream_dataloader._reading.deferred import Begun as Reads
+from stream_dataloader._reading.deferred import Turn
 from stream_dataloader._reading.plan import Reading, Recovery
-from stream_dataloader._reading.reader import read_here
+from stream_dataloader._reading.reader import PartReader, read_here
 from stream_dataloader._schedule.rules import deal_members
 from stream_dataloader._schedule.saved_state import common
 from stream_dataloader._schedule.snapshot import Snapshot, uncounted_lane
-from stream_dataloader._workers.feed import Assignment, Feed, LocalFeed, Pool
-from stream_dataloader._workers.pool import WorkerPool
+from stream_dataloader._workers.pool import Assignment, Pool
 from stream_dataloader._workers.settings import WorkerSettings
 from stream_dataloader._workers.tally import Tally, clock
-from stream_dataloader._workers.threads import ThreadPool
 from stream_dataloader.errors import StateError
 from stream_dataloader.stats import LoaderStats
 
@@ -55,19 +55,20 @@ class Starter:
         self._newest: Callable[[], Iteration | None] = type(None)
         self._ending: Ending | None = None  # of the newest, which may be gone
         self._work = Assignment((), readers, settings, tally)
+        self._board = ActivityBoard(readers, shared=False)  # of lanes that are read here
         self.renew(settings)
 
     def renew(self, settings: WorkerSettings) -> None:
         """Have other workers for the next iteration; what is being read goes on with those it has."""
         self._kept: tuple[Iteration, Iterator[Any]] | None = None  # a run that goes on, and it on the device
         self._work = work = self._work._replace(members=[own.reading for own in self._ranks], settings=settings)
-        in_threads = settings.worker_method == "thread" and work.settings.num_workers
-        self.pool: Pool = ThreadPool(work) if in_threads else WorkerPool(work)
+        self.pool = Pool(work) if settings.num_workers else None
 
     def dismiss(self) -> None:
         """End what is being read, and wait for the end of worker processes."""
         self.end()
-        self.pool.dismiss()
+        if self.pool is not None:
+            self.pool.dismiss()
 
     @property
     def is_reading(self) -> bool:
@@ -77,7 +78,7 @@ class Starter:
             return False
         return not iteration.closed or iteration.epoch.end_is_ahead
 
-    def begin(self, position: LoaderPosition, output: Output) -> Begun[Any]:
+    def begin(self, position: LoaderPosition, output: Output) -> Reads[Any]:
         """Begin to read what comes next: what was kept of a run goes on, anything else that is read ends."""
         kept = self._kept
         if kept is not None and self._goes_on(kept[0], position, output):
@@ -103,16 +104,18 @@ class Starter:
             return False
         if output.parts and kept.epoch.is_ahead:  # a part was copied ahead, and is lost
             return False
-        return not self.pool.died()
+        return self.pool is None or not self.pool.died()
 
     def _on_device(self, iteration: Iteration, left: int | None) -> Iterator[Any]:
         output = iteration.output
         batches = iteration.parts(left) if output.parts else iteration
         if output.device is None or output.device.type != "cuda":
             return batches
-        pool = self.pool
-        pool.lock_slots(output.device)
-        return OneAhead(batches, output.device, iteration.epoch.hold, pool.release_slots)  # that one copies by itself
+        pool, release = self.pool, _nothing
+        if pool is not None:
+            pool.lock_slots(output.device)
+            release = pool.release_slots
+        return OneAhead(batches, output.device, iteration.epoch.hold, release)  # that one copies by itself
 
     def end(self) -> None:
         """End what is being read: its iterator raises from now on."""
@@ -131,7 +134,7 @@ class Starter:
         for course in epoch.courses:
             if not whole_windows and course.dataset.rules.time_steps is None and not course.ended:
                 _check_counted(course.start(course.progress.last).resume)
-        if work.settings.num_workers and self.pool.owner != os.getpid():  # the loader was built before a fork
+        if self.pool is not None and self.pool.owner != os.getpid():  # the loader was built before a fork
             self.renew(work.settings)
         begin_again = functools.partial(_begin_again, weakref.ref(self), epoch, whole_windows)
         # Only the iteration holds it: streams of a loop that was left go with the loop, not with the loader.
@@ -143,7 +146,7 @@ class Starter:
             except BaseException:
                 for course in epoch.courses:
                     course.steps.close()
-                collector.feed.close()
+                collector.close()
                 raise
         work.tally.begin(begin)
         position.begin(epoch)
@@ -156,7 +159,7 @@ class Starter:
                 at = course.progress
                 course.steps = ranks.begin(at.epoch, at.step, terms, changed=at.last.changed is not None)
 
-    def _read(self, epoch: Epoch, whole_windows: bool, record: Record, recovery: Recovery) -> Feed:
+    def _read(self, epoch: Epoch, whole_windows: bool, record: Record, recovery: Recovery) -> Begun:
         starts = []
         for course, own in zip(epoch.courses, record.members, strict=True):
             start = course.start(own)
@@ -164,22 +167,19 @@ class Starter:
             if resume is not None:  # readers count the loader's steps: those of one step write to one slot
                 resume = resume._replace(step=record.step)
             starts.append(start._replace(resume=resume, whole_windows=whole_windows))
-        others: Feed | None = None
         work, count = self._work, self._work.settings.num_workers
-        if count:
-            others = self.pool.start(starts, recovery)
+        session = None if self.pool is None else self.pool.start(starts, recovery)
         members = dict.fromkeys(reader.member for reader in work.readers if reader.worker_id >= count)
-        if others is not None and not members:
-            return others
         slots = Slots(whole_windows)
-        if len(members) > 1 and others is None:
+        if len(members) > 1 and session is None:
             slots = SharedSlot(work.readers[-1].lanes.stop, whole_windows)
-        readers = []
+        local: dict[int, PartReader] = {}
         for member in members:
-            plan, board, meters = work.members[member].plan(), self.pool.board, work.tally.meters
+            plan, board, meters = work.members[member].plan(), self._board, work.tally.meters
             reading = Reading(plan, starts[member], work.readers, board, meters, member, lambda _: slots, locally=True)
-            readers += [begin() for begin in read_here(reading)]
-        return LocalFeed(readers, slots, others)
+            ((number, _),), (begin,) = reading.own, read_here(reading)
+            local[number] = begin()
+        return Begun(session, local, slots)
 
     def stats(self) -> LoaderStats:
         work = self._work
@@ -193,15 +193,16 @@ class Starter:
             prefetch_factor=work.settings.prefetch_factor or 2,
             outlook=work.members[0].plan().outlook() if len(rules) == 1 else None,
         )
+        slots = (0, 0) if self.pool is None else self.pool.slots_in_use
         sources = [member.sources for member in work.members]
-        return dataclasses.replace(work.tally.stats(*self.pool.slots_in_use, sources), setup=setup)
+        return dataclasses.replace(work.tally.stats(*slots, sources), setup=setup)
 
 
 def _nothing() -> None:
     pass
 
 
-def _begin_again(starter: Callable[[], Starter | None], *how: Any) -> Feed | None:
+def _begin_again(starter: Callable[[], Starter | None], *how: Any) -> Begun | None:
     """Begin to read from a record, unless the loader is gone."""
     found = starter()
     return None if found is None else found._read(*how)

@@ -1,7 +1,7 @@
 """Where no handler of a signal may run: where objects go, and in the midst of the start of a process.
 
-Python throws away what callbacks of weak references and `__del__` raise, a KeyboardInterrupt in them too. torch's start
-of workers, interrupted, stays half done.
+Python throws away what callbacks of weak references and `__del__` raise, a KeyboardInterrupt in them too. A start
+of workers that is interrupted stays half done.
 
 Guarantees: no Python code runs where an object goes. What C cannot do is done by a thread. No handler comes between two
 halves of a start, and what it would have done is not lost.

@@ -5,7 +5,7 @@ frees when a process dies: `fcntl.lockf`.
 
 Small blocks of memory lie side by side in one file, and each locks its own bytes::
 
-    arena   | mailbox | board | list of sources | mailbox | ...       a descriptor for some hundred loaders
+    arena   | rows | board | list of sources | rows | ...             a descriptor for some hundred loaders
 
 What was handed out is never handed out again: a worker of a loader that is gone may still write to it.
 """

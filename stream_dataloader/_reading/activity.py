@@ -143,11 +143,7 @@ class ActivityBoard(SharedFields):
 
 
 class Meters(SharedFields):
-    """The meters of a loader's workers, one for each of their threads.
-
-    Attributes:
-        taken: With `patience`, how many parts of each of them batches have taken.
-    """
+    """The meters of a loader's workers, one for each of their threads."""
 
     def __init__(self, workers: Sequence[int], *, shared: bool = True) -> None:
         self._workers = workers
@@ -156,7 +152,6 @@ class Meters(SharedFields):
     def _lay_out(self, carve: Carver) -> None:
         self._numbers = carve(len(self._workers), _NUMBERS)
         self._events = carve(len(self._workers), _EVENTS, _WORDS)
-        self.taken = carve(len(self._workers))
 
     def of(self, reader: int) -> Meter:
         """A reader's meter."""

@@ -35,6 +35,7 @@ class PartReader:
 
     Attributes:
         ended: No part follows.
+        step: The step that is read next.
     """
 
     def __init__(self, reading: Reading, number: int, queue: SourceQueue) -> None:
@@ -48,7 +49,7 @@ class PartReader:
         self._session = queue if isinstance(queue, SessionQueue) and cuts_windows else None
         self._working = reading.board.working.data  # several times faster to write a number to than the array
         self._meter = reading.meters.of(number)
-        self._step = self._first_step = resume.step if resume else 0
+        self.step = self._first_step = resume.step if resume else 0
         self.opener = Opener(reading, number, queue, self._meter)
         self.reader = self.opener.reader
         self._writer = PartWriter(
@@ -89,8 +90,8 @@ class PartReader:
         return part
 
     def _next_part(self) -> Part:
-        draft = self._writer.begin(self._step)
-        self._step += 1
+        draft = self._writer.begin(self.step)
+        self.step += 1
         contents, end = Contents(runs=draft.runs), False  # if the step is not finished
         try:
             self._read(draft)

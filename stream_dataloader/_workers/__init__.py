@@ -1,5 +1,5 @@
 """Where parts come from: the main process's side of workers. It starts them and receives their parts.
 
-`pool` is for torch's processes, `threads` for threads. It imports `dataset`, `_reading` and what lies below. Open
-`feed` first, then `pool`.
+`serve` is the loop of a reader, in a process (`process`) or a thread (`threads`); `channel` is how it talks to the
+loader. It imports `dataset`, `_reading` and what lies below. Open `serve` first, then `pool`.
 """

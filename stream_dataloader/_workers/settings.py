@@ -43,6 +43,10 @@ class WorkerSettings:
             checked["prefetch_factor"] = options.integer("prefetch_factor", self.prefetch_factor, 1, 1 << 16)
         checked["max_restarts"] = options.integer("max_restarts", self.max_restarts, 0)
         vars(self).update(checked, timeout=options.seconds("timeout", self.timeout))
+        if not self.num_workers:
+            for name in ("prefetch_factor", "persistent_workers", "multiprocessing_context"):
+                if given := getattr(self, name):
+                    raise ValueError(f"{name} is {shorten(given)}, and num_workers is 0; pass num_workers=1 or more")
         if self.worker_method == "thread":
             self._check_for_threads()
 

@@ -8,92 +8,24 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import traceback
-from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
-from multiprocessing import forkserver, process, util
+from multiprocessing import forkserver, util
 from multiprocessing.process import BaseProcess
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.autograd import profiler
-from torch.utils.data import DataLoader
-from torch.utils.data._utils import signal_handling
-from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
-from stream_dataloader._memory.endings import WeakItems
 from stream_dataloader._reading.sessions import is_alive
 
-#: How long torch waits for each worker, one after the other, when one of its iterators goes.
-JOIN_SECONDS = 5.0
 
-
-def iterator_of(dataloader: DataLoader[Any]) -> Iterator[Any]:
-    """Torch's iterator, made not to raise workers' deaths in whatever code runs."""
-    try:
-        with _on_cpu():
-            iterator: Any = iter(dataloader)
-    except BaseException as error:
-        _make_endable(error, dataloader.num_workers)
-        raise
-    if iterator._worker_pids_set:
-        signal_handling._remove_worker_pids(id(iterator))  # type: ignore[attr-defined]
-        iterator._worker_pids_set = False
-        _iterators.add(iterator)
-    return iterator  # type: ignore[no-any-return]
-
-
-def _on_cpu() -> AbstractContextManager[object]:
-    """Context in which torch draws its workers' seed from a CPU's generator, also if another device is the default.
+def on_cpu() -> AbstractContextManager[object]:
+    """Context in which the CPU is torch's default device.
 
     Processes that are forked inside keep it. So the default device of workers is the CPU with each start method.
     """
     default = torch.get_default_device()
     return nullcontext() if default.type == "cpu" else torch.device("cpu")
-
-
-def next_of(iterator: Any) -> Any:
-    """Torch's `__next__`, of which half the time goes to a mark for its profiler, if that runs."""
-    return next(iterator) if getattr(profiler, "_is_profiler_enabled", True) else iterator._next_data()
-
-
-def _make_endable(error: BaseException, num_workers: int) -> None:
-    """Give an iterator whose start an error interrupted what its `__del__` reads."""
-    for frame, _ in traceback.walk_tb(error.__traceback__):
-        if frame.f_code is iterator_of.__code__:
-            continue  # it has the error among its locals: to read them would make a circle, and the `__del__` late
-        if isinstance(unfinished := frame.f_locals.get("self"), _MultiProcessingDataLoaderIter):
-            vars(unfinished).setdefault("_shutdown", True)  # else it has started workers
-            vars(unfinished).setdefault("_workers_status", [True] * num_workers)
-
-
-def shut_down(iterator: Any) -> None:
-    """End the workers of torch's iterator, whose `__del__` would wait for them in any thread."""
-    if (end_workers := getattr(iterator, "_shutdown_workers", None)) is not None:
-        end_workers()
-        vars(iterator).clear()
-        iterator.__class__ = _Gone
-
-
-class _Gone:
-    """What becomes of an iterator of torch's whose workers have ended: it has no `__del__`."""
-
-
-#: Iterators whose workers are those of this process.
-_iterators: WeakItems[Any] = WeakItems()
-
-
-def _leave_to_parent() -> None:
-    """Leave workers to the process that started them: torch and Python would end them."""
-    for iterator in _iterators:
-        iterator._shutdown = True
-        process._children.difference_update(getattr(iterator, "_workers", ()))  # type: ignore[attr-defined]
-    _iterators.clear()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_leave_to_parent)
 
 
 def default_store() -> Any:

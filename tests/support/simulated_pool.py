@@ -51,7 +51,9 @@ class SimulatedLoader(StreamDataLoader):
 
     def _start_anew(self):
         super()._start_anew()
-        self._starter.pool = self._simulated = SimulatedPool(self)
+        self._simulated = SimulatedPool(self)
+        if self.num_workers:
+            self._starter.pool = self._simulated
 
     def move(self, worker):
         """Let a worker go on to its next pause."""
@@ -65,11 +67,13 @@ class SimulatedLoader(StreamDataLoader):
 
 
 class SimulatedPool:
-    """Starts simulated workers; see `_workers.pool.WorkerPool`."""
+    """Starts simulated workers; see `_workers.pool.Pool`."""
 
     def __init__(self, loader):
         self.owner, self.feed, self._loader = os.getpid(), None, loader
-        self.board = loader._starter.pool.board  # of lanes that are read here
+
+    def died(self):
+        return {}
 
     def start(self, starts, recovery):
         dataset, workers = self._loader._ranks[0].reading, self._loader.num_workers
@@ -86,7 +90,7 @@ class SimulatedPool:
 
 
 class SimulatedFeed:
-    """One iteration's parts; a `_workers.feed.Feed`."""
+    """One iteration's parts; see `_workers.pool.Session`."""
 
     def __init__(self, loader, workers):
         self._loader, self._workers = loader, workers
@@ -125,9 +129,8 @@ class SimulatedFeed:
     def slot(self, step):
         return None
 
-    @property
-    def elsewhere(self):
-        return []  # all of it is in this thread
+    def give_credit(self, step, reader=None):
+        pass
 
     def close(self):
         for worker in self._workers:

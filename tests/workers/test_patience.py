@@ -3,6 +3,7 @@
 import itertools
 import json
 import math
+import os
 import threading
 import time
 from collections import deque
@@ -16,9 +17,9 @@ from worker_streams import Broken, acting, few, kill_self, raising, waiting
 
 from stream_dataloader import StreamDataLoader, StreamDataset, side_by_side
 from stream_dataloader._loader import collector
+from stream_dataloader._reading.activity import ActivityBoard
 from stream_dataloader._reading.plan import Reading
 from stream_dataloader._reading.reader import read_here
-from stream_dataloader._workers.threads import ThreadPool
 from stream_dataloader.errors import ReadError, WorkerError, WorkerTimeoutError
 from stream_dataloader.recurrent import RecurrentState
 
@@ -76,18 +77,15 @@ class Serial:
             yield batch
 
 
-class ScriptedPool(ThreadPool):
+class ScriptedPool:
     """Reads the next window of the lane that a script says, and hands it out."""
 
-    elsewhere = ()
-
     def __init__(self, work, script):
-        super().__init__(work)
-        self.script = script
+        self.work, self.script, self.owner = work, script, os.getpid()
 
     def start(self, starts, recovery):
-        plan, meters = self.work.members[0].plan(), self.work.tally.meters
-        reading = Reading(plan, starts[0], self.work.readers, self.board, meters)
+        plan, meters, board = self.work.members[0].plan(), self.work.tally.meters, ActivityBoard(self.work.readers)
+        reading = Reading(plan, starts[0], self.work.readers, board, meters)
         self.readers = [begin() for begin in read_here(reading)]
         return self
 
@@ -101,6 +99,9 @@ class ScriptedPool(ThreadPool):
 
     def slot(self, step):
         return None
+
+    def give_credit(self, step, reader):
+        pass
 
     def close(self):
         for reader in self.readers:

@@ -18,7 +18,7 @@ from helpers import PATIENCE, soon
 from worker_streams import Broken, Writing, acting, raising
 
 from stream_dataloader import StreamDataLoader, StreamDataset, errors
-from stream_dataloader._workers import feed, threads
+from stream_dataloader._workers import pool
 
 CASE = Case([14, 0, 19, 12, 2, 17, 1, 13, 5, 18, 16, 9], lanes=5, time_steps=3, shuffle=True, seed=4)
 
@@ -36,7 +36,7 @@ def wait_for_the_end_of_workers():
 
 
 def test_without_slots_batches_are_the_same(monkeypatch):
-    monkeypatch.setattr(feed, "SlotPool", lambda *_: raising(OSError, "no room")())
+    monkeypatch.setattr(pool, "SlotPool", lambda *_: raising(OSError, "no room")())
     with pytest.warns(RuntimeWarning, match="no shared memory for batches .no room."):
         batches = list(by_threads(CASE.dataset(), 3))
     assert keys(batches) == keys(StreamDataLoader(CASE.dataset()))
@@ -135,7 +135,7 @@ def test_a_timeout_is_an_error_and_the_thread_is_left_alone(keep):
 
 @pytest.mark.parametrize("keep", [False, True])
 def test_a_thread_that_hangs_is_left_alone_with_a_warning(keep, monkeypatch):
-    monkeypatch.setattr(threads, "_FAREWELL_SECONDS", 0.1)
+    monkeypatch.setattr(pool, "_FAREWELL_SECONDS", 0.1)
     hanging = Hanging((3, 2))
     loader = hanging.loader(persistent_workers=keep)
     iterator = iter(loader)
@@ -148,7 +148,7 @@ def test_a_thread_that_hangs_is_left_alone_with_a_warning(keep, monkeypatch):
 
 
 def test_a_thread_left_alone_writes_to_memory_that_nobody_else_has(monkeypatch):
-    monkeypatch.setattr(threads, "_FAREWELL_SECONDS", 0.1)
+    monkeypatch.setattr(pool, "_FAREWELL_SECONDS", 0.1)
     hanging, wrote = Hanging((1, 2)), threading.Event()
 
     class Stream(Writing):
@@ -231,7 +231,7 @@ def test_a_garbage_collection_in_a_thread_may_close_an_iteration():
     wait_for_the_end_of_workers()
 
 
-@pytest.mark.parametrize(("owner", "name"), [(threads.ThreadPool, "start"), (threads, "_start")])
+@pytest.mark.parametrize(("owner", "name"), [(pool.Pool, "start"), (pool, "start_thread")])
 def test_an_epoch_is_read_after_ctrl_c_in_the_midst_of_a_start(monkeypatch, owner, name):
     loader = by_threads(StreamDataset([9, 9], range, 2, time_steps=1), 2, persistent_workers=True)
     original, begun = getattr(owner, name), []

@@ -4,148 +4,41 @@ import _socket
 import io
 import multiprocessing
 import os
-import signal
 import socket
 import tempfile
-import time
 from multiprocessing import context, forkserver, process, resource_tracker, util
 from multiprocessing.reduction import ForkingPickler
 
 import cloudpickle
 import numpy as np
-import pytest
 import torch
-from helpers import FOREVER
-from torch.utils.data import DataLoader, IterableDataset
-from torch.utils.data._utils import signal_handling
+from torch.utils.data._utils import worker as torch_worker
 
+from stream_dataloader import StreamDataLoader, StreamDataset
 from stream_dataloader._workers import torch_quirks
-from stream_dataloader._workers.packets import Flag, PacketContext, PacketQueue, Unanswered
 
 
-class Stuck(IterableDataset):
-    """Yields its worker's process id, then nothing any more."""
-
-    def __iter__(self):
-        yield os.getpid()
-        time.sleep(FOREVER)
-
-
-class GivesUp:
-    """Waits no longer than until a process has ended."""
-
-    look_seconds = FOREVER
-
-    def gives_up(self, waited_seconds):
-        return True
+def test_a_default_device_is_the_cpu_where_workers_are_forked():
+    torch.set_default_device("meta")
+    try:
+        with torch_quirks.on_cpu():
+            assert torch.get_default_device().type == "cpu"
+    finally:
+        torch.set_default_device(None)
+    assert torch_worker.WorkerInfo(id=1, num_workers=2, seed=3, dataset=None).id == 1
 
 
-@pytest.fixture
-def own_handler(monkeypatch):
-    """SIGCHLD handlers as they are in a process that has started no worker."""
-    before = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    monkeypatch.setattr(signal_handling, "_SIGCHLD_handler_set", False)
-    yield
-    signal.signal(signal.SIGCHLD, before)
-
-
-def loader_and_context(dataset, **options):
-    packets = PacketContext(multiprocessing.get_context("fork"))
-    packets.watch = GivesUp()
-    return DataLoader(dataset, batch_size=None, num_workers=1, multiprocessing_context=packets, **options), packets
-
-
-def die(pid):
-    """Kill a worker; its death interrupts this, if a handler raises it."""
-    os.kill(pid, signal.SIGKILL)
-    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # torch's handler finds none that was waited for
-    time.sleep(0.1)
-
-
-def test_torch_takes_queues_event_and_processes_from_its_context(own_handler):
-    loader, packets = loader_and_context(range(2))
-    batches = iter(loader)
-    assert isinstance(batches._worker_result_queue, PacketQueue)
-    assert isinstance(batches._workers_done_event, Flag)
-    assert [type(queue) for queue in batches._index_queues] == [PacketQueue]
-    assert batches._workers == packets.processes
-    assert list(batches) == [0, 1]
-
-
-def test_torch_raises_deaths_from_a_handler_which_must_not_be_ours(own_handler):
-    batches = iter(DataLoader(Stuck(), batch_size=None, num_workers=1, multiprocessing_context="fork"))
-    with pytest.raises(RuntimeError, match="DataLoader worker"):
-        die(next(batches))
-    loader, _ = loader_and_context(Stuck())
-    ours = torch_quirks.iterator_of(loader)
-    die(next(ours))
-    with pytest.raises(Unanswered):
-        next(ours)
-    del batches, ours
-
-
-def test_torchs_profiler_sees_what_is_taken_while_it_runs(own_handler):
-    loader, _ = loader_and_context(range(2))
-    batches = torch_quirks.iterator_of(loader)
-    assert torch_quirks.next_of(batches) == 0
-    with torch.autograd.profiler.profile() as profile:
-        assert torch_quirks.next_of(batches) == 1
-    assert any("DataLoader" in event.name for event in profile.function_events)
-    with pytest.raises(StopIteration):
-        torch_quirks.next_of(batches)
-
-
-def test_workers_end_with_an_iterator_whose_start_a_death_interrupts(own_handler, monkeypatch):
-    loader, packets = loader_and_context(range(2))
-    loader.num_workers = 2
-    set_handler = signal_handling._set_SIGCHLD_handler
-
-    def set_handler_and_die():
-        set_handler()
-        die(packets.processes[0].pid)
-
-    monkeypatch.setattr(signal_handling, "_set_SIGCHLD_handler", set_handler_and_die)
-    with pytest.raises(RuntimeError, match="DataLoader worker"):
-        torch_quirks.iterator_of(loader)
-    assert all(process.exitcode is not None for process in packets.processes)
-
-
-def test_kept_workers_are_awaited_where_an_iterator_is_asked_for(own_handler):
-    loader, packets = loader_and_context(range(2), persistent_workers=True)
-    assert list(torch_quirks.iterator_of(loader)) == [0, 1]
-    die(packets.processes[0].pid)
-    with pytest.raises(Unanswered):
-        torch_quirks.iterator_of(loader)
-
-
-def test_an_iterator_that_was_shut_down_has_no_workers_and_does_nothing_where_it_goes():
-    loader, packets = loader_and_context(range(9))
-    batches = torch_quirks.iterator_of(loader)
-    next(batches)
-    torch_quirks.shut_down(batches)
-    assert [process.exitcode is None for process in packets.processes] == [False]
-    assert not hasattr(batches, "__del__")
-
-
-def test_an_iterator_waits_for_each_worker_as_long_as_it_is_said_to():
-    assert torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL == torch_quirks.JOIN_SECONDS
-
-
-@pytest.mark.timeout(120)
 def test_a_process_that_was_forked_leaves_workers_alone():
-    loader, packets = loader_and_context(Stuck())
-    batches = torch_quirks.iterator_of(loader)
-    next(batches)
+    loader = StreamDataLoader(StreamDataset([9], range, 1, time_steps=1), 1, persistent_workers=True)
+    assert len(list(loader)) == 9
+    (worker,) = multiprocessing.active_children()
     if not (pid := os.fork()):
-        del batches
         util._exit_function()  # what Python does at its end
         os._exit(0)
     assert os.waitpid(pid, 0)[1] == 0
-    (worker,) = packets.processes
     worker.join(0.1)
     assert worker.exitcode is None
-    worker.kill()
-    del batches
+    assert len(list(loader)) == 9
 
 
 def test_a_process_group_tells_its_store_and_what_lies_below_its_prefixes():

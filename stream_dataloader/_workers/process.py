@@ -1,0 +1,183 @@
+"""A worker process: how it starts, and what is known of its end.
+
+- Ctrl-C is for the main process, which ends the workers: they start with SIGINT blocked.
+- A worker whose main process died ends itself, also if it is stuck in user code.
+- A worker ends when it is told to; one that exits before, with whatever status, is a death.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import shutil
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
+from queue import SimpleQueue
+from typing import Any
+
+import torch
+from torch.utils.data._utils import worker as torch_worker
+
+from stream_dataloader._descriptors import hold_standard
+from stream_dataloader._memory import main_module
+from stream_dataloader._memory.pickling import ByValue, note_fork
+from stream_dataloader._reading.activity import ActivityBoard
+from stream_dataloader._reading.worker_info import worker_info_hidden
+from stream_dataloader._workers.channel import EXIT, FAILED, READY, Begin, ProcessMail, ProcessPort
+from stream_dataloader._workers.seeding import seed_worker
+from stream_dataloader._workers.serve import serve
+from stream_dataloader._workers.shared import Shared
+from stream_dataloader._workers.torch_quirks import UNKNOWN_EXIT
+from stream_dataloader.errors import ErrorReport
+
+_WATCH_SECONDS = 1.0
+
+
+@dataclass
+class Job:
+    """What a worker process is started with.
+
+    Attributes:
+        mail: What it inherits of the loader's ends by fork, and closes; None if it inherits nothing.
+        folder: See `shared_folder`.
+        seed: Of the first session.
+    """
+
+    number: int
+    workers: int
+    member: int
+    readers: Sequence[int]
+    ports: Sequence[ProcessPort]
+    shared: Shared
+    init: ByValue
+    mail: ProcessMail | None
+    folder: str | None
+    dtype: torch.dtype
+    seed: int
+
+    def run(self) -> None:
+        try:
+            self._set_up()
+            if len(self.readers) == 1:
+                self._serve(self.readers[0], self.ports[0])
+            else:
+                self._serve_in_threads()
+        except KeyboardInterrupt:  # a stream raised it: the main process says so
+            sys.exit(1)
+
+    def _set_up(self) -> None:
+        hold_standard()
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # forkserver does not pass on a blocked one
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        if self.mail is not None:
+            note_fork()
+            self.mail.close_in_worker(self.ports)
+        watch_parent(self.folder)
+        os.environ.setdefault("OPENCV_FOR_THREADS_NUM", "1")  # read when it is loaded; workers are as many as cores
+        if "cv2" in sys.modules:
+            sys.modules["cv2"].setNumThreads(0)
+        torch.set_num_threads(1)
+        torch.set_default_dtype(self.dtype)
+        seed = self.seed + self.number
+        seed_worker(seed)
+        torch_worker._worker_info = torch_worker.WorkerInfo(
+            id=self.number, num_workers=self.workers, seed=seed, dataset=self.shared.members[self.member]
+        )
+        if self.init.value is not None:
+            try:
+                self.init.value(self.number)
+            except Exception as error:
+                self.ports[0].send((FAILED, ErrorReport(error)))
+                while self.ports[0].receive() != EXIT:
+                    pass
+                sys.exit(1)
+        worker_info_hidden.for_good()
+        self.ports[0].send((READY,))
+
+    def _serve(self, reader: int, port: ProcessPort, *, seeds: bool = True) -> None:
+        is_first = True
+
+        def enter(begin: Begin) -> Any:
+            nonlocal is_first
+            if not is_first and seeds:  # its draws are those of a worker that starts there
+                seed_worker(begin.seed + self.number)
+            is_first = False
+            return self.shared.enter(reader, port.is_closed, begin)
+
+        serve(port, enter, self.shared.most_steps, sends=True)
+
+    def _serve_in_threads(self) -> None:
+        ended: SimpleQueue[BaseException | None] = SimpleQueue()
+
+        def work(reader: int, port: ProcessPort) -> None:
+            try:
+                self._serve(reader, port, seeds=reader == self.readers[0])
+            except BaseException as error:
+                ended.put(error)
+            else:
+                ended.put(None)
+
+        for reader, port in zip(self.readers, self.ports, strict=True):
+            threading.Thread(target=work, args=(reader, port), name=f"stream-reader-{reader}", daemon=True).start()
+        for _ in self.readers:
+            if (error := ended.get()) is not None:
+                raise error
+
+
+def watch_parent(folder: str | None) -> None:
+    """End this process soon after its parent, and remove that one's folder."""
+    parent, started_by = os.getppid(), multiprocessing.parent_process()
+
+    def watch() -> None:  # a forkserver, the parent of its children, outlives the process that asked for them
+        time.sleep(_WATCH_SECONDS)  # looking copies pages
+        while os.getppid() == parent and (started_by is None or started_by.is_alive()):
+            time.sleep(_WATCH_SECONDS)
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+        os._exit(1)
+
+    threading.Thread(target=watch, name="parent-watch", daemon=True).start()
+
+
+def how_it_ended(exit_code: int) -> str:
+    if exit_code == UNKNOWN_EXIT:
+        return "ended, how is not known,"
+    if exit_code >= 0:
+        return f"exited with status {exit_code}"
+    known = {number.value: number.name for number in signal.Signals}  # most real-time signals have no name
+    return f"was killed by {known.get(-exit_code, f'signal {-exit_code}')}"
+
+
+def advice(processes: Sequence[BaseProcess], board: ActivityBoard, died: Iterable[int], method: str) -> str:
+    """What may have ended workers, and what to do about it."""
+    codes = [code for process in processes if (code := process.exitcode)]
+    if -1 in died and method != "fork" and not (codes and min(codes) < 0):
+        return _advice_for_start(method)
+    if UNKNOWN_EXIT in codes:
+        return "A handler of SIGCHLD or a waitpid(-1) of the program took its exit status; its stderr may tell more"
+    if board.interrupted.any():
+        return "A stream in it raised KeyboardInterrupt, which ends a worker; raise an Exception instead"
+    if not codes or min(codes) > 0:
+        return "Something in it called sys.exit or os._exit; what it wrote to stderr may tell what"
+    if sent := {-code for code in codes} & {signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT}:
+        name = signal.Signals(min(sent)).name
+        return f"{name} was sent to it, maybe to the whole process group; a handler in worker_init_fn may ignore it"
+    if -signal.SIGKILL in codes or -signal.SIGBUS in codes:
+        return "If it was out of memory, use fewer workers, a smaller prefetch_factor or smaller items"
+    return "If nobody sent it that signal, a library crashed: faulthandler.enable() in worker_init_fn shows where"
+
+
+def _advice_for_start(method: str) -> str:
+    script = main_module.read_script()
+    others = "workers have to be able to import what the dataset holds; what they wrote to stderr says more"
+    if script is None or script.has_guard:
+        return f"With {method!r} {others}"
+    return (
+        f'The script has no `if __name__ == "__main__":`, and workers of the start method {method!r} run it again: put '
+        f"there what uses the loader. Otherwise, {others}"
+    )

@@ -1,0 +1,128 @@
+"""`serve`: the loop of a reader in a worker, the same in a process and in a thread.
+
+Guarantees: a part that cannot be pickled is an error at its own step; those before it arrive. Streams are closed in the
+thread that opened them, before `ENDED` is sent.
+"""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+import time as clock
+from collections.abc import Callable
+from typing import Any
+
+from stream_dataloader._assembly.part import MESSAGE_BYTES, Contents, Fault, Part, pack
+from stream_dataloader._assembly.slots import MOST_STEPS_A_MESSAGE
+from stream_dataloader._memory.pickling import dumps_home
+from stream_dataloader._reading.reader import PartReader, unsendable
+from stream_dataloader._workers.channel import CLOSE, ENDED, EXIT, FAILED, PARTS, Begin, Port
+from stream_dataloader.errors import ErrorReport
+
+_SHORT_SECONDS, _LONG_SECONDS = 2e-3, 8e-3  # a message takes about so long to fill
+
+#: Begins to read a session.
+Enter = Callable[[Begin], PartReader]
+#: How many steps a message like this one may carry, of its parts.
+Most = Callable[[list[Part]], int]
+
+
+def serve(port: Port, enter: Enter, most_steps: Most, *, sends: bool) -> None:
+    """Read what the loader asks for, session after session.
+
+    ::
+
+                   Begin                 all steps were read up to the limit
+        idle ---------------> reading -------------------------------> waiting
+         ^  |                 | | ^                                       | |
+         |  | EXIT            | | +------------ CREDIT: a new limit ------+ |
+         |  v                 | | end of the epoch, or an error             |
+         | (return)           | v                                           |
+         |                    | done                                        |
+         | ENDED      CLOSE   v v                                    CLOSE  v
+         +--------------------- streams are closed <------------------------+
+
+    All readers have the same limit, so one that waits for another's requests can be sure that it comes so far. A reader
+    that is done stays in its session until that is closed: others would take its leaving for the end of the session.
+    What is no `Exception`, such as `SystemExit`, passes through in a process.
+
+    Args:
+        sends: Parts go to another process.
+    """
+    while (begin := port.receive()) != EXIT:
+        if not isinstance(begin, Begin):  # of a session that has ended
+            continue
+        reader: PartReader | None = None
+        closed = False
+        try:
+            try:
+                reader = enter(begin)
+                closed = _read(port, reader, begin.limit, most_steps, sends=sends)
+            except BaseException as error:
+                if sends and not isinstance(error, Exception):
+                    raise
+                port.send((FAILED, ErrorReport(error) if sends else error))  # type: ignore[arg-type]
+            while not closed:
+                order = port.receive()
+                closed = order == CLOSE
+                if order == EXIT:
+                    return
+        finally:
+            if reader is not None:
+                reader.close()
+        del begin, reader
+        port.send((ENDED,))
+
+
+def _read(port: Port, reader: PartReader, limit: int, most_steps: Most, *, sends: bool) -> bool:
+    """Read a session to its end; True if it was closed before."""
+    steps = 1  # that a message should carry
+    while not reader.ended:
+        while port.has_mail() or reader.step >= limit:
+            limit = port.receive()
+            if limit < 0:
+                return True
+        begin, count = clock.monotonic(), min(steps, limit - reader.step)
+        parts = list(itertools.islice(reader, count))
+        if not parts:
+            break
+        message = message_of(parts, steps, reader.reader.worker_id) if sends else (PARTS, parts, 1)
+        if sends:
+            seconds = (clock.monotonic() - begin) * steps / len(parts)
+            most = min(most_steps(parts), MESSAGE_BYTES * len(parts) // (len(message) + 1))
+            steps = steps_of_next(steps, seconds, most)
+        if not port.send(message):
+            break  # CLOSE has come
+    return False
+
+
+def steps_of_next(steps: int, seconds: float, most: int) -> int:
+    """How many steps the next message carries, at most `most`."""
+    if seconds < _SHORT_SECONDS:
+        steps *= 2
+    elif seconds > _LONG_SECONDS:
+        steps //= 2
+    return max(1, min(steps, most, MOST_STEPS_A_MESSAGE))
+
+
+def message_of(parts: list[Part], wish: int, worker_id: int) -> bytes:
+    """Pickle parts. If one cannot be pickled, those before it are sent, and its error.
+
+    Args:
+        wish: How many steps the worker would put into a message: the loader gives credit for as many more.
+    """
+    packed = pack(parts)
+    if Part not in map(type, packed):
+        return pickle.dumps((PARTS, packed, wish))
+    try:
+        return dumps_home((PARTS, packed, wish))
+    except Exception as error:
+        if len(parts) > 1:
+            whole: list[Any] = []
+            for part in parts:
+                whole += pickle.loads(message_of([part], wish, worker_id))[1]
+            return dumps_home((PARTS, whole, wish))
+        (part,) = parts
+        runs = part.contents.runs
+        fault = Fault(runs[0] if runs else 0, True, ErrorReport(unsendable(part, worker_id, error)))
+        return dumps_home((PARTS, [part._replace(contents=Contents(runs=runs), faults=[fault])], wish))

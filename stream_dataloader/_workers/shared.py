@@ -1,0 +1,124 @@
+"""What a loader's workers share, and are started with: what they read, and where they say what they do.
+
+::
+
+    rows    of a member with several readers: session, row | session, row       two sessions of a kept worker
+
+Guarantee: a row is used again only once all workers have left the session that it was for.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from stream_dataloader._assembly.part import Part
+from stream_dataloader._assembly.slot_pool import PooledSlots, SlotPool
+from stream_dataloader._assembly.slots import MOST_STEPS_A_MESSAGE, Slots
+from stream_dataloader._memory.fields import Carver, SharedFields, bytes_of
+from stream_dataloader._memory.pickling import ByValue
+from stream_dataloader._reading.activity import ActivityBoard, Meters
+from stream_dataloader._reading.plan import Reading
+from stream_dataloader._reading.reader import PartReader, known_queue
+from stream_dataloader._reading.sessions import SessionRow
+from stream_dataloader._reading.source_queue import SessionQueue, SourceQueue
+from stream_dataloader._schedule.rules import Reader, Rules
+from stream_dataloader._workers.channel import Begin
+from stream_dataloader.dataset import StreamDataset
+
+KEPT_ROWS = 2  # a worker may still be in the session before the one that others read
+
+
+class Rows(SharedFields):
+    """The rows of requests of one member's readers."""
+
+    def __init__(self, rules: Rules, *, shared: bool) -> None:
+        self._rules = rules
+        self._shared = shared
+        super().__init__(shared=shared)
+        if not shared:
+            self._lock = threading.Lock()
+
+    def _lay_out(self, carve: Carver) -> None:
+        self._session = carve(KEPT_ROWS)  # which each row is for
+        self._bytes = carve(KEPT_ROWS, bytes_of(functools.partial(SessionRow, rules=self._rules)), dtype=np.uint8)
+
+    def locked(self) -> AbstractContextManager[object]:
+        return self._memory.locked() if self._shared else self._lock
+
+    def enter(
+        self, reading: Reading, session: int, place: int, closed: Callable[[], bool], *, asks: bool
+    ) -> SourceQueue:
+        """Take part in a session; the reader that comes first begins it."""
+        assert reading.start is not None
+        number, order = session % KEPT_ROWS, reading.order(reading.start.epoch)
+        row = SessionRow(Carver(self._bytes[number]), self._rules)
+        with self.locked():
+            if self._session[number] != session:
+                self._bytes[number] = 0
+                row.begin(order.epoch, reading.times, order.again.first)
+                self._session[number] = session
+            row.enter(place)
+        return SessionQueue(row, place, self._rules, order, self.locked, closed, gives_up=asks)
+
+
+@dataclass
+class Shared:
+    """What all workers of a loader have.
+
+    Attributes:
+        asks: Readers are threads: they ask between two lanes whether to stop, as none can be ended from outside.
+    """
+
+    members: Sequence[StreamDataset]
+    readers: Sequence[Reader]
+    board: ActivityBoard
+    meters: Meters
+    rows: Sequence[Rows | None]
+    slots: SlotPool | None
+    asks: bool
+    one_by_one: bool  # a message carries one step
+
+    def enter(self, number: int, closed: Callable[[], bool], begin: Begin) -> PartReader:
+        """Begin to read a session as a reader, in the thread that reads."""
+        member = self.readers[number].member
+        slots = Slots if self.slots is None else functools.partial(PooledSlots, self.slots, begin.session)
+        plan = self.members[member].plan()
+        reading = Reading(plan, begin.start, self.readers, self.board, self.meters, member, slots, begin.recovery)
+        rows, asked = self.rows[member], closed if self.asks else None
+        if rows is None:
+            queue = SourceQueue(plan.rules, reading.order(begin.start.epoch), asked)
+        elif reading.known_lengths is not None:
+            queue = known_queue(reading, self.readers[number], reading.order(begin.start.epoch), asked)
+        else:
+            place = [own for own, _ in reading.own].index(number)
+            queue = rows.enter(reading, begin.session, place, closed, asks=self.asks)
+        return PartReader(reading, number, queue)
+
+    def most_steps(self, parts: list[Part]) -> int:
+        """How many steps a message may carry that is like one of these parts, as its slots allow."""
+        if self.one_by_one:
+            return 1
+        if self.slots is None or not any(part.contents.in_slot for part in parts):
+            return MOST_STEPS_A_MESSAGE
+        return self.slots.most_steps
+
+    def __getstate__(self) -> dict[str, Any]:
+        members = [  # its class may be one that workers would not find
+            (ByValue(type(dataset), "the dataset's class"), dataset.__getstate__()) for dataset in self.members
+        ]
+        return self.__dict__ | {"members": members}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        members: list[StreamDataset] = []
+        for kind, inside in state["members"]:
+            dataset = object.__new__(kind.value)
+            dataset.__setstate__(inside)
+            members.append(dataset)
+        self.__dict__.update(state | {"members": members})
