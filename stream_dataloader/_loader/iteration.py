@@ -27,7 +27,7 @@ from stream_dataloader._ranks.agreement import AgreedSteps
 from stream_dataloader._reading.reader import warn_of_skip
 from stream_dataloader._schedule.rules import Reader
 from stream_dataloader._schedule.snapshot import LaneReports
-from stream_dataloader._workers.pool import Session
+from stream_dataloader._workers.session import Session
 from stream_dataloader._workers.tally import Tally
 from stream_dataloader.batch import StreamBatch
 from stream_dataloader.errors import GapError, StreamError

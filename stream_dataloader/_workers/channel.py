@@ -5,11 +5,7 @@
     loader -> worker    Begin     CREDIT: read up to a step    CLOSE     EXIT
     worker -> loader    READY     PARTS, packed, wish     FAILED, error         ENDED
 
-Between processes a message is one packet of a socket, which the kernel takes whole or not at all::
-
-    send --- up to 16 KiB ---------------------> packet --+--> receive
-      |                                                   |
-      +--- more: into a file without a name ---> packet --+    which carries the file's descriptor
+Between processes a message is a packet of a socket, see `packet_socket`.
 
 Guarantees: a process that is killed leaves no message half sent, and can spoil only its own channel. The loader never
 waits in `send`. A worker that waits for room notices that its parts are not wanted any more. Messages keep their order.
@@ -17,37 +13,21 @@ waits in `send`. A worker that waits for room notices that its parts are not wan
 
 from __future__ import annotations
 
-import _socket
-import array
-import errno
-import functools
-import mmap
-import os
 import pickle
 import select
 import socket
-import sys
-import tempfile
 import threading
 import time
 from collections import deque
 from collections.abc import Sequence
 from multiprocessing.process import BaseProcess
 from queue import Empty, SimpleQueue
-from typing import IO, Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
-from stream_dataloader._descriptors import above_standard, has_standard
-from stream_dataloader._memory.endings import when_gone
 from stream_dataloader._memory.pickling import dumps_by_value, mentions_hidden
 from stream_dataloader._reading.plan import Recovery, Start
+from stream_dataloader._workers.packet_socket import PacketSocket, Unreadable, make_pair
 
-_LINUX = sys.platform == "linux"
-_KIND = socket.SOCK_SEQPACKET if _LINUX else socket.SOCK_DGRAM
-_PACKET_BYTES = 1 << 14 if _LINUX else 1 << 11
-_BUFFER_BYTES = 1 << 20  # of messages on their way; the system may allow less
-_DESCRIPTOR_BYTES = socket.CMSG_SPACE(array.array("i", [0]).itemsize)
-_FULL = (errno.EAGAIN, errno.ENOBUFS, errno.ETOOMANYREFS)
-_CLOSED = (errno.EBADF, errno.ECONNREFUSED, errno.ECONNRESET, errno.ENOTCONN, errno.EPIPE)  # nobody reads it
 _FULL_SECONDS = 0.05  # between looks for room, where descriptors and not bytes are too many
 _END_SECONDS = 1.0  # a process's end shows a little before its exit code
 
@@ -144,85 +124,6 @@ class ThreadMail:
             return None
 
 
-class _End:
-    """One end of a socket that carries packets."""
-
-    def __init__(self, end: socket.socket) -> None:
-        self._end = end
-        self._open()
-
-    def _open(self) -> None:
-        self._end.setblocking(False)
-        when_gone(self, functools.partial(_socket.socket.close, self._end))  # of C
-        self._buffer = bytearray(_PACKET_BYTES)
-        self._has_standard = has_standard()
-        self._unsent: deque[tuple[bytes, IO[bytes] | None]] = deque()
-        self.fileno = self._end.fileno
-
-    def close(self) -> None:
-        self._end.close()
-
-    def put(self, pickled: bytes) -> None:
-        """Have a message sent by `flush`."""
-        self._unsent.append((b"_", _file_of(pickled)) if len(pickled) > _PACKET_BYTES else (pickled, None))
-
-    def flush(self) -> bool:
-        """Send what is still to be sent; False if there is no room for it."""
-        while self._unsent:
-            packet, file = self._unsent[0]
-            try:
-                if file is None:
-                    self._end.send(packet)
-                else:
-                    socket.send_fds(self._end, [packet], [file.fileno()])
-            except OSError as error:
-                if error.errno in _FULL:
-                    return False
-                if error.errno not in _CLOSED:
-                    raise
-            self._unsent.popleft()
-            if file is not None:
-                file.close()
-        return True
-
-    def drop_unsent(self) -> None:
-        self._unsent.clear()
-
-    def take(self) -> Any:
-        """The next message; None if there is none, EOFError if none will come."""
-        if self._has_standard:
-            return self._take_any()
-        with above_standard():  # for the file that is received, and for memory of torch that a message opens
-            return self._take_any()
-
-    def _take_any(self) -> Any:
-        try:
-            size, with_it, flags, _ = self._end.recvmsg_into([self._buffer], _DESCRIPTOR_BYTES)
-        except BlockingIOError:
-            return None
-        except ConnectionResetError:
-            raise EOFError from None
-        if flags & socket.MSG_CTRUNC:
-            raise OSError(errno.EMFILE, "a message from a worker cannot be taken, as too many files are open")
-        if not size:
-            raise EOFError
-        if not with_it:
-            return _loads(memoryview(self._buffer)[:size])
-        (descriptor,) = array.array("i", with_it[0][2])
-        try:
-            with mmap.mmap(descriptor, 0, prot=mmap.PROT_READ) as pickled:
-                return _loads(pickled)
-        finally:
-            os.close(descriptor)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"_end": self._end}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._open()
-
-
 def _dumps(message: Any) -> bytes:
     try:
         pickled = pickle.dumps(message)
@@ -231,25 +132,12 @@ def _dumps(message: Any) -> bytes:
     return dumps_by_value(message) if mentions_hidden(pickled) else pickled
 
 
-def _loads(pickled: Any) -> Any:
-    try:
-        return pickle.loads(pickled)
-    except Exception as error:
-        return FAILED, Unreadable(error)
-
-
-class Unreadable(NamedTuple):
-    """What unpickling a message raised."""
-
-    error: Exception
-
-
 class ProcessPort(Port):
     """A worker process's end of a channel."""
 
     def __init__(self, end: socket.socket) -> None:
         super().__init__()
-        self._end = _End(end)
+        self._end = PacketSocket(end)
 
     def close(self) -> None:
         self._end.close()
@@ -259,7 +147,7 @@ class ProcessPort(Port):
             while (message := self._end.take()) is None:
                 if seconds == 0:
                     return None
-                _is_ready(self._end, select.POLLIN, seconds)
+                self._end.wait(select.POLLIN, seconds)
         except EOFError:  # the loader is gone
             return EXIT
         return message
@@ -270,7 +158,7 @@ class ProcessPort(Port):
             if self.is_closed():
                 self._end.drop_unsent()
                 return False
-            _is_ready(self._end, select.POLLOUT | select.POLLIN, _FULL_SECONDS)
+            self._end.wait(select.POLLOUT | select.POLLIN, _FULL_SECONDS)
         return True
 
 
@@ -280,18 +168,15 @@ class ProcessMail:
     def __init__(self, readers: int) -> None:
         self.processes: list[BaseProcess] = []
         self.ports: list[ProcessPort] = []
-        self._ends: list[_End] = []
+        self._ends: list[PacketSocket] = []
         self._turn = threading.RLock()  # one thread may end the workers while another reads
         self._ready: deque[int] = deque()  # readers that have sent something
         self._poll = select.poll()
         self._numbers: dict[int, int] = {}  # of readers, by descriptors
         self._awaited: dict[int, BaseProcess] = {}
         for number in range(readers):
-            with above_standard():
-                here, there = socket.socketpair(socket.AF_UNIX, _KIND)
-            for end in (here, there):
-                end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
-            self._ends.append(_End(here))
+            here, there = make_pair()
+            self._ends.append(PacketSocket(here))
             self.ports.append(ProcessPort(there))
             self._numbers[here.fileno()] = number
             self._poll.register(here, select.POLLIN)
@@ -326,7 +211,7 @@ class ProcessMail:
                     self._poll.unregister(self._ends[number])
                     continue
                 if message is not None:
-                    return number, message
+                    return number, (FAILED, message) if isinstance(message, Unreadable) else message
             with self._turn:
                 for end in self._ends:
                     end.flush()
@@ -337,25 +222,6 @@ class ProcessMail:
                 _wait_for_end(self._awaited[descriptor])
             if not self._ready:
                 return None
-
-
-def _is_ready(end: _End, event: int, seconds: float | None) -> bool:
-    poll = select.poll()  # `select.select` has a limit of 1024 descriptors
-    poll.register(end.fileno(), event)
-    return bool(poll.poll(None if seconds is None else 1000 * seconds))
-
-
-def _file_of(content: bytes) -> IO[bytes]:
-    memory = hasattr(os, "memfd_create")
-    with above_standard():
-        file: IO[bytes] = open(os.memfd_create("message"), "wb") if memory else tempfile.TemporaryFile()  # noqa: SIM115
-    try:
-        file.write(content)
-        file.flush()
-    except BaseException:
-        file.close()
-        raise
-    return file
 
 
 def _wait_for_end(process: BaseProcess) -> None:

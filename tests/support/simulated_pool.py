@@ -90,7 +90,7 @@ class SimulatedPool:
 
 
 class SimulatedFeed:
-    """One iteration's parts; see `_workers.pool.Session`."""
+    """One iteration's parts; see `_workers.session.Session`."""
 
     def __init__(self, loader, workers):
         self._loader, self._workers = loader, workers

@@ -13,17 +13,17 @@ from helpers import make_loader
 
 from stream_dataloader import StreamDataLoader, StreamDataset
 from stream_dataloader._memory.shared_memory import SharedFile, SharedMemory
-from stream_dataloader._workers import channel, serve
+from stream_dataloader._workers import channel, packet_socket, serve
 from stream_dataloader._workers.shared import Rows, Shared
 from stream_dataloader.errors import WorkerDeathError, WorkerTimeoutError
 
 #: What a worker runs of it, on the way of each message, and under the one lock that there is.
 PLACES = (
-    channel._End.put,
-    channel._End.flush,
-    channel._End._take_any,
-    channel._file_of,
-    channel._is_ready,
+    packet_socket.PacketSocket.put,
+    packet_socket.PacketSocket.flush,
+    packet_socket.PacketSocket._take_any,
+    packet_socket._file_of,
+    packet_socket.PacketSocket.wait,
     channel.Port.has_mail,
     channel.ProcessPort.send,
     channel.ProcessPort._next,

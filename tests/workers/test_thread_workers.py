@@ -18,7 +18,7 @@ from helpers import PATIENCE, soon
 from worker_streams import Broken, Writing, acting, raising
 
 from stream_dataloader import StreamDataLoader, StreamDataset, errors
-from stream_dataloader._workers import pool
+from stream_dataloader._workers import pool, workers
 
 CASE = Case([14, 0, 19, 12, 2, 17, 1, 13, 5, 18, 16, 9], lanes=5, time_steps=3, shuffle=True, seed=4)
 
@@ -135,7 +135,7 @@ def test_a_timeout_is_an_error_and_the_thread_is_left_alone(keep):
 
 @pytest.mark.parametrize("keep", [False, True])
 def test_a_thread_that_hangs_is_left_alone_with_a_warning(keep, monkeypatch):
-    monkeypatch.setattr(pool, "_FAREWELL_SECONDS", 0.1)
+    monkeypatch.setattr(workers, "FAREWELL_SECONDS", 0.2)
     hanging = Hanging((3, 2))
     loader = hanging.loader(persistent_workers=keep)
     iterator = iter(loader)
@@ -148,7 +148,7 @@ def test_a_thread_that_hangs_is_left_alone_with_a_warning(keep, monkeypatch):
 
 
 def test_a_thread_left_alone_writes_to_memory_that_nobody_else_has(monkeypatch):
-    monkeypatch.setattr(pool, "_FAREWELL_SECONDS", 0.1)
+    monkeypatch.setattr(workers, "FAREWELL_SECONDS", 0.2)
     hanging, wrote = Hanging((1, 2)), threading.Event()
 
     class Stream(Writing):

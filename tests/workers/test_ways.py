@@ -18,7 +18,7 @@ from kinds_of_loaders import KINDS, plain
 from worker_streams import ITEMS, Broken, acting, few, odd, raising, waiting
 
 from stream_dataloader import StreamDataLoader, StreamDataset, errors, get_stream_info
-from stream_dataloader._workers import pool
+from stream_dataloader._workers import session
 
 pytestmark = pytest.mark.filterwarnings("ignore:num_workers is")
 
@@ -177,7 +177,7 @@ def test_a_timeout_does_not_count_while_workers_start(method, seconds, monkeypat
         return StreamDataLoader(dataset, 1, timeout=seconds, worker_method=method, worker_init_fn=init)
 
     assert len(list(loader(lambda _: time.sleep(1.5 * seconds)))) == 2
-    monkeypatch.setattr(pool, "LONGEST_START_SECONDS", 0)
+    monkeypatch.setattr(session, "LONGEST_START_SECONDS", 0)
     with pytest.raises(errors.WorkerTimeoutError, match="at step 0: worker 0 has not started"):
         list(loader(lambda _: waiting(tmp_path / "go on")()))
     (tmp_path / "go on").touch()
@@ -208,8 +208,8 @@ def test_worker_init_fn_runs_once_in_each_worker(way, keep, tmp_path):
 
 @pytest.mark.parametrize("way", ["processes", "threads"])
 def test_a_wait_says_whom_it_is_for(way, monkeypatch, caplog, tmp_path):
-    monkeypatch.setattr(pool, "REPORT_SECONDS", 0.1)
-    monkeypatch.setattr(pool, "_LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(session, "REPORT_SECONDS", 0.1)
+    monkeypatch.setattr(session, "_LOOK_SECONDS", 0.05)
     read = acting({(3, 2): waiting(tmp_path / "go on")})
 
     def go_on():

@@ -1,0 +1,112 @@
+"""The workers of one loader, processes or threads, as that sees them.
+
+Guarantees: a process that ends is noticed, with how it ended. They are ended once, by whichever thread comes first, and
+a process that does not end in time is killed. They do not hold the pool, which may go before them.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time as clock
+from collections.abc import Sequence
+from multiprocessing import process as multiprocessing_process
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+from stream_dataloader._memory.endings import WeakItems
+from stream_dataloader._reading.activity import ActivityBoard
+from stream_dataloader._schedule.rules import Reader
+from stream_dataloader._workers.channel import CLOSE, EXIT, ProcessMail, ThreadMail
+from stream_dataloader._workers.process import how_it_ended
+
+FAREWELL_SECONDS = 4.0  # to all workers together, to end or to close their streams
+
+
+class Workers:
+    """The workers that there are.
+
+    Attributes:
+        behind: For each reader, how many sessions it was told to begin and has not ended.
+        ready: Workers that have started.
+        spoiled: They must be replaced.
+        is_read: A session was started and not closed.
+        hurries: They are not waited for: they hang, or the user wants to leave now.
+        left: They end, or have ended.
+    """
+
+    def __init__(self, readers: Sequence[Reader], count: int, board: ActivityBoard, *, threads: bool) -> None:
+        self.readers = [number for number, reader in enumerate(readers) if reader.worker_id < count]
+        self.mail: Any = ThreadMail(len(readers)) if threads else ProcessMail(len(readers))
+        self.processes: list[BaseProcess] = []
+        self.board = board
+        self.behind = [0] * len(readers)
+        self.ready: set[int] = set()
+        self.spoiled = False
+        self.is_read = False
+        self.hurries = False
+        self.left = False
+        self._over = False
+        self.threads = threads
+        self.farewell_seconds = FAREWELL_SECONDS
+        self._turn = threading.RLock()
+
+    def order(self, what: Any) -> None:
+        for reader in self.readers:
+            self.mail.send(reader, what)
+
+    def add(self, process: BaseProcess) -> None:
+        """Take in a process that was started."""
+        self.mail.watch(process)
+        _processes.add(process)
+
+    def died(self) -> dict[int, str]:
+        """Which worker processes ended, -1 for one that was starting, and how."""
+        if self.threads or self.left:
+            return {}
+        found: dict[int, str] = {}
+        for number, process in enumerate(self.processes):
+            if process.pid is None:
+                found[-1] = "a worker died"
+            elif (code := process.exitcode) is not None:
+                come = number in self.ready
+                who = f"worker {number}" if come else "a worker"
+                found[number if come else -1] = f"{who} (pid {process.pid}) {how_it_ended(code)}"
+        return found
+
+    def leave(self) -> None:
+        """End the workers; wait for processes, but not longer than for one that hangs."""
+        with self._turn:
+            if self._over:
+                return
+            self.left = True
+            try:
+                self.order(CLOSE)
+                self.order(EXIT)
+                if not self.hurries:
+                    deadline = clock.monotonic() + FAREWELL_SECONDS
+                    for process in self.processes:
+                        if process.pid is not None:
+                            process.join(max(deadline - clock.monotonic(), 0))
+            finally:
+                for process in self.processes:
+                    if process.pid is not None and process.exitcode is None:
+                        process.kill()
+            for process in self.processes:
+                if process.pid is not None:
+                    process.join()
+            self._over = True
+
+
+#: Worker processes of this process.
+_processes: WeakItems[BaseProcess] = WeakItems()
+
+
+def _leave_to_parent() -> None:
+    """In a process that was forked, leave workers to the process that started them: Python would end them."""
+    multiprocessing_process._children.difference_update(_processes)  # type: ignore[attr-defined]
+    _processes.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_leave_to_parent)
