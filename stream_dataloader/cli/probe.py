@@ -97,7 +97,9 @@ def _opened(found: Probe, path: str, kind: Literal["video", "audio"]) -> Iterato
         codec = stream.codec_context
         found.codec = codec.name
         found.size = f"{codec.width}x{codec.height}" if kind == "video" else f"{codec.channels} ch"
-        if stream.duration is not None:
+        if media.runs_over(path):  # the header's sizes are those of a part
+            found.duration_seconds = 8 * os.path.getsize(path) / codec.bit_rate
+        elif stream.duration is not None:
             found.duration_seconds = float(stream.duration * stream.time_base)
         elif container.duration is not None:
             found.duration_seconds = container.duration / 1e6

@@ -577,6 +577,24 @@ def test_a_file_longer_than_its_header_says_is_an_error_that_says_so(name, tmp_p
         items(stream(path))
 
 
+@pytest.mark.parametrize("gigabytes", [4, 6])
+def test_a_wav_file_whose_sizes_ran_over_is_read_to_its_end(gigabytes, tmp_path):
+    """Sizes of 32 bits are those of the file, less 4 GiB. The file is a hole but for its end, and takes no disk."""
+    path, samples, held = tmp_path / "a.wav", np.arange(20_000, dtype="<i2"), gigabytes << 29
+    size = 2 * held + samples.nbytes
+    with open(path, "wb") as file:
+        file.write(wave_header(size))
+        file.seek(44 + size % 2**32)
+        file.write(b"junk\xf0\xff\xff\xff")  # sound: what FFmpeg takes for the next chunk there
+        file.seek(44 + 2 * held)
+        file.write(samples.tobytes())
+    found = np.concatenate(items(AudioStream(window=1000)(path, start=held // 1000)), 1)[0]
+    silent = held % 1000  # samples of the first window, which is behind them in part
+    assert not found[:silent].any()
+    assert np.array_equal(found[silent : silent + len(samples)], np.float32(samples / 2**15))
+    assert len(found) == -(-(silent + len(samples)) // 1000) * 1000
+
+
 @pytest.mark.parametrize("name", ["a.wav", "a.au"])
 def test_a_header_that_leaves_its_size_open_is_no_claim(name, tmp_path):
     path = tmp_path / name

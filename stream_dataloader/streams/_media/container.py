@@ -16,7 +16,7 @@ import av.error
 from av.sidedata.sidedata import SideDataContainer
 
 from stream_dataloader._descriptors import above_standard
-from stream_dataloader.streams._media.extent import missing, surplus
+from stream_dataloader.streams._media.extent import missing, runs_over, surplus
 from stream_dataloader.streams._media.limits import DEFAULT, Limits
 from stream_dataloader.streams._media.section import check_file
 
@@ -31,6 +31,7 @@ __all__ = [
     "frame_rate",
     "most_pixels",
     "open_container",
+    "runs_over",
     "side_data",
     "ticks_a_frame",
     "ticks_of_untimed",
@@ -68,11 +69,12 @@ _ATTACHED_PICTURE = 0x400  # AV_DISPOSITION_ATTACHED_PIC: the cover of a recordi
 def open_container(path: str) -> av.container.InputContainer:
     """Open a media file; to be closed by the caller."""
     path = check_file(path)
+    how = file_options()
+    if runs_over(path):
+        how |= {"ignore_length": "1"}  # of FFmpeg's WAV demuxer: the sound lasts to the end of the file
     try:
         with above_standard():
-            container: av.container.InputContainer = av.open(
-                ffmpeg_path(path), "r", options=file_options(), **ANY_METADATA
-            )
+            container: av.container.InputContainer = av.open(ffmpeg_path(path), "r", options=how, **ANY_METADATA)
     except av.error.FFmpegError as error:
         with open(path, "rb") as file:
             if file.read(16).removeprefix(b"\xef\xbb\xbf").lstrip().startswith(_NAMING_BEGINS):

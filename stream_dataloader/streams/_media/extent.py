@@ -13,11 +13,12 @@ from __future__ import annotations
 import os
 from typing import BinaryIO
 
-__all__ = ["missing", "riff_end", "surplus"]
+__all__ = ["missing", "riff_end", "runs_over", "surplus"]
 
 _SEGMENT, _EBML = 0x18538067, 0x1A45DFA3  # Matroska, RFC 9559
 _OPEN_RIFF_BYTES = 0x7FFF0000  # what writes to a pipe puts this size, or a larger one
 _W64 = b"riff.\x91\xcf\x11\xa5\xd6(\xdb\x04\xc1\x00\x00"
+_WRAPS_BYTES = 1 << 32
 _TAGS_BYTES = 1 << 16  # tags that programs append without declaring them
 _MOST_BOXES = 1_000_000  # a walk ends here, as it must be cheap
 _MP4_BOXES = (
@@ -43,11 +44,24 @@ def missing(path: str) -> str | None:
     return None
 
 
+def runs_over(path: str) -> bool:
+    """Whether this is a WAV file whose size of 32 bits ran over: it goes on for 4 or 8 GiB more than that says."""
+    size = os.path.getsize(path)
+    if size <= _WRAPS_BYTES:
+        return False
+    with open(path, "rb") as file:
+        head = file.read(12)
+    declared = int.from_bytes(head[4:8], "little")
+    return head[:4] == b"RIFF" and head[8:] == b"WAVE" and (size - 8 - declared) % _WRAPS_BYTES <= _TAGS_BYTES
+
+
 def surplus(path: str) -> str | None:
     """The sign that sound goes on behind the end that the header declares; None if there is none.
 
-    Sizes of 32 bits run over in recordings of more than 4 GiB, and FFmpeg reads no further than most of them say.
+    FFmpeg reads no further than most headers say.
     """
+    if runs_over(path):  # which `open_container` has FFmpeg read to its end
+        return None
     size = os.path.getsize(path)
     with open(path, "rb") as file:
         head = file.read(64)
