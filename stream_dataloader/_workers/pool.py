@@ -161,8 +161,10 @@ class Pool:
                 start_thread(reader, settings.worker_init_fn, shared, workers.mail.ports[reader])
             return
         if self.method_of_start == "forkserver":
-            torch_quirks.preload_forkserver()
-        with interrupts_held(self.method_of_start) as interrupts, above_standard(), torch_quirks.on_cpu():
+            with above_standard():
+                torch_quirks.preload_forkserver()
+        # multiprocessing's own processes are started here, too, the first time
+        with above_standard(), interrupts_held(self.method_of_start) as interrupts, torch_quirks.on_cpu():
             workers = self._new_workers()
             try:
                 for number in range(settings.num_workers):

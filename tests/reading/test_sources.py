@@ -58,11 +58,15 @@ def test_packed_sources_are_a_sequence_of_equal_sources(sources):
 
 def growth_by_reading_all(_):
     """Bytes of its own that a worker adds by looking at every source."""
-    sources, process = get_worker_info().dataset.sources, psutil.Process()
+    sources, process = growth_by_reading_all.sources, psutil.Process()
     before = process.memory_full_info().uss
     for i in range(len(sources)):
         assert sources[i]
     yield process.memory_full_info().uss - before
+
+
+def note_sources(_):
+    growth_by_reading_all.sources = get_worker_info().dataset.sources  # which streams do not see
 
 
 @pytest.mark.slow
@@ -70,7 +74,8 @@ def growth_by_reading_all(_):
 def test_workers_share_the_sources(method):
     count = 200_000
     dataset = StreamDataset(paths(count), growth_by_reading_all, 2, time_steps=1, lookahead=0)
-    parts = iter(DataLoader(dataset, batch_size=None, num_workers=2, multiprocessing_context=method))
+    how = {"multiprocessing_context": method, "worker_init_fn": note_sources}
+    parts = iter(DataLoader(dataset, batch_size=None, num_workers=2, **how))
     grown = max(int(next(parts).data) for _ in range(2))
     a_copy = sum(map(sys.getsizeof, paths(count)))
     assert grown < a_copy / 20
