@@ -138,6 +138,7 @@ class ProcessPort(Port):
     def __init__(self, end: socket.socket) -> None:
         super().__init__()
         self._end = PacketSocket(end)
+        self.is_lone = False  # the loader's end was closed, and no EXIT came before
 
     def close(self) -> None:
         self._end.close()
@@ -148,7 +149,8 @@ class ProcessPort(Port):
                 if seconds == 0:
                     return None
                 self._end.wait(select.POLLIN, seconds)
-        except EOFError:  # the loader is gone
+        except EOFError:
+            self.is_lone = True
             return EXIT
         return message
 

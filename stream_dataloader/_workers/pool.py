@@ -160,6 +160,7 @@ class Pool:
                 workers.mail.send(reader, begins[work.readers[reader].member])
                 start_thread(reader, settings.worker_init_fn, shared, workers.mail.ports[reader])
             return
+        folder = torch_quirks.shared_folder()  # before a forkserver makes one
         if self.method_of_start == "forkserver":
             with above_standard():
                 torch_quirks.preload_forkserver()
@@ -168,7 +169,7 @@ class Pool:
             workers = self._new_workers()
             try:
                 for number in range(settings.num_workers):
-                    self._start_process(workers, number, shared, begins, seed)
+                    self._start_process(workers, number, shared, begins, seed, folder)
             except (BrokenPipeError, ConnectionResetError, EOFError):  # one died over its start, which `receive` finds
                 pass
         deliver(interrupts)
@@ -180,7 +181,9 @@ class Pool:
         self._ending = Ending(self, workers.leave)
         return workers
 
-    def _start_process(self, workers: Workers, number: int, shared: Shared, begins: Sequence[Begin], seed: int) -> None:
+    def _start_process(
+        self, workers: Workers, number: int, shared: Shared, begins: Sequence[Begin], seed: int, folder: str | None
+    ) -> None:
         settings = self.work.settings
         own = [reader for reader in workers.readers if self.work.readers[reader].worker_id == number]
         member = self.work.readers[own[0]].member
@@ -195,7 +198,7 @@ class Pool:
             shared=shared,
             init=ByValue(settings.worker_init_fn, "worker_init_fn"),
             mail=workers.mail if self.method_of_start == "fork" else None,
-            folder=torch_quirks.shared_folder(),
+            folder=folder,
             dtype=torch.get_default_dtype(),
             seed=seed,
         )

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch.utils.data._utils import worker as torch_worker
@@ -61,23 +61,26 @@ class Job:
     seed: int
 
     def run(self) -> None:
+        parent = Parent()
         try:
-            self._set_up()
+            self._set_up(parent)
             if len(self.readers) == 1:
                 self._serve(self.readers[0], self.ports[0])
             else:
                 self._serve_in_threads()
         except KeyboardInterrupt:  # a stream raised it: the main process says so
             sys.exit(1)
+        if any(port.is_lone for port in self.ports) and parent.dies_soon():
+            _leave(self.folder)
 
-    def _set_up(self) -> None:
+    def _set_up(self, parent: Parent) -> None:
         hold_standard()
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # forkserver does not pass on a blocked one
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         if self.mail is not None:
             note_fork()
             self.mail.close_in_worker(self.ports)
-        watch_parent(self.folder)
+        end_after(parent, self.folder)
         os.environ.setdefault("OPENCV_FOR_THREADS_NUM", "1")  # read when it is loaded; workers are as many as cores
         if "cv2" in sys.modules:
             sys.modules["cv2"].setNumThreads(0)
@@ -129,19 +132,40 @@ class Job:
                 raise error
 
 
-def watch_parent(folder: str | None) -> None:
-    """End this process soon after its parent, and remove that one's folder."""
-    parent, started_by = os.getppid(), multiprocessing.parent_process()
+class Parent:
+    """The process that asked for this one; a forkserver, the parent of its children, outlives that."""
 
-    def watch() -> None:  # a forkserver, the parent of its children, outlives the process that asked for them
+    def __init__(self) -> None:
+        self._pid, self._started_by = os.getppid(), multiprocessing.parent_process()
+
+    def is_alive(self) -> bool:
+        return os.getppid() == self._pid and (self._started_by is None or self._started_by.is_alive())
+
+    def dies_soon(self) -> bool:
+        """Whether it is dying, as its descriptors are closed a little before it has ended."""
+        deadline = time.monotonic() + _WATCH_SECONDS
+        while self.is_alive() and time.monotonic() < deadline:
+            time.sleep(_WATCH_SECONDS / 100)
+        return not self.is_alive()
+
+
+def end_after(parent: Parent, folder: str | None) -> None:
+    """End this process soon after its parent, also if it is stuck, and remove that one's folder."""
+
+    def watch() -> None:
         time.sleep(_WATCH_SECONDS)  # looking copies pages
-        while os.getppid() == parent and (started_by is None or started_by.is_alive()):
+        while parent.is_alive():
             time.sleep(_WATCH_SECONDS)
-        if folder is not None:
-            shutil.rmtree(folder, ignore_errors=True)
-        os._exit(1)
+        _leave(folder)
 
     threading.Thread(target=watch, name="parent-watch", daemon=True).start()
+
+
+def _leave(folder: str | None) -> NoReturn:
+    """End at once, as nobody is there any more; others may still have files in the folder, which goes with it."""
+    if folder is not None:
+        shutil.rmtree(folder, ignore_errors=True)
+    os._exit(1)
 
 
 def how_it_ended(exit_code: int) -> str:
