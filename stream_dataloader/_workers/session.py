@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
+import threading
 import time as clock
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -160,6 +161,8 @@ class Session:
         return died
 
     def _ended(self, step: int) -> WorkerError:
+        if threading.current_thread().daemon:  # while a program ends, a part of the message at most would be printed
+            clock.sleep(_DEATH_SECONDS)
         return WorkerError(
             f"the program is ending, or another thread ended the workers, while batch {step} was waited for; close the "
             "iterator and join the thread that reads before the program ends"
