@@ -61,5 +61,11 @@ class OwnRank:
             self._latest = find_place(*self._given)
         return self._latest
 
+    @property
+    def numbers(self) -> tuple[int, int]:
+        """Which rank this is, and how many there are."""
+        now = self.now()
+        return now.rank, now.world_size
+
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_latest": RankPlace()}

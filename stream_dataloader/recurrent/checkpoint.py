@@ -32,31 +32,41 @@ _CONTENT = {"RecurrentState": ("structure", "dims", "leaves"), "LaneMemory": ("v
 
 
 class OwnLanes(NamedTuple):
-    """A rank's lanes in a state: their numbers, the rows that are theirs, and what each was made of last, in `ROWS`."""
+    """A rank's lanes in a state.
+
+    Attributes:
+        lanes: Their numbers.
+        rows: The rows of the state that are theirs.
+        last: What each was made of last, in `ROWS`.
+        new: Lanes that the state has not: each begins with a stream.
+    """
 
     lanes: Lanes
     rows: Lanes
     last: npt.NDArray[np.int64]
+    new: Lanes
 
-    def moved(self, loader: StreamDataLoader[Any]) -> tuple[OwnLanes, Lanes]:
-        """The lanes of a loader that go on with these, and those of its lanes that are new.
+    def order(self) -> LaneOrder:
+        """The order in which the lanes' batches have to come."""
+        order = LaneOrder.of(self.lanes, self.last)
+        order.begin(self.new)
+        return order
 
-        Raises:
-            StateError: The loader has loaded no state, or one of other lanes.
-        """
-        kept = loader._kept_lanes
-        if kept is None:
-            raise StateError("the loader has loaded no state; load its state first, saved as of the same batch")
-        if len(self.lanes) and self.lanes[-1] >= kept.saved:
-            what = f"the carried state has {named(self.lanes)}, and the loader's had {kept.saved} lanes on this rank"
-            raise StateError(
-                f"{what}; load both as of the same batch, and give rank= and world_size= here where the loader has them"
-            )
-        row_of = {lane: row for row, lane in enumerate(self.lanes.tolist())}
-        pairs = [(lane, row_of[before]) for lane, before in enumerate(kept.lanes) if before in row_of]
-        lanes, found = np.array(pairs, np.int64).reshape(-1, 2).T
-        new = np.flatnonzero(np.array(kept.lanes) < 0)
-        return OwnLanes(lanes, self.rows[found], self.last[:, found]), new
+
+def _moved(own: OwnLanes, loader: StreamDataLoader[Any]) -> OwnLanes:
+    """The lanes of a loader that go on with a rank's, and those of its lanes that are new."""
+    kept = loader._kept_lanes
+    if kept is None:
+        raise StateError("the loader has loaded no state; load its state first, saved as of the same batch")
+    if len(own.lanes) and own.lanes[-1] >= kept.saved:
+        what = f"the carried state has {named(own.lanes)}, and the loader's had {kept.saved} lanes on this rank"
+        raise StateError(
+            f"{what}; load both as of the same batch, and give rank= and world_size= here where the loader has them"
+        )
+    row_of = {lane: row for row, lane in enumerate(own.lanes.tolist())}
+    pairs = [(lane, row_of[before]) for lane, before in enumerate(kept.lanes) if before in row_of]
+    lanes, found = np.array(pairs, np.int64).reshape(-1, 2).T
+    return OwnLanes(lanes, own.rows[found], own.last[:, found], np.flatnonzero(np.array(kept.lanes) < 0))
 
 
 def head_of(lanes: Lanes, order: LaneOrder, place: tuple[int, int]) -> dict[str, Any]:
@@ -100,18 +110,34 @@ def check_state(state: Any, owner: str | None = None) -> str:
     return kind
 
 
-def of_rank(state: Any, owner: str, place: tuple[int, int]) -> OwnLanes | None:
-    """A rank's lanes in a state; None if it has none."""
+def of_rank(
+    state: Any, owner: str, place: tuple[int, int], loader: StreamDataLoader[Any] | None = None
+) -> OwnLanes | None:
+    """A rank's lanes in a state; None if it has none.
+
+    Args:
+        owner: The name of the class that loads it.
+        place: Which rank it is, and how many there are.
+        loader: The loader, if it has loaded its state with another number of lanes.
+
+    Raises:
+        StateError: It is no state of such an owner, or has not this rank's lanes; or the loader has loaded no state, or
+            one of other lanes.
+    """
     check_state(state, owner)
-    rank, world_size = place
-    count = len(state["lanes"])
-    if not count:
+    if not state["lanes"]:
         return None
+    own = _of_place(state, *place)
+    return own if loader is None else _moved(own, loader)
+
+
+def _of_place(state: Mapping[str, Any], rank: int, world_size: int) -> OwnLanes:
+    count, none = len(state["lanes"]), np.empty(0, np.int64)
     if not count == len(state["source"]) == len(state["position"]) == len(state.get("values", state["lanes"])):
         raise StateError(f"the state names {count} lanes, and has not as many values; it was changed since")
     lanes, last = np.array(state["lanes"], np.int64), np.array([_row(state, name) for name in ROWS], np.int64)
     if (state["rank"], state["world_size"]) == (rank, world_size):
-        return OwnLanes(lanes, np.arange(count), last)
+        return OwnLanes(lanes, np.arange(count), last, none)
     if state["world_size"] != 1:
         what = f"the state is that of rank {state['rank']} of {state['world_size']}"
         here = f"and this is rank {rank} of {world_size}"
@@ -120,7 +146,7 @@ def of_rank(state: Any, owner: str, place: tuple[int, int]) -> OwnLanes | None:
         what = f"the state has {count} lanes, {named(state['lanes'])}"
         raise StateError(f"{what}, which {world_size} ranks cannot share evenly; have another number of ranks")
     own = np.arange(rank * count // world_size, (rank + 1) * count // world_size)
-    return OwnLanes(np.arange(len(own)), own, last[:, own])
+    return OwnLanes(np.arange(len(own)), own, last[:, own], none)
 
 
 def _row(state: Mapping[str, Any], name: str) -> Sequence[int]:

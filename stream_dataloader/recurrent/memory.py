@@ -155,10 +155,7 @@ class LaneMemory(Generic[V]):
             ValueError: A number is negative.
         """
         self._left = None
-        chosen = None if lanes is None else [int(lane) for lane in lanes]
-        if chosen and min(chosen) < 0:
-            raise ValueError(f"lane {min(chosen)} is reset, and lanes are numbered from 0")
-        self._order.forget(chosen)
+        chosen = self._order.forget(lanes)
         self._values = {} if chosen is None else {n: v for n, v in self._values.items() if n not in chosen}
 
     def to(self, device: torch.device | str | int) -> Self:
@@ -198,23 +195,17 @@ class LaneMemory(Generic[V]):
             StateError: It is no state of a `LaneMemory`, or has not this rank's lanes; or the loader has loaded no
                 state, or one of other lanes.
         """
-        own = of_rank(state, "LaneMemory", self.place)
-        self._values, self._order, self._left = {}, LaneOrder(), None
-        if own is None:
-            return
-        new = np.empty(0, np.int64)
-        if loader is not None:
-            own, new = own.moved(loader)
-        rows = zip(own.lanes.tolist(), own.rows.tolist(), strict=True)
-        self._values = {lane: decode(state["values"][row], self._new) for lane, row in rows}
-        self._order = LaneOrder.of(own.lanes, own.last)
-        self._order.begin(new)
+        own = of_rank(state, "LaneMemory", self.place, loader)
+        values: dict[int, V] = {}
+        if own is not None:
+            rows = zip(own.lanes.tolist(), own.rows.tolist(), strict=True)
+            values = {lane: decode(state["values"][row], self._new) for lane, row in rows}
+        self._values, self._order, self._left = values, LaneOrder() if own is None else own.order(), None
 
     @property
     def place(self) -> tuple[int, int]:
         """Which rank this is, and how many there are."""
-        now = self._rank.now()
-        return now.rank, now.world_size
+        return self._rank.numbers
 
     def snapshot(self) -> Self:
         """A copy that keeps what is kept now, and shares nothing that can be changed."""

@@ -191,18 +191,26 @@ class LaneOrder:
         self._last[0, idle] = np.where(self._last[0, idle] == _NEVER, -1, self._last[0, idle])
         self.is_loaded = self.is_loaded and not (self._given[self._last[0] != _NEVER] >= 0).all()
 
-    def forget(self, lanes: Iterable[int] | None) -> None:
-        """Let lanes, or all of them, begin anywhere."""
-        self.is_loaded = False
+    def forget(self, lanes: Iterable[int] | None) -> npt.NDArray[np.int64] | None:
+        """Let lanes, or all of them, begin anywhere; returns their numbers, None for all.
+
+        Raises:
+            ValueError: A number is negative.
+        """
         if lanes is None:
+            self.is_loaded = False
             self._missing = _ANYWHERE
             self._last[0], self._last[_AGE] = _ANYWHERE, 0
-        else:
-            chosen = np.fromiter(lanes, np.int64)
-            if len(chosen):
-                self._grow(chosen)
-                self._last[0, chosen] = _ANYWHERE
-                self.begin_anew(chosen)
+            return None
+        chosen = np.array([int(lane) for lane in lanes], np.int64)
+        if len(chosen) and chosen.min() < 0:
+            raise ValueError(f"lane {chosen.min()} is reset, and lanes are numbered from 0")
+        self.is_loaded = False
+        if len(chosen):
+            self._grow(chosen)
+            self._last[0, chosen] = _ANYWHERE
+            self.begin_anew(chosen)
+        return chosen
 
     def begin(self, lanes: npt.NDArray[np.int64]) -> None:
         """Add lanes that have had no item: each begins with a stream."""

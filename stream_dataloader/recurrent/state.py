@@ -188,15 +188,11 @@ class RecurrentState:
         Raises:
             ValueError: A number is negative.
         """
-        if lanes is None:
+        chosen = self._order.forget(lanes)
+        if chosen is None:
             self._store = LaneStore()
-            self._order.forget(None)
         else:
-            chosen = [int(lane) for lane in lanes]
-            if chosen and min(chosen) < 0:
-                raise ValueError(f"lane {min(chosen)} is reset, and lanes are numbered from 0")
-            self._order.forget(chosen)
-            self._store.drop(np.array(chosen, np.int64))
+            self._store.drop(chosen)
 
     def to(self, device: torch.device | str | int) -> Self:
         """Move what is kept, and a fixed initial state, to a device; Parameters go with their module.
@@ -291,14 +287,11 @@ class RecurrentState:
             StateError: It is no state, that of another model, or has not this rank's lanes; or the loader has loaded no
                 state, or one of other lanes.
         """
-        own = of_rank(state, "RecurrentState", self.place)
+        own = of_rank(state, "RecurrentState", self.place, loader)
         if own is None:
             self._store, self._order = LaneStore(), LaneOrder()
             return
-        states, new = tensors_from_plain(state), np.empty(0, np.int64)
-        if loader is not None:
-            own, new = own.moved(loader)
-        lanes = own.lanes
+        states, lanes = tensors_from_plain(state), own.lanes
         if len(own.rows) < len(state["lanes"]) or loader is not None:
             states = states.columns(own.rows)
         if (known := self._store.known or self._initial.states) is not None:
@@ -309,14 +302,12 @@ class RecurrentState:
                 raise StateError(f"the state has lanes in dimensions {states.dims}, and batch_dim says {dims}")
         self._store = LaneStore()
         self._store.put(Piece(lanes, states, is_checked=self._nonfinite != "keep"))
-        self._order = LaneOrder.of(lanes, own.last)
-        self._order.begin(new)
+        self._order = own.order()
 
     @property
     def place(self) -> tuple[int, int]:
         """Which rank this is, and how many there are."""
-        now = self._rank.now()
-        return now.rank, now.world_size
+        return self._rank.numbers
 
     def snapshot(self) -> Self:
         """A copy that keeps what is kept now. The tensors are the same ones, as none is ever changed in place."""
