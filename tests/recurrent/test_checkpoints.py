@@ -1,11 +1,12 @@
 """A resumed run is bit-identical, the state included; with another number of workers and ranks, too."""
 
+import functools
 import itertools
 
 import pytest
 import torch
 import torch.distributed as dist
-from carried import Pair, ones, through_file
+from carried import Pair, handed_over, ones, resumed_before_each_batch
 from rank_processes import RankProcesses
 from torch import nn
 
@@ -46,16 +47,11 @@ def gru_of():
 def test_a_run_that_is_resumed_after_each_batch_is_bit_identical():
     gru, carry = gru_of(), carry_of()
     whole = [step(gru, batch, carry) for batch in loader_of()]
-    state = through_file({"loader": loader_of().state_dict(), "carry": carry_of().state_dict()})
-    for i, expected in enumerate(whole):
-        loader, carry = loader_of(workers=i % 3), carry_of()
-        loader.load_state_dict(state["loader"])
-        carry.load_state_dict(state["carry"])
-        batches = iter(loader)
-        batch = next(batches)
-        assert torch.equal(step(gru, batch, carry), expected)
-        state = through_file({"loader": batch.state_dict(), "carry": carry.state_dict()})
-        del batches
+    found = resumed_before_each_batch(
+        lambda number: (loader_of(workers=number % 3), carry_of()), functools.partial(step, gru), len(whole)
+    )
+    for (*_, output), expected in zip(found, whole, strict=True):
+        assert torch.equal(output, expected)
 
 
 def test_the_state_is_that_of_the_last_batch_passed_to_after():
@@ -92,28 +88,19 @@ def test_any_number_of_ranks_takes_up_a_state(before, after):
     gru, carry = gru_of(), carry_of()
     whole = [step(gru, batch, carry) for batch in loader_of(rank=0, world_size=1)]
 
-    def ranks(count):
-        places = [{"rank": rank, "world_size": count} for rank in range(count)]
-        return [(loader_of(lanes=4 // count, **place), carry_of(**place)) for place in places]
+    made = []
 
-    def run(ranks, steps=None):
-        batches = zip(*(loader for loader, _ in ranks), strict=True)
-        for of_ranks in itertools.islice(batches, steps):
-            own = [step(gru, batch, carry) for batch, (_, carry) in zip(of_ranks, ranks, strict=True)]
-            yield torch.cat(own, 1)
+    def make(**place):
+        made.append((loader_of(lanes=4 // place["world_size"], **place), carry_of(**place)))
+        return made[-1]
 
-    first, second = ranks(before), ranks(after)
-    found = list(run(first, 3))
-    states = merge_states([loader.state_dict() for loader, _ in first])
-    carried = merge_states(reversed([through_file(carry.state_dict()) for _, carry in first]))
-    for loader, carry in second:
-        loader.load_state_dict(states)
-        carry.load_state_dict(carried)
-    for one, other in zip([*found, *run(second)], whole, strict=True):
-        torch.testing.assert_close(one, other, rtol=0, atol=1e-6)  # products of other sizes are rounded otherwise
+    found = handed_over(make, functools.partial(step, gru), before, after)
+    for one, other in zip(found, whole, strict=True):
+        # products of other sizes are rounded otherwise
+        torch.testing.assert_close(torch.cat(one, 1), other, rtol=0, atol=1e-6)
     if before == after:
         third = carry_of(rank=1, world_size=2)
-        third.load_state_dict(first[1][1].state_dict())  # its own will do
+        third.load_state_dict(made[1][1].state_dict())  # its own will do
 
 
 def saved(lanes=4, hidden=3, rank=0, world_size=1):

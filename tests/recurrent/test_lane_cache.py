@@ -4,13 +4,13 @@ import itertools
 
 import pytest
 import torch
-from carried import through_file
+from carried import handed_over, resumed_before_each_batch
 from helpers import random_cases
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn.functional import scaled_dot_product_attention
 
-from stream_dataloader import StateError, StreamDataLoader, StreamDataset, merge_states
+from stream_dataloader import StateError, StreamDataLoader, StreamDataset
 from stream_dataloader.recurrent import LaneCache, RecurrentState
 
 LENGTHS = [7, 3, 5, 1, 4, 2, 6, 3, 5, 2]
@@ -103,45 +103,27 @@ def test_dimensions_may_be_those_of_attention_kernels():
         other.after(batch, [(keys, keys)])
 
 
+def attend_and_check(batch, cache):
+    return check(batch, attend(batch, cache), LENGTHS, cache.steps)
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_any_batch_can_be_resumed_from(workers):
-    state = None
-    for whole in loader_of(LENGTHS, 3, windows="packed"):
-        loader, cache = loader_of(LENGTHS, 3, workers, windows="packed"), LaneCache(4)
-        if state is not None:
-            loader.load_state_dict(state[0])
-            cache.load_state_dict(state[1])
-        batches = iter(loader)
-        batch = next(batches)
-        assert batch.step == whole.step
-        check(batch, attend(batch, cache), LENGTHS, 4)
-        state = through_file([batch.state_dict(), cache.state_dict()])
-        del batches
+    whole = list(loader_of(LENGTHS, 3, windows="packed"))
+
+    def make(_):
+        return loader_of(LENGTHS, 3, workers, windows="packed"), LaneCache(4)
+
+    found = resumed_before_each_batch(make, attend_and_check, len(whole))
+    assert [batch.step for batch, *_ in found] == [batch.step for batch in whole]
 
 
 @pytest.mark.parametrize(("before", "after"), [(1, 2), (4, 1), (2, 4)])
 def test_any_number_of_ranks_takes_up_a_state(before, after):
-    def ranks(count):
-        for rank in range(count):
-            place = {"rank": rank, "world_size": count}
-            yield loader_of(LENGTHS, 4 // count, groups=4, **place), LaneCache(4, **place)
+    def make(**place):
+        return loader_of(LENGTHS, 4 // place["world_size"], groups=4, **place), LaneCache(4, **place)
 
-    def run(ranks, steps=None):
-        batches = zip(*(loader for loader, _ in ranks), strict=True)
-        return sum(
-            check(batch, attend(batch, cache), LENGTHS, 4)
-            for of_ranks in itertools.islice(batches, steps)
-            for batch, (_, cache) in zip(of_ranks, ranks, strict=True)
-        )
-
-    first, second = list(ranks(before)), list(ranks(after))
-    steps = run(first, 3)
-    states = merge_states([loader.state_dict() for loader, _ in first])
-    kept = merge_states([cache.state_dict() for _, cache in first])
-    for loader, cache in second:
-        loader.load_state_dict(states)
-        cache.load_state_dict(kept)
-    assert steps + run(second) == sum(LENGTHS)
+    assert sum(map(sum, handed_over(make, attend_and_check, before, after))) == sum(LENGTHS)
 
 
 def test_a_gradient_stays_within_its_window():

@@ -1,12 +1,11 @@
 """A value a lane is that of the lane's stream alone, however batches are split, resumed and shared by ranks."""
 
-import itertools
 from collections import deque
 
 import numpy as np
 import pytest
 import torch
-from carried import through_file
+from carried import handed_over, resumed_before_each_batch, through_file
 from helpers import random_cases
 from hypothesis import given
 from hypothesis import strategies as st
@@ -70,43 +69,19 @@ def test_each_stream_sees_its_own_items(lengths, lanes, time_steps, windows, fed
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("new", [list, lambda: deque(maxlen=99)], ids=["list", "deque"])
 def test_any_batch_can_be_resumed_from(workers, new):
-    memory, state, whole = LaneMemory(new), None, list(loader_of())
-    for batch in whole:
-        loader, memory = loader_of(workers), LaneMemory(new)
-        if state is not None:
-            loader.load_state_dict(state[0])
-            memory.load_state_dict(state[1])
-        batches = iter(loader)
-        remember(resumed := next(batches), memory)
-        assert resumed.step == batch.step
+    whole = list(loader_of())
+    found = resumed_before_each_batch(lambda _: (loader_of(workers), LaneMemory(new)), remember, len(whole))
+    for (batch, memory, _), expected in zip(found, whole, strict=True):
+        assert batch.step == expected.step
         assert type(memory[0]) is type(new())
-        state = through_file([resumed.state_dict(), memory.state_dict()])
-        del batches
 
 
 @pytest.mark.parametrize(("before", "after"), [(1, 2), (4, 1), (2, 4)])
 def test_any_number_of_ranks_takes_up_a_state(before, after):
-    def ranks(count):
-        for rank in range(count):
-            place = {"rank": rank, "world_size": count}
-            yield loader_of(lanes=4 // count, groups=4, **place), LaneMemory(**place)
+    def make(**place):
+        return loader_of(lanes=4 // place["world_size"], groups=4, **place), LaneMemory(**place)
 
-    def run(ranks, steps=None):
-        batches = zip(*(loader for loader, _ in ranks), strict=True)
-        return sum(
-            remember(batch, memory)
-            for of_ranks in itertools.islice(batches, steps)
-            for batch, (_, memory) in zip(of_ranks, ranks, strict=True)
-        )
-
-    first, second = list(ranks(before)), list(ranks(after))
-    cells = run(first, 3)
-    states = merge_states([loader.state_dict() for loader, _ in first])
-    values = merge_states([through_file(memory.state_dict()) for _, memory in reversed(first)])
-    for loader, memory in second:
-        loader.load_state_dict(states)
-        memory.load_state_dict(values)
-    assert cells + run(second) == sum(LENGTHS)
+    assert sum(map(sum, handed_over(make, remember, before, after))) == sum(LENGTHS)
 
 
 @pytest.mark.parametrize("lanes", [2, 6])

@@ -2,10 +2,12 @@
 
 import dataclasses
 import io
+import itertools
 import typing
 
 import torch
 
+from stream_dataloader import merge_states
 from stream_dataloader.recurrent import LaneCache, LaneMemory, RecurrentState
 
 
@@ -57,3 +59,42 @@ def through_file(state):
     torch.save(state, file)
     file.seek(0)
     return torch.load(file, weights_only=True)
+
+
+def resumed_before_each_batch(make, use, count):
+    """Read batches of which each comes from a loader and goes to a carrier that were made and loaded for it.
+
+    Yields each batch, its carrier, and what `use(batch, carrier)` returned.
+    """
+    state = through_file([one.state_dict() for one in make(0)])
+    for number in range(count):
+        loader, carrier = make(number)
+        loader.load_state_dict(state[0])
+        carrier.load_state_dict(state[1])
+        batches = iter(loader)
+        batch = next(batches)
+        found = use(batch, carrier)
+        state = through_file([batch.state_dict(), carrier.state_dict()])
+        del batches
+        yield batch, carrier, found
+
+
+def handed_over(make, use, before, after, steps=3):
+    """Read some steps on as many ranks as `before`, and the rest on as many as `after`, all in this process.
+
+    `make(rank=, world_size=)` makes a loader and a carrier. Yields for each step what `use(batch, carrier)` returned on
+    each rank.
+    """
+    first, second = ([make(rank=rank, world_size=count) for rank in range(count)] for count in (before, after))
+
+    def read(ranks):
+        for batches in zip(*(loader for loader, _ in ranks), strict=True):
+            yield [use(batch, carrier) for batch, (_, carrier) in zip(batches, ranks, strict=True)]
+
+    yield from itertools.islice(read(first), steps)
+    states = merge_states([loader.state_dict() for loader, _ in first])
+    carried = merge_states(reversed([through_file(carrier.state_dict()) for _, carrier in first]))
+    for loader, carrier in second:
+        loader.load_state_dict(states)
+        carrier.load_state_dict(carried)
+    yield from read(second)
