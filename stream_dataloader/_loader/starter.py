@@ -177,8 +177,7 @@ class Starter:
         for member in members:
             plan, board, meters = work.members[member].plan(), self._board, work.tally.meters
             reading = Reading(plan, starts[member], work.readers, board, meters, member, lambda _: slots, locally=True)
-            ((number, _),), (begin,) = reading.own, read_here(reading)
-            local[number] = begin()
+            local[reading.own[0][0]] = read_here(reading)
         return Begun(session, local, slots)
 
     def stats(self) -> LoaderStats:

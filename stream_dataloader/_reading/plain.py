@@ -22,9 +22,9 @@ from stream_dataloader._assembly.part import Part, have_data
 from stream_dataloader._assembly.regroup import Regrouper
 from stream_dataloader._reading.deferred import Begun, Deferred
 from stream_dataloader._reading.plan import Reading, ReadingPlan, Start
-from stream_dataloader._reading.reader import PartReader, read_as_worker, read_here, unsendable, warn_of_skip
+from stream_dataloader._reading.reader import PartReader, read_here, unsendable, warn_of_skip
 from stream_dataloader._reading.sessions import SessionKey, SessionTable
-from stream_dataloader._reading.source_queue import Abandoned, SessionQueue
+from stream_dataloader._reading.source_queue import Abandoned, SessionQueue, SourceQueue
 from stream_dataloader.batch import StreamBatch
 from stream_dataloader.errors import GapError
 
@@ -41,9 +41,7 @@ def plain_parts(plan: ReadingPlan, table: SessionTable, iteration: int) -> Itera
         return Deferred(functools.partial(_parts_here, plan, table))
     if worker.id >= plan.rules.lanes:
         return iter(())  # more workers than lanes
-    reading = Reading.alone(plan, None, worker.num_workers)
-    (reader,) = read_as_worker(reading, table, plain_session(worker.id, iteration), worker.id)
-    return PlainParts(reader, sent=True)
+    return PlainParts(_read_as_worker(plan, table, iteration, worker.id, worker.num_workers), sent=True)
 
 
 def _refuse_collation(caller: FrameType | None) -> None:
@@ -63,9 +61,18 @@ def _refuse_collation(caller: FrameType | None) -> None:
 
 
 def _parts_here(plan: ReadingPlan, table: SessionTable) -> Begun[StreamBatch]:
-    (begin,) = read_here(Reading.alone(plan, Start(table.take_epoch(os.getpid()))))
-    reader = begin()
+    reader = read_here(Reading.alone(plan, Start(table.take_epoch(os.getpid()))))
     return PlainParts(reader, sent=False), reader.close
+
+
+def _read_as_worker(plan: ReadingPlan, table: SessionTable, iteration: int, number: int, workers: int) -> PartReader:
+    """Read the lanes of one worker of several, which nobody tells what the others do."""
+    reading, rules, key = Reading.alone(plan, None, workers), plan.rules, plain_session(number, iteration)
+    if len(reading.own) == 1:
+        return PartReader(reading, number, SourceQueue(rules, reading.order(table.take_epoch(key.owner))))
+    row, order = table.join(key, number, reading.times, reading.order)
+    queue = SessionQueue(row, number, rules, order, table.locked, lambda: False, gives_up=False)
+    return PartReader(reading, number, queue)
 
 
 def plain_session(worker_id: int, iteration: int) -> SessionKey:

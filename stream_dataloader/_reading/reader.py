@@ -7,9 +7,8 @@ opened is closed, and nobody waits for this worker any more.
 from __future__ import annotations
 
 import atexit
-import functools
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from stream_dataloader._assembly.part import IS_FRESH, RUN_NUMBERS, Contents, Part, PartDraft, runs_of
@@ -21,11 +20,9 @@ from stream_dataloader._reading.global_draws import give_back
 from stream_dataloader._reading.lane import Lane
 from stream_dataloader._reading.opener import Opener
 from stream_dataloader._reading.plan import Reading
-from stream_dataloader._reading.sessions import SessionKey, SessionTable
-from stream_dataloader._reading.source_queue import Abandoned, KnownQueue, SessionQueue, SourceQueue
+from stream_dataloader._reading.source_queue import Abandoned, SessionQueue, SourceQueue
 from stream_dataloader._reading.worker_info import worker_info_hidden
-from stream_dataloader._schedule.order import Order
-from stream_dataloader._schedule.rules import NEVER, Reader
+from stream_dataloader._schedule.rules import NEVER
 from stream_dataloader._schedule.snapshot import LaneReports
 from stream_dataloader.errors import ErrorReport, ItemError, StreamError
 
@@ -196,57 +193,11 @@ class PartReader:
                 give_back()
 
 
-def known_queue(reading: Reading, reader: Reader, order: Order, closed: Callable[[], bool] | None) -> KnownQueue:
-    """One reader's end of an epoch whose lengths are known."""
-    assert reading.known_lengths is not None
-    lanes = [lane - reading.first_lane for lane in reader.lanes]
-    return KnownQueue(reading.plan.rules, order, closed, reading.known_lengths, reading.resume, lanes)
-
-
-def read_here(reading: Reading, closed: Callable[[], bool] | None = None) -> list[Callable[[], PartReader]]:
-    """Read all lanes of a member in this process, each reader's in a thread if there are several.
-
-    Returns:
-        For each reader what begins to read; to be called in its thread, which opens, reads and closes all of its
-        streams.
-    """
+def read_here(reading: Reading) -> PartReader:
+    """Read all lanes of a member in this thread."""
     assert reading.start is not None
-    rules, order = reading.plan.rules, reading.order(reading.start.epoch)
-    queues = [SourceQueue(rules, order, closed)]
-    if len(reading.own) > 1 and reading.known_lengths is not None:
-        queues = [known_queue(reading, reader, order, closed) for _, reader in reading.own]
-    elif len(reading.own) > 1:
-        queues = SessionQueue.of_threads(rules, order, reading.times, closed or (lambda: False))
-    return [
-        functools.partial(PartReader, reading, number, queue)
-        for (number, _), queue in zip(reading.own, queues, strict=True)
-    ]
-
-
-def read_as_worker(
-    reading: Reading,
-    table: SessionTable,
-    session: SessionKey,
-    worker_id: int,
-    closed: Callable[[], bool] = lambda: False,
-    *,
-    in_threads: bool = False,
-) -> list[PartReader]:
-    """One worker's readers; streams are opened, read and closed in the thread that uses one."""
-    found: list[PartReader] = []
-    rules, epoch = table.rules, None if reading.start is None else reading.start.epoch
-    for place, (number, reader) in enumerate(reading.own):
-        if reader.worker_id == worker_id:
-            queue: SourceQueue
-            if len(reading.own) == 1:
-                queue = SourceQueue(rules, reading.order(table.take_epoch(session.owner) if epoch is None else epoch))
-            elif epoch is not None and reading.known_lengths is not None:
-                queue = known_queue(reading, reader, reading.order(epoch), closed if in_threads else None)
-            else:
-                row, order = table.join(session, place, reading.times, epoch, reading.order)
-                queue = SessionQueue(row, place, rules, order, table.locked, closed, gives_up=in_threads)
-            found.append(PartReader(reading, number, queue))
-    return found
+    ((number, _),) = reading.own
+    return PartReader(reading, number, SourceQueue(reading.plan.rules, reading.order(reading.start.epoch)))
 
 
 _local: WeakItems[PartReader] = WeakItems()

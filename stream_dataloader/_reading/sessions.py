@@ -1,9 +1,7 @@
 """Sessions: which iteration over a dataset a worker takes part in, in memory that all its workers share.
 
-A *session* is one iteration over the dataset. Whichever worker comes first creates it, in a row of a table::
-
-    StreamDataLoader       (main's pid, minus the loader's number, number of the iteration)
-    torch's DataLoader     (parent's pid, process ordinal - worker id, how often the worker was iterated)
+A *session* is one iteration over the dataset, and has a row. A `StreamDataLoader` tells its workers which row it is.
+With torch's own `DataLoader` nobody does: whichever worker comes first creates the session, in a table::
 
     table     sessions created | epoch of new owners | owners: pid, next epoch | sessions: key, number | their rows
     row       epoch, workers | of each worker: status, pid, time, ends | the ledger of its tickets
@@ -34,12 +32,11 @@ ABSENT, RUNNING, FINISHED, LEFT = range(4)
 
 
 class SessionKey(NamedTuple):
-    """Names one iteration over a dataset; a loader may have the same dataset as several members."""
+    """Names one iteration over a dataset: the parent's pid, process ordinal - worker id, how often it was iterated."""
 
     owner: int
     group: int
     iteration: int
-    member: int = 0
 
 
 class SessionRow:
@@ -128,7 +125,7 @@ class SessionTable(SharedFields):
         return self._memory.locked()
 
     def join(
-        self, key: SessionKey, worker: int, times: Sequence[int], epoch: int | None, order_of: Callable[[int], Order]
+        self, key: SessionKey, worker: int, times: Sequence[int], order_of: Callable[[int], Order]
     ) -> tuple[SessionRow, Order]:
         """Take part in a session; the first to come creates it.
 
@@ -136,7 +133,6 @@ class SessionTable(SharedFields):
             key: Names the session; the same for all of its workers.
             worker: This worker's number.
             times: When each of them begins.
-            epoch: The session's epoch; None takes the owner's next.
             order_of: The order in which an epoch's sources are granted.
 
         Returns:
@@ -150,7 +146,7 @@ class SessionTable(SharedFields):
             else:
                 place = self._free_place()
                 self._created[0] += 1
-                begun = self._take_epoch(key.owner) if epoch is None else epoch
+                begun = self._take_epoch(key.owner)
                 order = order_of(begun)
                 self._key[place] = key
                 self._number[place] = self._created[0]

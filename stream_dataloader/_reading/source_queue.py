@@ -9,13 +9,11 @@ Guarantee: a wait ends, with `Abandoned`, when the session is closed or one of i
 
 from __future__ import annotations
 
-import threading
 import time as clock
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 
-from stream_dataloader._memory.fields import Carver
 from stream_dataloader._reading.sessions import FINISHED, LEFT, RUNNING, SessionRow, is_alive
 from stream_dataloader._schedule.order import Order
 from stream_dataloader._schedule.replay import Replay, within_sections
@@ -130,17 +128,6 @@ class SessionQueue(SourceQueue):
         self._is_over = closed
         self._hidden: set[int] = set()  # lanes whose last tickets others do not see yet
         self._horizon = -1  # up to which all was decided
-
-    @classmethod
-    def of_threads(
-        cls, rules: Rules, order: Order, times: Sequence[int], closed: Callable[[], bool]
-    ) -> list[SourceQueue]:
-        """All ends of a session whose readers are threads of this process, in ordinary memory."""
-        row, lock = SessionRow(Carver(), rules), threading.Lock()
-        row.begin(order.epoch, times, order.again.first)
-        for worker in range(len(times)):
-            row.enter(worker)
-        return [cls(row, worker, rules, order, lambda: lock, closed, gives_up=True) for worker in range(len(times))]
 
     def publish(self, time: int) -> None:
         """See `SourceQueue`; tickets are shown before the time behind them is."""

@@ -151,8 +151,7 @@ class Pool:
             work.tally.meters,
             self._rows,
             self._ready_slots(),
-            asks=self._threads or settings.patience is not None,
-            one_by_one=self._threads or settings.patience is not None,
+            in_threads=self._threads or settings.patience is not None,
         )
         if self._threads:
             workers = self._new_workers()

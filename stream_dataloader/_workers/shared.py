@@ -25,9 +25,9 @@ from stream_dataloader._memory.fields import Carver, SharedFields, bytes_of
 from stream_dataloader._memory.pickling import ByValue
 from stream_dataloader._reading.activity import ActivityBoard, Meters
 from stream_dataloader._reading.plan import Reading
-from stream_dataloader._reading.reader import PartReader, known_queue
+from stream_dataloader._reading.reader import PartReader
 from stream_dataloader._reading.sessions import SessionRow
-from stream_dataloader._reading.source_queue import SessionQueue, SourceQueue
+from stream_dataloader._reading.source_queue import KnownQueue, SessionQueue, SourceQueue
 from stream_dataloader._schedule.rules import Reader, Rules
 from stream_dataloader._workers.channel import Begin
 from stream_dataloader.dataset import StreamDataset
@@ -53,7 +53,7 @@ class Rows(SharedFields):
         return self._memory.locked() if self._shared else self._lock
 
     def enter(
-        self, reading: Reading, session: int, place: int, closed: Callable[[], bool], *, asks: bool
+        self, reading: Reading, session: int, place: int, closed: Callable[[], bool], *, gives_up: bool
     ) -> SourceQueue:
         """Take part in a session; the reader that comes first begins it."""
         assert reading.start is not None
@@ -65,7 +65,7 @@ class Rows(SharedFields):
                 row.begin(order.epoch, reading.times, order.again.first)
                 self._session[number] = session
             row.enter(place)
-        return SessionQueue(row, place, self._rules, order, self.locked, closed, gives_up=asks)
+        return SessionQueue(row, place, self._rules, order, self.locked, closed, gives_up=gives_up)
 
 
 @dataclass
@@ -73,7 +73,8 @@ class Shared:
     """What all workers of a loader have.
 
     Attributes:
-        asks: Readers are threads: they ask between two lanes whether to stop, as none can be ended from outside.
+        in_threads: Readers are threads, also of a worker process: they ask between two lanes whether to stop, as none
+            can be ended from outside, and a message carries one step.
     """
 
     members: Sequence[StreamDataset]
@@ -82,8 +83,7 @@ class Shared:
     meters: Meters
     rows: Sequence[Rows | None]
     slots: SlotPool | None
-    asks: bool
-    one_by_one: bool  # a message carries one step
+    in_threads: bool
 
     def enter(self, number: int, closed: Callable[[], bool], begin: Begin) -> PartReader:
         """Begin to read a session as a reader, in the thread that reads."""
@@ -91,19 +91,22 @@ class Shared:
         slots = Slots if self.slots is None else functools.partial(PooledSlots, self.slots, begin.session)
         plan = self.members[member].plan()
         reading = Reading(plan, begin.start, self.readers, self.board, self.meters, member, slots, begin.recovery)
-        rows, asked = self.rows[member], closed if self.asks else None
+        rows, asked = self.rows[member], closed if self.in_threads else None
+        queue: SourceQueue
         if rows is None:
             queue = SourceQueue(plan.rules, reading.order(begin.start.epoch), asked)
         elif reading.known_lengths is not None:
-            queue = known_queue(reading, self.readers[number], reading.order(begin.start.epoch), asked)
+            lanes = [lane - reading.first_lane for lane in self.readers[number].lanes]
+            order = reading.order(begin.start.epoch)
+            queue = KnownQueue(plan.rules, order, asked, reading.known_lengths, begin.start.resume, lanes)
         else:
             place = [own for own, _ in reading.own].index(number)
-            queue = rows.enter(reading, begin.session, place, closed, asks=self.asks)
+            queue = rows.enter(reading, begin.session, place, closed, gives_up=self.in_threads)
         return PartReader(reading, number, queue)
 
     def most_steps(self, parts: list[Part]) -> int:
         """How many steps a message may carry that is like one of these parts, as its slots allow."""
-        if self.one_by_one:
+        if self.in_threads:
             return 1
         if self.slots is None or not any(part.contents.in_slot for part in parts):
             return MOST_STEPS_A_MESSAGE

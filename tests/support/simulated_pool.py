@@ -9,7 +9,6 @@ What this knows of the engine's insides is here: `SimulatedLoader._start_anew`, 
 `_Worker._read`.
 """
 
-import dataclasses
 import itertools
 import os
 import threading
@@ -17,12 +16,11 @@ from collections import deque
 
 from stream_dataloader import StreamDataLoader
 from stream_dataloader._reading.plan import Reading
-from stream_dataloader._reading.reader import read_as_worker
-from stream_dataloader._reading.sessions import SessionKey
 from stream_dataloader._schedule.rules import NEVER
+from stream_dataloader._workers.channel import Begin
+from stream_dataloader._workers.shared import Rows, Shared
 from stream_dataloader.errors import WorkerDeathError
 
-_sessions = itertools.count(1)
 _here = threading.local()
 
 
@@ -77,13 +75,13 @@ class SimulatedPool:
 
     def start(self, starts, recovery):
         dataset, workers = self._loader._ranks[0].reading, self._loader.num_workers
-        reading = Reading.alone(dataset.plan(), starts[0], workers)
-        reading = dataclasses.replace(reading, recovery=recovery)
-        session = SessionKey(os.getpid(), -1, next(_sessions))
+        alone = Reading.alone(dataset.plan(), starts[0], workers)
+        rows = Rows(dataset.rules, shared=False) if workers > 1 else None
+        shared = Shared([dataset], alone.readers, alone.board, alone.meters, [rows], None, in_threads=False)
+        begin = Begin(1, starts[0], recovery, NEVER, 0)
 
         def open_reader(worker, closed):
-            (reader,) = read_as_worker(reading, dataset.session_table, session, worker, closed)
-            return reader
+            return shared.enter(worker, closed, begin)
 
         self.feed = SimulatedFeed(self._loader, [_Worker(number, open_reader) for number in range(workers)])
         return self.feed

@@ -18,8 +18,9 @@ from worker_streams import Broken, acting, few, kill_self, raising, waiting
 from stream_dataloader import StreamDataLoader, StreamDataset, side_by_side
 from stream_dataloader._loader import collector
 from stream_dataloader._reading.activity import ActivityBoard
-from stream_dataloader._reading.plan import Reading
-from stream_dataloader._reading.reader import read_here
+from stream_dataloader._schedule.rules import NEVER
+from stream_dataloader._workers.channel import Begin
+from stream_dataloader._workers.shared import Rows, Shared
 from stream_dataloader.errors import ReadError, WorkerError, WorkerTimeoutError
 from stream_dataloader.recurrent import RecurrentState
 
@@ -84,9 +85,11 @@ class ScriptedPool:
         self.work, self.script, self.owner = work, script, os.getpid()
 
     def start(self, starts, recovery):
-        plan, meters, board = self.work.members[0].plan(), self.work.tally.meters, ActivityBoard(self.work.readers)
-        reading = Reading(plan, starts[0], self.work.readers, board, meters)
-        self.readers = [begin() for begin in read_here(reading)]
+        (dataset,), readers, meters = self.work.members, self.work.readers, self.work.tally.meters
+        rows = Rows(dataset.rules, shared=False) if len(readers) > 1 else None
+        shared = Shared([dataset], readers, ActivityBoard(readers), meters, [rows], None, in_threads=True)
+        begin = Begin(1, starts[0], recovery, NEVER, 0)
+        self.readers = [shared.enter(number, lambda: False, begin) for number in range(len(readers))]
         return self
 
     def receive(self, step, seconds):
