@@ -55,7 +55,7 @@ class TorchAttributes:
     @property
     def prefetch_factor(self) -> int | None:
         """Number of messages that workers read ahead; None without workers."""
-        return (self._settings.prefetch_factor or 2) if self.num_workers else None
+        return self._settings.batches_ahead if self.num_workers else None
 
     @property
     def pin_memory(self) -> bool:

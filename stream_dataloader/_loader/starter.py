@@ -189,7 +189,7 @@ class Starter:
             packed=all(own.windows == "packed" for own in rules),
             sources=sum(own.num_sources for own in rules),
             num_workers=work.settings.num_workers,
-            prefetch_factor=work.settings.prefetch_factor or 2,
+            prefetch_factor=work.settings.batches_ahead,
             outlook=work.members[0].plan().outlook() if len(rules) == 1 else None,
         )
         slots = (0, 0) if self.pool is None else self.pool.slots_in_use

@@ -94,10 +94,18 @@ def _nothing() -> None:
 
 
 _ahead: set[Ending] = set()
+_program_ends = False
+
+
+def program_ends() -> bool:
+    """Whether what there is has been, or is being, ended as the program ends."""
+    return _program_ends
 
 
 def _end_all() -> None:
     """End what there is while threads can be started and joined."""
+    global _program_ends
+    _program_ends = True
     for ending in tuple(_ahead):
         ending.now()
 

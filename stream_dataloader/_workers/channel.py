@@ -18,6 +18,7 @@ import select
 import socket
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Sequence
 from multiprocessing.process import BaseProcess
@@ -56,15 +57,15 @@ class Begin(NamedTuple):
     seed: int
 
 
-class Port:
+class Port(ABC):
     """A worker's end of a channel."""
 
     def __init__(self) -> None:
         self._inbox: deque[Any] = deque()
 
+    @abstractmethod
     def _next(self, seconds: float | None) -> Any:
         """The next message; None if none came in time."""
-        raise NotImplementedError
 
     def receive(self) -> Any:
         """The next message; waits for it."""
@@ -82,9 +83,9 @@ class Port:
         """Whether the session that is read is not wanted any more."""
         return self.has_mail() and any(type(message) is int and message < 0 for message in self._inbox)
 
+    @abstractmethod
     def send(self, message: tuple[Any, ...] | bytes) -> bool:
         """Send a message, maybe pickled; False if the session is not wanted any more, and there is no room."""
-        raise NotImplementedError
 
 
 class ThreadPort(Port):

@@ -65,7 +65,7 @@ class Pool:
         self.workers: Workers | None = None
         self.sessions = 0  # that were started
         self._threads = settings.worker_method == "thread"
-        self._prefetch = settings.prefetch_factor or 2
+        self._prefetch = settings.batches_ahead
         # for each reader: those that wait, the one that is used and the one that is filled
         self._messages = self._prefetch + 2
         self._transport = "queue" if settings.patience is not None else settings.transport

@@ -169,6 +169,7 @@ def _leave(folder: str | None) -> NoReturn:
 
 
 def how_it_ended(exit_code: int) -> str:
+    """The end of a process in words, which follow its name."""
     if exit_code == UNKNOWN_EXIT:
         return "ended, how is not known,"
     if exit_code >= 0:

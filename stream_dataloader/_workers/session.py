@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stream_dataloader._assembly.part import Part, unpack
 from stream_dataloader._assembly.slots import MOST_STEPS_A_MESSAGE
+from stream_dataloader._memory.endings import program_ends
 from stream_dataloader._notices import log, warn
 from stream_dataloader._reading.sessions import state_of
 from stream_dataloader._workers.channel import CLOSE, ENDED, FAILED, READY
@@ -51,7 +52,7 @@ class Session:
         self._awaits_rows = False  # the end of a session before is awaited
         self._begin = self._further = clock.monotonic()  # when a worker was seen to have got further
         self._seen: Any = None
-        self._prefetch = self._settings.prefetch_factor or 2
+        self._prefetch = self._settings.batches_ahead
         self._wishes = dict.fromkeys(workers.readers, 1)  # how many steps a reader would put into a message
         self._wish = 1  # the smallest of them
         self._limits = dict.fromkeys(workers.readers, limit)  # up to where each may read
@@ -161,7 +162,7 @@ class Session:
         return died
 
     def _ended(self, step: int) -> WorkerError:
-        if threading.current_thread().daemon:  # while a program ends, a part of the message at most would be printed
+        if program_ends() and threading.current_thread().daemon:  # it may not live to print more than half of it
             clock.sleep(_DEATH_SECONDS)
         return WorkerError(
             f"the program is ending, or another thread ended the workers, while batch {step} was waited for; close the "

@@ -30,6 +30,11 @@ class WorkerSettings:
     worker_method: WorkerMethod
     patience: float | None = None
 
+    @property
+    def batches_ahead(self) -> int:
+        """How many batches each worker reads ahead: as given, or as torch's `DataLoader` has it."""
+        return self.prefetch_factor or 2
+
     def __post_init__(self) -> None:
         options.choice("worker_method", self.worker_method, WorkerMethod)
         options.choice("transport", self.transport, Transport)

@@ -13,6 +13,7 @@ from stream_dataloader._workers.shared import Shared
 
 
 def start_thread(number: int, init: Callable[[int], Any] | None, shared: Shared, port: Port) -> None:
+    """Start a thread that reads sessions, and tells by its port what came of it."""
     how = number, init, shared, port
     threading.Thread(target=_work, args=how, name=f"stream-worker-{number}", daemon=True).start()
 

@@ -41,19 +41,26 @@ _OF_OURS: Keys = {
 
 
 class Ids:
-    """Numbers ids of any type in the order in which they come; -1 and None are padding."""
+    """Numbers ids of any type; -1 and None are padding."""
 
     def __init__(self) -> None:
         self._number: dict[Any, int] = {}
         self.names: list[Any] = []
 
     def numbers(self, ids: Array) -> Array:
-        found = np.empty(ids.shape, np.int64)
-        for place, one in np.ndenumerate(ids):
-            found[place] = -1 if one is None or one == -1 else self._number.setdefault(one, len(self._number))
-            if found[place] == len(self.names):
-                self.names.append(one)
-        return found
+        if ids.dtype.kind in "iu":  # few ids in many cells
+            listed, cells = np.unique(ids, return_inverse=True)
+            return np.array([self._number_of(one) for one in listed.tolist()], np.int64)[cells].reshape(ids.shape)
+        numbers = [self._number_of(one) for one in ids.reshape(-1).tolist()]
+        return np.array(numbers, np.int64).reshape(ids.shape)
+
+    def _number_of(self, one: Any) -> int:
+        if one is None or one == -1:
+            return -1
+        if one not in self._number:
+            self._number[one] = len(self.names)
+            self.names.append(one)
+        return self._number[one]
 
 
 class Draws(NamedTuple):
