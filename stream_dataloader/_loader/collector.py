@@ -24,8 +24,8 @@ from stream_dataloader._loader.epoch import Epoch, Record
 from stream_dataloader._notices import log
 from stream_dataloader._reading.plan import NO_RECOVERY, Recovery
 from stream_dataloader._reading.reader import PartReader
-from stream_dataloader._workers.pool import Assignment
 from stream_dataloader._workers.session import REPORT_SECONDS, Failure, Session
+from stream_dataloader._workers.workers import Assignment
 from stream_dataloader.errors import WorkerDeathError, shorten
 
 _PROOF = 3  # deaths at one place

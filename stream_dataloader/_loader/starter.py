@@ -36,9 +36,10 @@ from stream_dataloader._reading.reader import PartReader, read_here
 from stream_dataloader._schedule.rules import deal_members
 from stream_dataloader._schedule.saved_state import common
 from stream_dataloader._schedule.snapshot import Snapshot, uncounted_lane
-from stream_dataloader._workers.pool import Assignment, Pool
+from stream_dataloader._workers.pool import Pool
 from stream_dataloader._workers.settings import WorkerSettings
 from stream_dataloader._workers.tally import Tally, clock
+from stream_dataloader._workers.workers import Assignment
 from stream_dataloader.errors import StateError
 from stream_dataloader.stats import LoaderStats
 

@@ -11,12 +11,13 @@ Guarantee: workers that died, or have seen an error, read no further iteration.
 
 from __future__ import annotations
 
+import functools
 import multiprocessing
 import os
 import warnings
 from collections.abc import Sequence
 from multiprocessing.process import BaseProcess
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -29,29 +30,16 @@ from stream_dataloader._memory.pickling import ByValue
 from stream_dataloader._notices import warn
 from stream_dataloader._reading.activity import ActivityBoard
 from stream_dataloader._reading.plan import Recovery, Start
-from stream_dataloader._schedule.rules import Reader
 from stream_dataloader._workers import torch_quirks
 from stream_dataloader._workers.channel import Begin
 from stream_dataloader._workers.process import Job
 from stream_dataloader._workers.seeding import base_seed
 from stream_dataloader._workers.session import Session
-from stream_dataloader._workers.settings import WorkerSettings
 from stream_dataloader._workers.shared import KEPT_ROWS, Rows, Shared
-from stream_dataloader._workers.tally import Tally
 from stream_dataloader._workers.threads import start_thread
-from stream_dataloader._workers.workers import Workers
-from stream_dataloader.dataset import StreamDataset
+from stream_dataloader._workers.workers import Assignment, Workers
 from stream_dataloader.errors import WorkerError
 from stream_dataloader.stream_info import workers_seed
-
-
-class Assignment(NamedTuple):
-    """What workers read, and how they are started."""
-
-    members: Sequence[StreamDataset]
-    readers: Sequence[Reader]
-    settings: WorkerSettings
-    tally: Tally
 
 
 class Pool:
@@ -71,7 +59,6 @@ class Pool:
         self._transport = "queue" if settings.patience is not None else settings.transport
         self._device: torch.device | None = None
         self._context: Any = None
-        self.method = "thread"
         self._ending: Ending | None = None
         self._renew_memory()
         if not self._threads:
@@ -132,11 +119,15 @@ class Pool:
         self.workers.is_read = True
         for reader in self.workers.readers:
             self.workers.behind[reader] += 1
-        return Session(self, self.workers, self.sessions, limit)
+        return self._session(self.workers, limit)
+
+    def _session(self, workers: Workers, limit: int) -> Session:
+        slot = functools.partial(self.slot, self.leases, self.sessions)
+        return Session(self.work, workers, limit, slot, self.dismiss, self.discard)
 
     def _wait_for_rows(self, workers: Workers) -> None:
         """Wait until all readers have left the session whose rows come next."""
-        waiting = Session(self, workers, self.sessions, 0)
+        waiting = self._session(workers, 0)
         waiting._awaits_rows = True
         while max(workers.behind) >= KEPT_ROWS:
             waiting.receive(0)
@@ -174,9 +165,7 @@ class Pool:
         deliver(interrupts)
 
     def _new_workers(self) -> Workers:
-        self.workers = workers = Workers(
-            self.work.readers, self.work.settings.num_workers, self.board, threads=self._threads
-        )
+        self.workers = workers = Workers(self.work, self.board, self.method_of_start)
         self._ending = Ending(self, workers.leave)
         return workers
 
@@ -211,7 +200,7 @@ class Pool:
 
     @property
     def method_of_start(self) -> str:
-        return str(self._context.get_start_method())
+        return "thread" if self._threads else str(self._context.get_start_method())
 
     def discard(self) -> None:
         """Have no workers, nor anything that those there have seen."""

@@ -6,26 +6,22 @@ before a death is received before. After an interrupt or an error all workers ar
 
 from __future__ import annotations
 
-import functools
 import math
 import threading
 import time as clock
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 from stream_dataloader._assembly.part import Part, unpack
-from stream_dataloader._assembly.slots import MOST_STEPS_A_MESSAGE
+from stream_dataloader._assembly.slots import MOST_STEPS_A_MESSAGE, Slot
 from stream_dataloader._memory.endings import program_ends
 from stream_dataloader._notices import log, warn
 from stream_dataloader._reading.sessions import state_of
 from stream_dataloader._workers.channel import CLOSE, ENDED, FAILED, READY
 from stream_dataloader._workers.packet_socket import Unreadable
 from stream_dataloader._workers.process import advice
-from stream_dataloader._workers.workers import Workers
+from stream_dataloader._workers.workers import Assignment, Workers
 from stream_dataloader.errors import ErrorReport, ItemError, WorkerDeathError, WorkerError, WorkerTimeoutError, shorten
-
-if TYPE_CHECKING:
-    from stream_dataloader._workers.pool import Pool
 
 LONGEST_START_SECONDS = 300.0  # of a worker: user code may import much
 _LOOK_SECONDS = 1.0  # between looks at workers of which no end was noticed
@@ -42,12 +38,25 @@ class Failure(NamedTuple):
 
 
 class Session:
-    """One iteration over the parts of a pool's workers."""
+    """One iteration over the parts of a pool's workers.
 
-    def __init__(self, pool: Pool, workers: Workers, number: int, limit: int) -> None:
-        self._pool, self._workers = pool, workers
-        self.slot = functools.partial(pool.slot, pool.leases, number)
-        self._settings = pool.work.settings
+    Attributes:
+        slot: Gives the slot of a step that all workers are done with, if any.
+    """
+
+    def __init__(
+        self,
+        work: Assignment,
+        workers: Workers,
+        limit: int,
+        slot: Callable[[int], Slot | None],
+        dismiss: Callable[[], None],
+        discard: Callable[[], None],
+    ) -> None:
+        """Receive what workers read; `dismiss` ends them, `discard` also forgets what they share."""
+        self._work, self._workers, self.slot = work, workers, slot
+        self._dismiss, self._discard = dismiss, discard
+        self._settings = work.settings
         self._closed = False
         self._awaits_rows = False  # the end of a session before is awaited
         self._begin = self._further = clock.monotonic()  # when a worker was seen to have got further
@@ -93,7 +102,7 @@ class Session:
             workers.spoiled = workers.hurries = True
             workers.farewell_seconds = _HURRIED_SECONDS
             if not workers.threads:  # those that do not hang close their streams in `close`
-                self._pool.discard()
+                self._discard()
             raise
 
     def _opened(self, step: int, reader: int, message: tuple[Any, ...]) -> Sequence[Part | Failure] | None:
@@ -103,7 +112,7 @@ class Session:
             workers.behind[reader] -= 1
             return () if self._awaits_rows else None
         if kind == READY:
-            workers.ready.add(self._pool.work.readers[reader].worker_id)
+            workers.ready.add(self._work.readers[reader].worker_id)
             return None
         if workers.behind[reader] != 1 or self._closed:  # of a session before
             return None
@@ -146,7 +155,7 @@ class Session:
             return told
         if isinstance(what, Exception):
             return what
-        number = self._pool.work.readers[reader].worker_id
+        number = self._work.readers[reader].worker_id
         self._workers.farewell_seconds = _HURRIED_SECONDS
         how = f"exited with status {what.code}" if isinstance(what, SystemExit) else f"was ended by {shorten(what)}"
         return WorkerDeathError(
@@ -175,7 +184,7 @@ class Session:
         known = [worker for worker in died if worker >= 0]
         member = board.member(known[0]) if known else 0
         suspects = [board.suspects(worker) for worker in known if board.member(worker) == member]
-        what = advice(workers.processes, board, died, self._pool.method_of_start)
+        what = advice(workers.processes, board, died, workers.method)
         return WorkerDeathError(
             f"{deaths}; batch {step} was being put together. {what}; max_restarts= goes on with new workers",
             suspects=frozenset().union(*suspects),
@@ -216,7 +225,7 @@ class Session:
         return "; ".join(states)
 
     def _doing(self, worker: int) -> str:
-        return self._workers.board.describe(worker, [member.sources for member in self._pool.work.members])
+        return self._workers.board.describe(worker, [member.sources for member in self._work.members])
 
     # The end
 
@@ -225,7 +234,7 @@ class Session:
         if self._closed:
             return
         self._closed, workers = True, self._workers
-        if workers is not self._pool.workers:  # it was discarded
+        if workers.left:
             return
         before, workers.spoiled, workers.is_read = workers.spoiled, True, False  # if this is interrupted
         workers.order(CLOSE)
@@ -233,7 +242,7 @@ class Session:
             before = not self._wait_for_threads() or before
         workers.spoiled = before
         if not self._settings.persistent_workers or workers.spoiled:
-            self._pool.dismiss()
+            self._dismiss()
 
     def _wait_for_threads(self) -> bool:
         """Wait until threads have closed their streams, for a while; False if one did not."""
@@ -247,13 +256,13 @@ class Session:
         stuck = [reader for reader in workers.readers if workers.behind[reader] > 0]
         if not stuck:
             return True
-        numbers = sorted({self._pool.work.readers[reader].worker_id for reader in stuck})
+        numbers = sorted({self._work.readers[reader].worker_id for reader in stuck})
         text = (
             f"{'; '.join(f'worker {n} (a thread) is still {self._doing(n)}' for n in numbers)}, "
             f"{workers.farewell_seconds:g} s after the epoch was left; a thread cannot be ended: it is left alone, "
             "and closes its streams when it comes back"
         )
-        self._pool.discard()
+        self._discard()
         if workers.farewell_seconds > _HURRIED_SECONDS:
             warn(text, 2)
         return False

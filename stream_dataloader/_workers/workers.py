@@ -12,21 +12,34 @@ import time as clock
 from collections.abc import Sequence
 from multiprocessing import process as multiprocessing_process
 from multiprocessing.process import BaseProcess
-from typing import Any
+from typing import Any, NamedTuple
 
 from stream_dataloader._memory.endings import WeakItems
 from stream_dataloader._reading.activity import ActivityBoard
 from stream_dataloader._schedule.rules import Reader
 from stream_dataloader._workers.channel import CLOSE, EXIT, ProcessMail, ThreadMail
 from stream_dataloader._workers.process import how_it_ended
+from stream_dataloader._workers.settings import WorkerSettings
+from stream_dataloader._workers.tally import Tally
+from stream_dataloader.dataset import StreamDataset
 
 FAREWELL_SECONDS = 4.0  # to all workers together, to end or to close their streams
+
+
+class Assignment(NamedTuple):
+    """What workers read, and how they are started."""
+
+    members: Sequence[StreamDataset]
+    readers: Sequence[Reader]
+    settings: WorkerSettings
+    tally: Tally
 
 
 class Workers:
     """The workers that there are.
 
     Attributes:
+        method: How they were started: "thread", or multiprocessing's name for it.
         behind: For each reader, how many sessions it was told to begin and has not ended.
         ready: Workers that have started.
         spoiled: They must be replaced.
@@ -35,7 +48,10 @@ class Workers:
         left: They end, or have ended.
     """
 
-    def __init__(self, readers: Sequence[Reader], count: int, board: ActivityBoard, *, threads: bool) -> None:
+    def __init__(self, work: Assignment, board: ActivityBoard, method: str) -> None:
+        self.method = method
+        self.threads = threads = method == "thread"
+        readers, count = work.readers, work.settings.num_workers
         self.readers = [number for number, reader in enumerate(readers) if reader.worker_id < count]
         self.mail: Any = ThreadMail(len(readers)) if threads else ProcessMail(len(readers))
         self.processes: list[BaseProcess] = []
@@ -47,7 +63,6 @@ class Workers:
         self.hurries = False
         self.left = False
         self._over = False
-        self.threads = threads
         self.farewell_seconds = FAREWELL_SECONDS
         self._turn = threading.RLock()
 
