@@ -101,8 +101,9 @@ def of_batch(clips: list[Clip], batch: StreamBatch, name: str) -> Tensor:
     """What the clips say of each time step, `(T, B)`; -1 for padding. Labels are found by source and position."""
     longest = max(len(clip.answer) for clip in clips)
     told_of = [np.pad(getattr(clip, name), (0, longest - len(clip.answer) + 1), constant_values=-1) for clip in clips]
-    found = torch.from_numpy(np.stack(told_of))[batch.source.clamp(min=0), batch.position]  # the last column is -1
-    return found.masked_fill(batch.source < 0, -1)
+    # The last column is -1, and is found by padding's position, -1.
+    found = torch.from_numpy(np.stack(told_of))[batch.source_index.clamp(min=0), batch.position]
+    return found.masked_fill(batch.source_index < 0, -1)
 
 
 class Watcher(nn.Module):

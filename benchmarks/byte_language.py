@@ -54,10 +54,10 @@ class Diagonal(nn.Module):
         dt = torch.exp(torch.empty(2 * features).uniform_(math.log(0.001), math.log(0.1)))
         self.step = nn.Parameter(dt + torch.log(-torch.expm1(-dt)))  # the inverse of softplus
 
-    def forward(self, x: Tensor, state: Tensor | None, is_start: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor, state: Tensor | None, is_first: Tensor) -> tuple[Tensor, Tensor]:
         u, gate, step = self.into(self.norm(x)).chunk(3, dim=-1)
         dt = softplus(step + self.step)
-        h, last = linear_scan(inputs=dt * silu(u), decay=torch.exp(-dt), state=state, is_start=is_start)
+        h, last = linear_scan(inputs=dt * silu(u), decay=torch.exp(-dt), state=state, is_first=is_first)
         return x + self.out(h * silu(gate)), last
 
 
@@ -75,9 +75,9 @@ class SSM(nn.Module):
 
     def forward(self, codes: Tensor, state: State) -> tuple[Tensor, State]:
         x, states = self.embedding(codes), []
-        is_start = torch.zeros(codes.shape, dtype=torch.bool)  # windows are aligned: a stream starts at t = 0 only
+        is_first = torch.zeros(codes.shape, dtype=torch.bool)  # windows are aligned: a stream starts at t = 0 only
         for i, layer in enumerate(self.layers):
-            x, last = layer(x, None if state is None else state[i], is_start)
+            x, last = layer(x, None if state is None else state[i], is_first)
             states.append(last)
         return self.head(self.norm(x)), states
 

@@ -130,7 +130,7 @@ def gradient(device: torch.device | None) -> torch.Tensor:
 
 def out_of_memory(device: torch.device) -> None:
     """See that a batch that had no room is told, and comes when there is room again."""
-    expected = [batch.step for batch in numbers()]
+    expected = [batch.batch_index for batch in numbers()]
     found: list[int] = []
     held: list[Any] = []
     iterator, failed = iter(numbers(device=device)), False
@@ -147,7 +147,7 @@ def out_of_memory(device: torch.device) -> None:
             torch.cuda.set_per_process_memory_fraction(1.0, device)
             held.clear()
             continue
-        found.append(batch.step)
+        found.append(batch.batch_index)
         if not failed:
             held.append(batch)
     torch.cuda.set_per_process_memory_fraction(1.0, device)

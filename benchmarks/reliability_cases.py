@@ -164,7 +164,7 @@ class Case:
         if self.options["deterministic"]:
             return batch_key(batch)
         items = [_item(batch.data, t, lane) for t, lane in batch.mask.nonzero().tolist()]
-        names = zip(batch.source[batch.mask].tolist(), batch.position[batch.mask].tolist(), strict=True)
+        names = zip(batch.source_index[batch.mask].tolist(), batch.position[batch.mask].tolist(), strict=True)
         return [(*name, repr(batch_key(item))) for name, item in zip(names, items, strict=True)]
 
     def compare(self, found: list[Any], expected: list[Any], about: str) -> None:

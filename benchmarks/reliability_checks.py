@@ -41,9 +41,9 @@ def cells(batch: Any) -> Cells:
         return []
     real = batch.mask
     if getattr(batch.data, "ndim", 0) == 3:
-        assert (batch.data[real][:, 0] == batch.source[real]).all(), "an item is of another stream"
+        assert (batch.data[real][:, 0] == batch.source_index[real]).all(), "an item is of another stream"
         assert (batch.data[real][:, 1] == batch.position[real]).all(), "an item is of another place"
-    return list(zip(batch.source[real].tolist(), batch.position[real].tolist(), strict=True))
+    return list(zip(batch.source_index[real].tolist(), batch.position[real].tolist(), strict=True))
 
 
 def read(fault: Fault, on_error: OnError) -> tuple[list[Cells], Exception | None, list[StreamError]]:
@@ -140,7 +140,7 @@ def bad_state(change: Callable[[dict[str, Any]], Any], says: str, **options: Any
     def check(_folder: Path) -> dict[str, str]:
         loader = plain_loader()
         for batch in loader:
-            if batch.step == 2:
+            if batch.batch_index == 2:
                 break
         state = change(json.loads(json.dumps(loader.state_dict())))
         return _raised(StateError, says, lambda: plain_loader(**options).load_state_dict(state))

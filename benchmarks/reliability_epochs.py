@@ -77,9 +77,11 @@ def leave_early(how: str, count: int, alive: Callable[[], None]) -> Finding:
             before = held()
         begin = time.monotonic()
         for batch in loader:
-            if batch.step == 1:
+            if batch.batch_index == 1:
                 break
-        assert (batch.epoch, batch.step) == (epoch, 1), f"epoch {epoch} gave batch {batch.step} of epoch {batch.epoch}"
+        assert (batch.epoch, batch.batch_index) == (epoch, 1), (
+            f"epoch {epoch} gave batch {batch.batch_index} of epoch {batch.epoch}"
+        )
         longest = max(longest, time.monotonic() - begin)
         alive()
         if epoch >= warm_up and (epoch - warm_up) % max(1, count // 10) == 0:

@@ -110,18 +110,18 @@ def draw_batches(drawing: Drawing, x: float, y: float, delivered: list[Any]) -> 
     x += 52
     for batch in delivered:
         drawing.text(
-            x + 2 * CELL, y - 7, f"batch {batch.step}", anchor="middle", size=11, colour=SOFT
+            x + 2 * CELL, y - 7, f"batch {batch.batch_index}", anchor="middle", size=11, colour=SOFT
         )
         for lane in range(2):
             for t in range(4):
-                source, real = int(batch.source[t, lane]), bool(batch.mask[t, lane])
+                source, real = int(batch.source_index[t, lane]), bool(batch.mask[t, lane])
                 letter = "" if source < 0 else list(LENGTHS)[source]
                 place = x + t * CELL, y + lane * (CELL + 4)
                 drawing.cell(
                     *place,
                     letter,
                     again=source >= 0 and not real,
-                    start=bool(batch.is_start[t, lane]),
+                    start=bool(batch.is_first[t, lane]),
                 )
         x += 4 * CELL + 14
     return x

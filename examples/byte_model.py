@@ -73,7 +73,7 @@ def main() -> None:
         loss, _, hidden = model(**batch.data, hidden=carry.before(batch))
         carry.after(batch, hidden)
         start = bytes(batch.data["input_ids"][:, 0].tolist()).decode(errors="replace")
-        print(f"batch {batch.step}: loss {loss:.3f}, lane 0 reads {start!r}")
+        print(f"batch {batch.batch_index}: loss {loss:.3f}, lane 0 reads {start!r}")
 
 
 if __name__ == "__main__":

@@ -61,8 +61,8 @@ def main() -> None:
     for batch in loader:
         frames, dropped = batch.data["frame"], batch.data["dropped"].sum(0)
         age = time.time() - batch.data["time_seconds"][-1].max().item()
-        print(f"batch {batch.step}: {tuple(frames.shape)}, dropped {dropped.tolist()}, {1000 * age:.0f} ms old")
-        if batch.step + 1 == options.batches:
+        print(f"batch {batch.batch_index}: {tuple(frames.shape)}, dropped {dropped.tolist()}, {1000 * age:.0f} ms old")
+        if batch.batch_index + 1 == options.batches:
             break  # cameras are endless
     server.shutdown()
     server.server_close()

@@ -139,12 +139,13 @@ def train(options: argparse.Namespace) -> None:
         if rank == 0:
             together = zlib.crc32(repr([c for of_rank in checksums for c in of_rank]).encode())
             print(
-                f"batch {batch.step}: {real[0] / real[1]:.0%} of the cells are real, loss {real[2] / real[0]:.4f}, "
+                f"batch {batch.batch_index}: {real[0] / real[1]:.0%} of the cells are real, "
+                f"loss {real[2] / real[0]:.4f}, "
                 f"global batch {together:08x}",
                 flush=True,
             )
         if number == options.stop_after or not number % options.save_every:
-            save(checkpoint(), checkpoint_id=options.checkpoint / str(batch.step + 1))
+            save(checkpoint(), checkpoint_id=options.checkpoint / str(batch.batch_index + 1))
         if number == options.stop_after:
             break
     else:

@@ -181,7 +181,10 @@ def train_step(
 def show(batch: StreamBatch, whose: str) -> None:
     """What a batch or part holds."""
     shape, labels = tuple(batch.data["voxels"].shape), int((batch.data["labelled"] & batch.mask).sum())
-    print(f"  step {batch.step}, {whose}: voxels {shape}, {labels} labels in {int(batch.mask.sum())} grids, ", end="")
+    print(
+        f"  step {batch.batch_index}, {whose}: voxels {shape}, {labels} labels in {int(batch.mask.sum())} grids, ",
+        end="",
+    )
     print(f"reset {batch.reset.int().tolist()}")
 
 
@@ -198,7 +201,7 @@ def train(paths: list[str], workers: int, epochs: int, *, by_part: bool) -> None
         total, labels = 0.0, 0
         batches: Iterable[StreamBatch] = loader.parts() if by_part else loader
         for batch in batches:
-            if epoch == 0 and batch.step < 3:
+            if epoch == 0 and batch.batch_index < 3:
                 show(batch, f"worker {batch.worker}" if by_part else "all workers")
             carry = carries[batch.worker] if by_part else carries[0]
             distance, count = train_step(model, optimizer, carry, batch)

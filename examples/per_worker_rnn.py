@@ -40,7 +40,7 @@ class CharacterGRU(nn.Module):
     def forward(self, characters: Tensor, reset: Tensor) -> Tensor:
         """Scores `(T, B, characters)` for characters `(T, B)`; `reset` is `(B,)`."""
         # A lane that starts a new text must know nothing of the one before. Windows are aligned, so texts start
-        # at t = 0 only, and zeroing here is enough; with packed ones `is_start` says where else to.
+        # at t = 0 only, and zeroing here is enough; with packed ones `is_first` says where else to.
         hidden = self.hidden.masked_fill(reset[:, None], 0.0)
         features, hidden = self.gru(self.embedding(characters), hidden)
         # The value goes on to the next window, the gradient does not: truncated back-propagation through time.
@@ -83,7 +83,7 @@ def main() -> None:
         losses[worker].append(train_step(models[worker], optimizers[worker], part))
         if len(losses[worker]) % 20 == 0:
             recent = sum(losses[worker][-20:]) / 20
-            print(f"step {part.step + 1:3d}, worker {worker}: loss {recent:.3f}")
+            print(f"step {part.batch_index + 1:3d}, worker {worker}: loss {recent:.3f}")
 
 
 if __name__ == "__main__":

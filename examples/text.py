@@ -36,7 +36,7 @@ def lane_text(batch: StreamBatch, lane: int) -> str:
     """What a lane read in this batch, starts of paragraphs marked."""
     text = ""
     # all fields are Time x Batch: column `lane` is one lane's window
-    for code, start, real in zip(batch.data[:, lane], batch.is_start[:, lane], batch.mask[:, lane], strict=True):
+    for code, start, real in zip(batch.data[:, lane], batch.is_first[:, lane], batch.mask[:, lane], strict=True):
         text += "»" * int(start) + (chr(int(code)) if real else "")
     return text
 
@@ -61,7 +61,7 @@ def main() -> None:
     )
     loader = StreamDataLoader(dataset, num_workers=options.workers)
     for batch in islice(loader, options.batches):
-        print(f"batch {batch.step}")
+        print(f"batch {batch.batch_index}")
         for lane in range(len(batch)):
             print(f"  lane {lane} (worker {int(batch.worker_id[lane])}): {lane_text(batch, lane)}")
 

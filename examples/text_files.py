@@ -64,7 +64,7 @@ def main() -> None:
             time_steps=options.time_steps,
         )
         for batch in islice(StreamDataLoader(dataset, num_workers=options.workers), options.batches):
-            print(f"batch {batch.step}: {tuple(batch.data['input'].shape)} {batch.data['input'].dtype}")
+            print(f"batch {batch.batch_index}: {tuple(batch.data['input'].shape)} {batch.data['input'].dtype}")
             for lane in range(len(batch)):
                 print(f"  lane {lane} input  {lane_text(batch, 'input', lane)}")
                 print(f"         target {lane_text(batch, 'target', lane)}")

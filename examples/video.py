@@ -74,9 +74,9 @@ def main() -> None:
     for batch in loader:
         frames += int(batch.mask.sum())  # padding is no frame
         shape = tuple(batch.data.shape)
-        print(f"batch {batch.step}: {shape} {batch.data.dtype}, reset {batch.reset.int().tolist()}", end="")
+        print(f"batch {batch.batch_index}: {shape} {batch.data.dtype}, reset {batch.reset.int().tolist()}", end="")
         # where a lane starts a video, at t = 0: the moment to zero its hidden state
-        started = [Path(loader.dataset.sources[source]).name for source in batch.source[0, batch.reset].tolist()]
+        started = [Path(loader.dataset.sources[source]).name for source in batch.source_index[0, batch.reset].tolist()]
         print(f" {' '.join(started)}".rstrip())
     print(f"{frames} frames of {len(paths)} videos, {len(loader.failures)} of them skipped")
 

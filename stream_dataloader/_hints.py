@@ -70,7 +70,10 @@ _ROOMS: Mapping[str, tuple[str, ...]] = {
         *("Hdf5Store", "LeRobotStore", "LmdbStore", "MdsStore", "MdsWriter", "MemmapStore", "NpyStore"),
         *("ParquetStore", "TensorDictStore", "TfdsStore", "TokenStore", "WebDatasetStore", "ZarrStore"),
     ),
-    "recurrent": ("LaneCache", "LaneMemory", "linear_scan", "masked_rnn"),
+    "recurrent": (
+        *("LaneCache", "LaneMemory", "Segments", "linear_scan", "masked_rnn"),
+        *("cu_seqlens", "done", "is_init", "position_ids", "prev_exists", "segments", "seq_idx"),
+    ),
     "errors": (
         *("DeviceError", "EmptySourcesError", "FailureLimitError", "GapError", "ItemError", "IteratorError"),
         *("LengthError", "NonFiniteStateError", "OpenError", "RankError", "ReadError", "StoreError"),

@@ -105,7 +105,7 @@ def _row(tag: str, cells: Sequence[str]) -> str:
 def batch_html(host: Any, leaves: Sequence[tuple[str, str, Any]]) -> str:
     """See `StreamBatch._repr_html_`; a leaf is a name, what it looks like, and it, or None."""
     time_steps, lanes = host.mask.shape
-    shown, real = min(lanes, _LANES), host.source.numpy() >= 0
+    shown, real = min(lanes, _LANES), host.source_index.numpy() >= 0
     fitting = [(name, leaf) for name, _, leaf in leaves if _has_lanes(leaf, time_steps, lanes)]
     columns = fitting[:_COLUMNS]
     steps = [np.flatnonzero(real[:, lane]).tolist() for lane in range(shown)]
@@ -116,7 +116,7 @@ def batch_html(host: Any, leaves: Sequence[tuple[str, str, Any]]) -> str:
         head = [*_HEAD, *(escaped(name or "data", 40) for name, _ in columns)]
         padding = 1 - real.mean() if real.size else 0.0
         parts = [
-            f"<div><b>StreamBatch</b> step {host.step}, epoch {host.epoch}: "
+            f"<div><b>StreamBatch</b> step {host.batch_index}, epoch {host.epoch}: "
             f"{time_steps} time steps of {lanes} lanes, "
             f"{int(host.reset.sum())} resets, {padding:.0%} padding</div>",
             table(head, [_lane(host, b) + cells[b] for b in range(shown)]),
@@ -155,10 +155,10 @@ def runs_of(source: np.ndarray[Any, Any], starts: np.ndarray[Any, Any]) -> list[
 
 
 def _lane(host: Any, b: int) -> list[str]:
-    source = host.source[:, b].numpy()
+    source = host.source_index[:, b].numpy()
     position = host.position[:, b].numpy()
     mask = host.mask[:, b].numpy()
-    runs = runs_of(source, host.is_start[:, b].numpy())
+    runs = runs_of(source, host.is_first[:, b].numpy())
     more = f", and {len(runs) - _RUNS} more" if len(runs) > _RUNS else ""
     notes = []
     if padded := int((source < 0).sum()):

@@ -32,29 +32,29 @@ class LaneIndex(int):
     Attributes:
         lane: Row of the batch, 0 to B - 1.
         t: Time step of the window, 0 to T - 1.
-        is_start: The item is the first of its group: what was carried in this lane ends here.
+        is_first: The item is the first of its group: what was carried in this lane ends here.
         mask: The item is read for the first time this epoch. False: it is padding, or is read again.
 
     Example:
         >>> from stream_dataloader import LaneIndex
-        >>> index = LaneIndex(7, lane=1, t=0, is_start=True, mask=True)
-        >>> index, index + 1, index.lane, index.is_start, "abcdefghi"[index]
+        >>> index = LaneIndex(7, lane=1, t=0, is_first=True, mask=True)
+        >>> index, index + 1, index.lane, index.is_first, "abcdefghi"[index]
         (7, 8, 1, True, 'h')
     """
 
     lane: int
     t: int
-    is_start: bool
+    is_first: bool
     mask: bool
 
-    def __new__(cls, index: int, lane: int, t: int, is_start: bool, mask: bool) -> LaneIndex:
+    def __new__(cls, index: int, lane: int, t: int, is_first: bool, mask: bool) -> LaneIndex:
         """Build one."""
         made = super().__new__(cls, index)
-        made.lane, made.t, made.is_start, made.mask = lane, t, is_start, mask
+        made.lane, made.t, made.is_first, made.mask = lane, t, is_first, mask
         return made
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (int(self), self.lane, self.t, self.is_start, self.mask)
+        return type(self), (int(self), self.lane, self.t, self.is_first, self.mask)
 
 
 class LaneIndices(list[int]):
@@ -128,7 +128,7 @@ class Drawing:
     def place(self, batches: int) -> Snapshot:
         number, first = self.start.epoch
         if not first <= batches <= self.fetched:
-            what = f"the state as of step {batches} is not known: batches {first} to {self.fetched}"
+            what = f"the state after {batches} batches is not known: batches {first} to {self.fetched}"
             raise ValueError(f"{what} of epoch {number} were drawn; pass how many of them the trainer has used")
         step = self.first_step + batches - first
         before = [place for place in self._kept if place.step <= step]

@@ -90,8 +90,8 @@ class _Regrouped:
 
         def regrouped() -> StreamBatch:
             """The batch of the oldest step of which there are parts."""
-            step = min(fifo[0].step for fifo in fifos.values() if fifo)
-            taken = {worker: fifo.popleft() for worker, fifo in fifos.items() if fifo and fifo[0].step == step}
+            step = min(fifo[0].batch_index for fifo in fifos.values() if fifo)
+            taken = {worker: fifo.popleft() for worker, fifo in fifos.items() if fifo and fifo[0].batch_index == step}
             parts = [_as_read(number, taken.get(reader.worker_id)) for number, reader in enumerate(self._readers)]
             judge.judge(parts, None)
             batch = regrouper.batch(step, next(iter(taken.values())).epoch, parts, None)
@@ -105,7 +105,7 @@ class _Regrouped:
                     f"the DataLoader's collate_fn made a {kind} of a part; regroup first, and convert batches"
                 )
             # torch asks its workers in turn: one that is passed over has ended, and is not waited for again.
-            if any(fifo and fifo[0].step < part.step for fifo in fifos.values()):
+            if any(fifo and fifo[0].batch_index < part.batch_index for fifo in fifos.values()):
                 fifos = {worker: fifo for worker, fifo in fifos.items() if fifo}
                 yield regrouped()
             fifos[part.worker].append(part)
@@ -128,24 +128,24 @@ def _as_read(number: int, part: StreamBatch | None) -> Part | None:
         block = Block(layout, list(map(as_array, leaves)), counts, part.time_steps, part.time_steps)
         ends = [] if part.is_last is None else [(row, t) for t, row in part.is_last.nonzero().tolist()]
         contents = Contents(False, part.time_steps, runs, [block], {}, [layout], ends)
-    return Part(number, part.step, bool(part.mask.any()), 0, 0, LaneReports((), b"", {}), contents)
+    return Part(number, part.batch_index, bool(part.mask.any()), 0, 0, LaneReports((), b"", {}), contents)
 
 
 def _runs_of(part: StreamBatch) -> tuple[list[int], list[int]]:
     """The numbers of a part's runs, and how many time steps of each lane they fill."""
-    source, position, mask, is_start, seed = (
-        getattr(part, name).numpy().T for name in ("source", "position", "mask", "is_start", "stream_seed")
+    source, position, mask, is_first, seed = (
+        getattr(part, name).numpy().T for name in ("source_index", "position", "mask", "is_first", "stream_seed")
     )
     begins, ends = source >= 0, source >= 0
     follows = (source[:, 1:] == source[:, :-1]) & (position[:, 1:] == position[:, :-1] + 1)
-    follows &= (mask[:, 1:] == mask[:, :-1]) & ~is_start[:, 1:]
+    follows &= (mask[:, 1:] == mask[:, :-1]) & ~is_first[:, 1:]
     begins[:, 1:] &= ~follows
     ends[:, :-1] &= ~follows
     (rows, first), last = np.nonzero(begins), np.nonzero(ends)[1]
     at = rows, first
     lanes = part.lane.numpy()[rows]
     runs = np.stack(
-        [lanes, first, last - first + 1, source[at], position[at], mask[at], is_start[at], seed[at]], axis=1
+        [lanes, first, last - first + 1, source[at], position[at], mask[at], is_first[at], seed[at]], axis=1
     )
     counts = np.where(source >= 0, np.arange(1, source.shape[1] + 1), 0).max(axis=1)
     return runs.ravel().tolist(), counts.tolist()

@@ -18,13 +18,12 @@ from stream_dataloader._items.layout import is_dense
 from stream_dataloader._items.structure import describe, named_leaves
 from stream_dataloader._kept_fields import Kept, KeptFields, map_leaves
 from stream_dataloader._memory import copies
-from stream_dataloader.conventions import Conventions
 
 __all__ = ["StreamBatch"]
 
 
 @dataclass(frozen=True, eq=False)
-class StreamBatch(KeptFields, Conventions):
+class StreamBatch(KeptFields):
     """One batch: B lanes of T time steps. Each lane continues where it stopped in the batch before.
 
     A *part* (from `loader.parts()`, or from torch's own `DataLoader` over a `StreamDataset`) is a `StreamBatch` too. It
@@ -41,14 +40,14 @@ class StreamBatch(KeptFields, Conventions):
     reset: torch.Tensor
     """`(B,)` bool: the lane starts a new stream or sequence at t = 0, so its hidden state must be zeroed."""
 
-    is_start: torch.Tensor
+    is_first: torch.Tensor
     """`(T, B)` bool: the time step is the first of its stream, or of a sequence that a stream marks in itself
-    (`protocols.MarksStarts`). `is_start[0]` is `reset`."""
+    (`protocols.MarksStarts`). `is_first[0]` is `reset`."""
 
     mask: torch.Tensor
     """`(T, B)` bool: the time step is read for the first time this epoch. False: padding, or read again."""
 
-    source: torch.Tensor
+    source_index: torch.Tensor
     """`(T, B)` int64: index into `sources`; -1 is padding."""
 
     position: torch.Tensor
@@ -61,7 +60,7 @@ class StreamBatch(KeptFields, Conventions):
     lane: torch.Tensor
     """`(B,)` int64: the lanes' numbers, `0 ... batch_size - 1`; in a part, those of one worker."""
 
-    step: int
+    batch_index: int
     """The batch's number in its epoch, from 0."""
 
     epoch: int
@@ -81,7 +80,7 @@ class StreamBatch(KeptFields, Conventions):
     them has zeros."""
 
     member: torch.Tensor | None = dataclasses.field(default_factory=lambda: None)
-    """`(B,)` int64: the member of `side_by_side` whose lane it is, counted from 0; `source` is an index into its
+    """`(B,)` int64: the member of `side_by_side` whose lane it is, counted from 0; `source_index` counts within its
     sources. None of other batches."""
 
     _state: InitVar[Callable[[], dict[str, Any]] | None] = None  # an InitVar: `dataclasses.replace` keeps it
@@ -91,11 +90,11 @@ class StreamBatch(KeptFields, Conventions):
         known = {"_state": _state, "_kept": _kept}
         self.__dict__.update({name: value for name, value in known.items() if value is not None})
         shape = self.mask.shape
-        if len(shape) != 2 or not shape == self.is_start.shape == self.source.shape == self.position.shape:
-            shapes = [tuple(t.shape) for t in (self.mask, self.is_start, self.source, self.position)]
-            raise ValueError(f"mask, is_start, source and position must share one shape (T, B), and are {shapes}")
+        if len(shape) != 2 or not shape == self.is_first.shape == self.source_index.shape == self.position.shape:
+            shapes = [tuple(t.shape) for t in (self.mask, self.is_first, self.source_index, self.position)]
+            raise ValueError(f"mask, is_first, source_index and position must share one shape (T, B), and are {shapes}")
         if self.stream_seed is None:
-            self.__dict__["stream_seed"] = torch.zeros_like(self.source)
+            self.__dict__["stream_seed"] = torch.zeros_like(self.source_index)
         if self.is_last is not None and self.is_last.shape != shape:
             raise ValueError(f"is_last must be of mask's shape {tuple(shape)}, and is {tuple(self.is_last.shape)}")
 
@@ -118,7 +117,7 @@ class StreamBatch(KeptFields, Conventions):
             >>> batch.is_padding.T.tolist()
             [[False, False], [False, True]]
         """
-        return self.source < 0
+        return self.source_index < 0
 
     @property
     def worker(self) -> int:
@@ -143,7 +142,7 @@ class StreamBatch(KeptFields, Conventions):
 
     @property
     def host(self) -> StreamBatch:
-        """All but the data, in host memory: `reset`, `mask`, `source` and the others, to decide and to log by.
+        """All but the data, in host memory: `reset`, `mask`, `source_index` and the others, to decide and to log by.
 
         To look at a tensor on a GPU (`if batch.reset.any()`) waits for all that the GPU was told to do. A batch that
         was moved by `to`, `cuda`, or the loader's `device` keeps what its bookkeeping was copied from, so this does
@@ -258,6 +257,40 @@ class StreamBatch(KeptFields, Conventions):
         begins = [i * size + min(i, longer) for i in range(count + 1)]
         return [self._of_lanes(slice(*ends)) for ends in itertools.pairwise(begins)]
 
+    def flatten_lanes(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A tensor of the batch with its lanes laid end to end in one row, as `cu_seqlens` counts them.
+
+        Args:
+            tensor: `(T, B, ...)`: the data or a leaf of it, `mask`, or what a model made of them.
+
+        Returns:
+            `(1, B * T, ...)`: lane 0's T steps, then lane 1's, and so on. flash-attention takes it without the leading
+            1: `[0]`.
+
+        Raises:
+            TypeError: `tensor` is none.
+            ValueError: It is not `(T, B, ...)`.
+        """
+        steps, lanes = _checked(tensor, tuple(self.is_first.shape), "(T, B, ...)", "flatten_lanes")
+        return tensor.transpose(0, 1).reshape(1, lanes * steps, *tensor.shape[2:])
+
+    def unflatten_lanes(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The inverse of `flatten_lanes`.
+
+        Args:
+            tensor: `(1, B * T, ...)`.
+
+        Returns:
+            `(T, B, ...)`, a view where torch can make one.
+
+        Raises:
+            TypeError: `tensor` is none.
+            ValueError: It is not `(1, B * T, ...)`.
+        """
+        steps, lanes = self.is_first.shape
+        _checked(tensor, (1, lanes * steps), "(1, B * T, ...)", "unflatten_lanes")
+        return tensor.reshape(lanes, steps, *tensor.shape[2:]).transpose(0, 1)
+
     def cuda(self, device: torch.device | int | None = None, *, non_blocking: bool = False) -> StreamBatch:
         """A batch whose tensors are on a CUDA device, by default the current one; see `to`."""
         return self.to("cuda" if device is None else device, non_blocking=non_blocking)
@@ -286,8 +319,8 @@ class StreamBatch(KeptFields, Conventions):
     def __repr__(self) -> str:
         host = self.host
         return (
-            f"StreamBatch(step={self.step}, epoch={self.epoch}, time_steps={self.time_steps}, lanes={len(self)}, "
-            f"data={describe(self.data)}, resets={int(host.reset.sum())}, "
+            f"StreamBatch(batch_index={self.batch_index}, epoch={self.epoch}, time_steps={self.time_steps}, "
+            f"lanes={len(self)}, data={describe(self.data)}, resets={int(host.reset.sum())}, "
             f"padding={1 - float(host.mask.float().mean()):.0%}, worker_id={sorted(set(host.worker_id.tolist()))})"
         )
 
@@ -306,3 +339,12 @@ def _seen(leaf: Any) -> Any:
 
 def _on_tensor(function: Callable[[torch.Tensor], torch.Tensor], leaf: Any) -> Any:
     return function(leaf) if isinstance(leaf, torch.Tensor) else leaf
+
+
+def _checked(tensor: object, shape: tuple[int, ...], form: str, method: str) -> tuple[int, ...]:
+    """`shape`, which the tensor's first dimensions must be."""
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"{method} takes a tensor {form}, not a {type(tensor).__name__}; give each leaf by itself")
+    if tuple(tensor.shape[:2]) != shape:
+        raise ValueError(f"{method} takes a tensor {form} that begins with {shape}, and is given {tuple(tensor.shape)}")
+    return shape

@@ -190,31 +190,31 @@ class LaneBatchSampler(Sampler[list[int]]):
         """
         self._position.set_epoch(options.integer("epoch", epoch, 0, 2**62))
 
-    def state_dict(self, step: int | None = None) -> dict[str, Any]:
+    def state_dict(self, batches: int | None = None) -> dict[str, Any]:
         """Where the sampler stands; plain data.
 
-        A loader with workers draws batches ahead of those that the trainer has used. `state_dict(step)` is the state
-        after `step` batches of the epoch, however many were drawn.
+        A loader with workers draws batches ahead of those that the trainer has used. `state_dict(n)` is the state
+        after n batches of the epoch, however many were drawn.
 
         Args:
-            step: Number of the epoch's batches that the trainer has used, with those before a resume. None: all that
+            batches: Number of the epoch's batches that the trainer has used, with those before a resume. None: all that
                 were drawn.
 
         Raises:
             ValueError: So many were not drawn, or the sampler went on from a state behind that.
         """
         self._find_rank()
-        if step is not None:
-            step = options.integer("step", step, 0)
+        if batches is not None:
+            batches = options.integer("batches", batches, 0)
         drawing = self._drawing
         if drawing is None or self._position.was_left:
             coming = self._position.coming()
-            if step not in (None, coming.epoch.delivered):
-                begins = f"epoch {coming.epoch.number} begins at step {coming.epoch.delivered}"
-                raise ValueError(f"the state as of step {step} is not known: {begins}, and has not begun")
+            if batches not in (None, coming.epoch.delivered):
+                begins = f"epoch {coming.epoch.number} begins with batch {coming.epoch.delivered}"
+                raise ValueError(f"the state after {batches} batches is not known: {begins}, and has not begun")
             return self._plain(coming)
         run, _, (number, _) = drawing.start
-        batches = drawing.fetched if step is None else step
+        batches = drawing.fetched if batches is None else batches
         place = drawing.place(batches)
         if batches != drawing.total:
             return self._plain(EpochStart(run, place, EpochPlace(number, batches)))

@@ -273,7 +273,7 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
         """
         return with_progress(self, options)
 
-    def state_dict(self, step: int | None = None) -> dict[str, Any]:
+    def state_dict(self, batches: int | None = None) -> dict[str, Any]:
         """Where the loader stands: after what was delivered, not after what workers have read ahead.
 
         The state is plain data that json can hold, unless a stream's own `state_dict` is not. During an epoch, also
@@ -282,15 +282,16 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
         `lengths` or `batches_per_epoch`, with its last batch.
 
         Args:
-            step: Number of batches after which the state is wanted; None stands for all that were delivered. Trainers
-                fetch batches ahead of those they have used. The last 64 are known. See also `StreamBatch.state_dict`.
+            batches: Number of batches after which the state is wanted; None stands for all that were delivered.
+                Trainers fetch batches ahead of those they have used. The last 64 are known. See also
+                `StreamBatch.state_dict`.
 
         Raises:
-            ValueError: Batch `step` was not delivered, or is too long ago.
+            ValueError: So many batches were not delivered, or their state is no longer kept.
         """
         if self._position.is_between_epochs:
             self._find_place()
-        return self._position.state_dict(step)
+        return self._position.state_dict(batches)
 
     def load_state_dict(self, state: Mapping[str, Any], changes: Iterable[str] = ()) -> None:
         """Continue from a saved state with the next `iter()`, bit for bit, with any number of workers.
@@ -304,7 +305,7 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
             changes: Which of the differences between then and now are meant: `"time_steps"`, `"batch_size"`,
                 `"sources"` for a list that has become longer. What is left of the epoch is read once, as the options
                 say now. Lanes keep their streams; where there are fewer lanes, the streams of the others come next, and
-                begin with `is_start`. New sources come behind those that are left.
+                begin with `is_first`. New sources come behind those that are left.
 
         Raises:
             ValueError: `changes` has another name.

@@ -257,10 +257,10 @@ class StreamDataset(IterableDataset[StreamBatch]):
         return self.source_lists.of(index).open_stream
 
     def locate(self, index: int) -> tuple[int, int]:
-        """The number of the dataset, and the index in its `sources`, that a number in `batch.source` stands for.
+        """The number of the dataset, and the index in its `sources`, that a number in `batch.source_index` stands for.
 
         Raises:
-            IndexError: There is no such source; -1 in `batch.source` is padding.
+            IndexError: There is no such source; -1 in `batch.source_index` is padding.
         """
         return self.source_lists.locate(index)
 

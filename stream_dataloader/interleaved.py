@@ -40,8 +40,8 @@ def interleave(
 ) -> StreamDataset:
     """Read several datasets together: each lane draws its next source from one of them, by weight.
 
-    The result is a `StreamDataset` of all sources, those of one dataset after those of the other. `batch.source` and
-    `get_stream_info().source_index` count over all datasets; `locate` returns the dataset and the index in it. Each
+    The result is a `StreamDataset` of all sources, those of one dataset after those of the other. `batch.source_index`
+    and `get_stream_info().source_index` count over all datasets; `locate` returns the dataset and the index in it. Each
     one's `open_stream`, `open_early`, `lengths`, `shuffle` and `schedule` still hold for its own sources.
 
     A weight is a share of the sources drawn. For shares of time steps, divide each by its streams' mean length.
@@ -74,7 +74,7 @@ def interleave(
         >>> numbers = StreamDataset([70, 80], lambda n: iter([n, n + 1]), batch_size=1, time_steps=2)
         >>> dataset = interleave([words, numbers], weights=[3, 1])
         >>> for batch in StreamDataLoader(dataset):
-        ...     print(dataset.locate(batch.source[0, 0]), batch.data[:, 0].tolist())
+        ...     print(dataset.locate(batch.source_index[0, 0]), batch.data[:, 0].tolist())
         (0, 0) [116, 111]
         (0, 1) [98, 101]
         (1, 0) [70, 71]

@@ -91,7 +91,7 @@ def side_by_side(
         >>> whole = StreamDataset(["abcde", "fgh"], iter, 1, time_steps=2)
         >>> parts = StreamDataset(["xy", "uv", "w"], iter, 1, time_steps=2, padding_mode="cycle")
         >>> for batch in side_by_side([(whole, 1), (parts, 1)]):
-        ...     print(batch.member.tolist(), batch.data, batch.source[0].tolist())
+        ...     print(batch.member.tolist(), batch.data, batch.source_index[0].tolist())
         [0, 1] [['a', 'x'], ['b', 'y']] [0, 0]
         [0, 1] [['c', 'u'], ['d', 'v']] [0, 1]
         [0, 1] [['e', 'w'], [None, None]] [0, 2]

@@ -116,17 +116,18 @@ class ReadsInto(Stream[Item_co], Protocol[Item_co]):
 class MarksStarts(Stream[Item_co], Protocol[Item_co]):
     """A stream of single time steps in which sequences begin, such as documents.
 
-    The batch's `is_start` is set there too, also in the middle of a window, as
-    where packed streams begin. `reset`, `seq_idx()` and `cu_seqlens()` follow.
+    The batch's `is_first` is set there too, also in the middle of a window, as
+    where packed streams begin. `reset`, `recurrent.seq_idx` and `recurrent.cu_seqlens`
+    follow.
 
     Example:
-        >>> from stream_dataloader import StreamDataLoader, StreamDataset
+        >>> from stream_dataloader import StreamDataLoader, StreamDataset, recurrent
         >>> class Words(str):
         ...     def starts_within(self, start, stop):
         ...         return [i for i in range(start, stop) if self[i - 1 : i] == " "]
         >>> dataset = StreamDataset(["to be or"], Words, 1, time_steps=4)
         >>> for batch in StreamDataLoader(dataset):
-        ...     print(batch.seq_idx().tolist(), batch.reset.tolist())
+        ...     print(recurrent.seq_idx(batch).tolist(), batch.reset.tolist())
         [[1, 1, 1, 2]] [True]
         [[0, 0, 1, 1]] [False]
     """

@@ -25,9 +25,9 @@ _MOST_STEPS = 2**31  # drawn out of 32 random bits
 class Sections:
     """How sources are cut into sections of at most `max_steps` items, for `StreamDataset(..., sections=...)`.
 
-    Each section is a stream of its own: `reset` and `is_start` are set at its first item, and shuffle and schedule deal
-    out sections. `batch.source` stays the index in the dataset's `sources`, and `batch.position` the number of the item
-    within the whole source. So (source, position) names the same item in each epoch, wherever it was cut.
+    Each section is a stream of its own: `reset` and `is_first` are set at its first item, and shuffle and schedule deal
+    out sections. `batch.source_index` stays the index in the dataset's `sources`, and `batch.position` the number of
+    the item within the whole source. So (source, position) names the same item in each epoch, wherever it was cut.
 
     A section is opened at its first item by the factory's parameter `start` or the iterator's `seek_item`. A stream
     that offers neither is read from its beginning for each of its sections.

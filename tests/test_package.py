@@ -16,7 +16,7 @@ PACKAGE = pathlib.Path(stream_dataloader.__file__).parent
 ROOMS = [
     *("_own_folder", "_hints", "errors", "protocols", "stream_info", "_html", "_notices", "_descriptors", "_memory"),
     *("_schedule", "_advice", "stats", "_options", "sectioning"),
-    *("_items", "_kept_fields", "segments", "conventions", "batch", "_assembly"),
+    *("_items", "_kept_fields", "batch", "_assembly"),
     *("_reading", "_map_style", "dataset", "interleaved", "members", "_torch_loader"),
     *("_workers", "_ranks", "_sampling", "batch_sampler"),
     *("_progress", "_device", "_loader", "dataloader", "member_lanes", "recurrent", "_merging"),
@@ -30,9 +30,7 @@ LISTED = ["recurrent", "streams", "stores"]
 #: What users import beside what `docs/reference/api.txt` has: these paths stay.
 PUBLIC = {
     "stream_dataloader.batch_sampler": ["LaneBatchSampler", "LaneIndex"],
-    "stream_dataloader.conventions": ["Conventions"],
     "stream_dataloader.errors": ["StreamError", "WorkerError"],
-    "stream_dataloader.segments": ["Segments"],
     "stream_dataloader.stores.lmdb": ["LmdbPacker", "LmdbStore"],
     "stream_dataloader.streams.array": ["ArrayStream"],
     "stream_dataloader.streams.audio": ["AudioStream"],
@@ -163,7 +161,7 @@ loader = StreamDataLoader(StreamDataset([3, 4], range, 2, time_steps=2))
 batches = iter(loader)
 next(batches)
 loader.load_state_dict(loader.state_dict())
-print([batch.step for batch in loader])
+print([batch.batch_index for batch in loader])
 """
 
 

@@ -39,36 +39,36 @@ class Bookkeeping:
 
     def made_before(self) -> dict[str, torch.Tensor]:
         """All fields, where a compiled function will ask for them."""
-        return {**self("mask"), **self("source"), **self("stream_seed")}
+        return {**self("mask"), **self("source_index"), **self("stream_seed")}
 
     def __call__(self, name: str) -> dict[str, torch.Tensor]:
         if name == "stream_seed":
             made = self._seeds()
         else:
-            made = self._marks() if name in ("reset", "is_start", "mask") else self._places()
+            made = self._marks() if name in ("reset", "is_first", "mask") else self._places()
         return {field: torch.from_numpy(array) for field, array in made.items()}
 
     def _marks(self) -> dict[str, Array]:
         runs, full = self._numbers()
-        mask, is_start = np.zeros(self._shape, np.bool_), np.zeros(self._shape, np.bool_)
+        mask, is_first = np.zeros(self._shape, np.bool_), np.zeros(self._shape, np.bool_)
         if full:
-            mask[:], is_start[0] = runs[5], runs[6]
+            mask[:], is_first[0] = runs[5], runs[6]
         else:
             run, cells = self._cells(runs)
             mask[cells] = runs[5][run]
-            is_start[runs[1], runs[0] - self._lanes.start] = runs[6]
-        return {"mask": mask, "is_start": is_start, "reset": is_start[0]}
+            is_first[runs[1], runs[0] - self._lanes.start] = runs[6]
+        return {"mask": mask, "is_first": is_first, "reset": is_first[0]}
 
     def _places(self) -> dict[str, Array]:
         runs, full = self._numbers()
         if full:
             source = np.empty(self._shape, np.int64)
             source[:] = runs[3]
-            return {"source": source, "position": np.arange(self._shape[0])[:, None] + runs[4]}
+            return {"source_index": source, "position": np.arange(self._shape[0])[:, None] + runs[4]}
         source, position = np.full(self._shape, -1), np.full(self._shape, -1)
         run, cells = self._cells(runs)
         source[cells], position[cells] = runs[3][run], runs[4][run] + cells[0] - runs[1][run]
-        return {"source": source, "position": position}
+        return {"source_index": source, "position": position}
 
     def _seeds(self) -> dict[str, Array]:
         runs, full = self._numbers()

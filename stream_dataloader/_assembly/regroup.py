@@ -93,7 +93,7 @@ class Regrouper:
             worker_id=self._owners,
             lane=self._lane,
             member=self._member,
-            step=step,
+            batch_index=step,
             epoch=epoch,
             is_last=self._ends(parts, time_steps) if self._mark_ends else None,
             _state=state,

@@ -208,6 +208,6 @@ class Epoch:
             if record.step == step:
                 return record
         raise ValueError(
-            f"the state as of step {step} is not known: steps {records[0].step} to {self.step} are; save it sooner, or "
-            "ask the batch for it"
+            f"the state after {step} batches is not known: those after {records[0].step} to {self.step} are; save it "
+            "sooner, or ask the batch for it"
         )

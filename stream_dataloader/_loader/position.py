@@ -286,8 +286,8 @@ class LoaderPosition:
         coming, place = self._coming()
         if step not in (None, place.step):
             raise ValueError(
-                f"the state as of step {step} is not known: epoch {coming.epoch.number} has not begun, and begins at "
-                f"step {place.step}"
+                f"the state after {step} batches is not known: epoch {coming.epoch.number} has not begun, and begins "
+                f"with batch {place.step}"
             )
         return self._whole(coming.run, place.step, place.over, self.coming_states())
 

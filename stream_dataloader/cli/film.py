@@ -78,7 +78,7 @@ def grid_pictures(batch: StreamBatch, names: Names) -> Iterator[Image]:
     whole = TITLE_HEIGHT + rows * (height + GAP), columns * (width + GAP) + GAP
     canvas = _canvas(*(length + length % 2 for length in whole))  # yuv420p needs even sizes
     for t in range(batch.time_steps):
-        title = f"batch {batch.step}   t = {t:<3}   {_GRID_LEGEND}"
+        title = f"batch {batch.batch_index}   t = {t:<3}   {_GRID_LEGEND}"
         canvas[:] = _BACKGROUND
         _write(canvas, title, 8, TITLE_HEIGHT - 8)
         for lane in range(lanes):
@@ -101,7 +101,7 @@ class Filmstrip:
         if not self._best:
             self._edge = _edge(batch)
         padding = float(batch.is_padding.sum()) / batch.time_steps
-        score = float(batch.is_start.sum()) - padding
+        score = float(batch.is_first.sum()) - padding
         self._latest.append((score, _column(batch, self._names)))
         total = sum(score for score, _ in list(self._latest)[1:])
         if len(self._latest) > len(self._best) or total > self._best_score:
@@ -125,7 +125,7 @@ def _canvas(height: int, width: int, colour: Colour = _BACKGROUND) -> Image:
 
 
 def _cell(batch: StreamBatch, t: int, lane: int, names: Names) -> Image:
-    source, position = int(batch.source[t, lane]), int(batch.position[t, lane])
+    source, position = int(batch.source_index[t, lane]), int(batch.position[t, lane])
     image: Image = batch.data[t, lane].permute(1, 2, 0).numpy().copy(order="C")
     height, width = image.shape[:2]
     if source < 0:
@@ -145,16 +145,16 @@ def _column(batch: StreamBatch, names: Names) -> Image:
     height, width = batch.data.shape[-2:]
     pitch = height + TRACK_HEIGHT + MARGIN_HEIGHT
     column = _canvas(TITLE_HEIGHT + len(batch) * pitch, width + GAP)
-    _write(column, f"batch {batch.step}", 4, TITLE_HEIGHT - 8, width)
+    _write(column, f"batch {batch.batch_index}", 4, TITLE_HEIGHT - 8, width)
     edges = np.linspace(0, width, batch.time_steps + 1).astype(int)
     for lane in range(len(batch)):
         top = TITLE_HEIGHT + lane * pitch
         column[top : top + height, :width] = _cell(batch, 0, lane, names)
         track = column[top + height + 2 :][:TRACK_HEIGHT, :width]
         for t, (left, right) in enumerate(itertools.pairwise(edges)):
-            source = int(batch.source[t, lane])
+            source = int(batch.source_index[t, lane])
             track[:, left:right] = _PADDING if source < 0 else _source_colour(source)
-            if batch.is_start[t, lane]:
+            if batch.is_first[t, lane]:
                 track[:, left : left + 3] = _FLASH
     return column
 

@@ -141,7 +141,7 @@ def _lanes(target: Target, options: Namespace) -> tuple[dict[str, Any], list[str
     of_workers = [sum(busy[lane] for lane in lanes) for lanes in drawn.workers]
     lines = [
         "",
-        f"{drawn.steps:,} batches of {drawn.time_steps} time steps, {drawn.lanes} lanes: "
+        f"{drawn.batches:,} batches of {drawn.time_steps} time steps, {drawn.lanes} lanes: "
         f"padding {drawn.padding_share:.1%}, "
         f"longest lane {longest} with {busy[longest]:,} items, shortest {min(busy):,}",
     ]
@@ -149,7 +149,7 @@ def _lanes(target: Target, options: Namespace) -> tuple[dict[str, Any], list[str
         counts = ", ".join(f"{count:,}" for count in of_workers)
         lines.append(f"items of each worker: {counts}")
     found = {
-        "batches": drawn.steps,
+        "batches": drawn.batches,
         "batch_size": drawn.lanes,
         "time_steps": drawn.time_steps,
         "padding_share": drawn.padding_share,

@@ -106,7 +106,7 @@ def _show_text(leaves: Leaves, rate: int) -> None:
     for batch, leaf in leaves:
         lanes = [_window(batch, leaf, lane) for lane in range(len(batch))]
         if not live:
-            print(f"batch {batch.step}")
+            print(f"batch {batch.batch_index}")
         elif before:
             print(end=f"\x1b[{len(lanes)}A")  # up again
             lanes = [(old + new)[-width:] for old, new in zip(before, lanes, strict=True)]
@@ -119,7 +119,7 @@ def _show_text(leaves: Leaves, rate: int) -> None:
 
 def _window(batch: StreamBatch, leaf: torch.Tensor, lane: int) -> str:
     found = ""
-    columns = (leaf[:, lane], batch.mask[:, lane], batch.is_start[:, lane])
+    columns = (leaf[:, lane], batch.mask[:, lane], batch.is_first[:, lane])
     for code, there, starts in zip(*(column.tolist() for column in columns), strict=True):
         sign = chr(code) if there and 0 <= code < 0x110000 else "·"
         found += "|" * starts + (sign if sign.isprintable() else " ")

@@ -5,7 +5,7 @@ as a picture. Streams are read only if nothing else tells how long they are.
 
 Examples:
   stream-dataloader timeline videos/ --batch-size 8
-  stream-dataloader timeline clips.store --windows packed --steps 20
+  stream-dataloader timeline clips.store --windows packed --batches 20
   stream-dataloader timeline videos/ --workers 2 --output timeline.svg --theme dark
 """
 
@@ -31,7 +31,7 @@ def add(parser: ArgumentParser) -> None:
     add_lanes(parser)
     add, suffixes = parser.add_argument, ", ".join(_SUFFIXES)
     add("--json", action="store_true", help="print JSON")
-    add("--steps", type=positive, metavar="N", help="draw N batches at most")
+    add("--batches", type=positive, metavar="N", help="draw N batches at most")
     add("--output", metavar="FILE", help=f"draw a picture: {suffixes}")
     add("--theme", choices=["light", "dark"], default="light", help="of the picture")
 
@@ -42,14 +42,14 @@ def run(options: Namespace) -> bool:
         raise ValueError(f"--output is {output}; it must end in {', '.join(_SUFFIXES)}")
     target = find_target(options)
     with target.reading(options, target.lengths(options)) as loader:
-        drawn = timeline(loader, steps=options.steps, num_workers=options.workers)
+        drawn = timeline(loader, batches=options.batches, num_workers=options.workers)
     names = {segment.source: target.name(segment.source) for segment in drawn.segments}
     if output is not None:
         drawn.save(output, theme=options.theme, sources=names)
     if options.json:
         about = {
             "lanes": drawn.lanes,
-            "steps": drawn.steps,
+            "batches": drawn.batches,
             "time_steps": drawn.time_steps,
             "padding_share": drawn.padding_share,
             "segments": [one._asdict() | {"name": names[one.source]} for one in drawn.segments],

@@ -120,7 +120,7 @@ class ModelInputs:
         batch_first: True: the data are `(B, T, ...)`, as models of transformers take them, for the price of a copy.
             False: `(T, B, ...)`, as the loader has them, which torch's recurrent layers take.
         fields: What the model is given beside the data: names of fields of `StreamBatch`, such as `"reset"`, `"mask"`
-            and `"is_start"`, or `"position_ids"`, which are the positions with 0 where padded. A dict gives them by
+            and `"is_first"`, or `"position_ids"`, which are the positions with 0 where padded. A dict gives them by
             the model's own names: `{"attention_mask": "mask"}`. None: those that the model's `forward` names.
 
     Example::
@@ -129,7 +129,7 @@ class ModelInputs:
     """
 
     #: What a `forward` may name.
-    FIELDS = ("reset", "is_start", "mask", "source", "position", "position_ids", "lane")
+    FIELDS = ("reset", "is_first", "mask", "source_index", "position", "position_ids", "lane")
 
     def __init__(self, *, batch_first: bool = True, fields: Mapping[str, str] | Iterable[str] | None = None) -> None:
         self.batch_first = batch_first

@@ -29,7 +29,7 @@ from stream_dataloader.recurrent.checkpoint import check_state, tensors_from_pla
 from stream_dataloader.recurrent.order import on_host
 from stream_dataloader.recurrent.state import RecurrentState
 from stream_dataloader.recurrent.states import map_tensors, names_of, take_apart
-from stream_dataloader.segments import to_device
+from stream_dataloader.recurrent.varlen import to_device
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -117,7 +117,7 @@ class LaneCache:
         """
         state = self._carry.before(batch)
         host = on_host(batch)
-        real, begun = ~host.is_padding, host.is_start.cumsum(0)
+        real, begun = ~host.is_padding, host.is_first.cumsum(0)
         t = torch.arange(batch.time_steps, dtype=torch.int64, device="cpu")
         not_later = (t[:, None] >= t)[..., None]
         of_stream = (begun[:, None] == begun) & real & not_later | (t[:, None] == t)[..., None]
@@ -143,7 +143,7 @@ class LaneCache:
         state = self._carry.before(batch)
         self._check_sizes(batch, new)
         host = on_host(batch)
-        real, begun = ~host.is_padding, host.is_start.cumsum(0)
+        real, begun = ~host.is_padding, host.is_first.cumsum(0)
         if state is None:
             kept, count = map_tensors(self._none_kept, new), begun.new_zeros(len(batch))
         else:

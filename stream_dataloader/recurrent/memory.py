@@ -109,15 +109,15 @@ class LaneMemory(Generic[V]):
         self._order.check(window, whole="_state" in batch.__dict__)
         lanes = window.lanes.tolist()
         goes_on = self._order.known(window).tolist()
-        starts, real = host.is_start.tolist(), window.there.tolist()
+        starts, real = host.is_first.tolist(), window.there.tolist()
         values = [
             self._values[lane] if is_known and lane in self._values else self._new()
             for lane, is_known in zip(lanes, goes_on, strict=True)
         ]
         for t in range(batch.time_steps):
-            self._left = f"at t = {t} of batch {batch.step} of epoch {batch.epoch}"
-            for row, is_start in enumerate(starts[t]):
-                if is_start:
+            self._left = f"at t = {t} of batch {batch.batch_index} of epoch {batch.epoch}"
+            for row, is_first in enumerate(starts[t]):
+                if is_first:
                     values[row] = self._new()
             seen: list[V | None] = [value if there else None for value, there in zip(values, real[t], strict=True)]
             yield t, seen

@@ -51,25 +51,25 @@ class Window(NamedTuple):
     last: Ends
     epoch: int
     step: int
-    is_start: torch.Tensor  # (T, B), in host memory
+    is_first: torch.Tensor  # (T, B), in host memory
     there: npt.NDArray[np.bool_]  # (T, B): the step is an item
     batch: Any  # equal for one batch, its micro-batches and its copies on devices, and for no other
 
     @classmethod
     def of(cls, batch: StreamBatch) -> Window:
         host = on_host(batch)
-        source, position = host.source.numpy(), host.position.numpy()
+        source, position = host.source_index.numpy(), host.position.numpy()
         there = source >= 0
         time_steps, lanes = there.shape
         rows = np.arange(lanes)
         begin = 0 if there[0].all() else there.argmax(0)  # a loader pads the end only, others may pad the front
         stop = -1 if there[-1].all() else time_steps - 1 - there[::-1].argmax(0)
         real = there[begin, rows]
-        starts = host.is_start.numpy()[begin, rows]
+        starts = host.is_first.numpy()[begin, rows]
         first = Ends(source[begin, rows], position[begin, rows])
         last = Ends(source[stop, rows], position[stop, rows])
         token = batch.__dict__.get("_state") or weakref.ref(batch)
-        place = batch.epoch, batch.step, host.is_start, there
+        place = batch.epoch, batch.batch_index, host.is_first, there
         return cls(host.lane.numpy(), real, starts, real & ~starts, first, last, *place, token)
 
     def ages(self, before: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
@@ -84,7 +84,7 @@ class Window(NamedTuple):
         begun = np.empty_like(items)  # the count of items at which the state began
         begun[0] = -before
         begun[1:] = -before
-        np.copyto(begun[:-1], items[:-1], where=self.is_start.numpy())
+        np.copyto(begun[:-1], items[:-1], where=self.is_first.numpy())
         aged: npt.NDArray[np.int64] = items - np.maximum.accumulate(begun, 0)
         return aged
 
@@ -92,10 +92,10 @@ class Window(NamedTuple):
 def check_no_start_inside(batch: StreamBatch) -> None:
     """Raise if a stream starts after the first time step."""
     host = on_host(batch)
-    if host.is_start[1:].any():
-        t, row = (host.is_start[1:].nonzero()[0] + torch.tensor([1, 0], dtype=torch.int64, device="cpu")).tolist()
-        what = f"lane {host.lane[row]} starts source {host.source[t, row]} at t = {t}, inside the window"
-        raise ValueError(f'{what}; use windows="aligned", or packed=True with a model that looks at is_start')
+    if host.is_first[1:].any():
+        t, row = (host.is_first[1:].nonzero()[0] + torch.tensor([1, 0], dtype=torch.int64, device="cpu")).tolist()
+        what = f"lane {host.lane[row]} starts source {host.source_index[t, row]} at t = {t}, inside the window"
+        raise ValueError(f'{what}; use windows="aligned", or packed=True with a model that looks at is_first')
 
 
 class LaneOrder:

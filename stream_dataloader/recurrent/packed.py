@@ -20,7 +20,7 @@ def masked_rnn(
     inputs: torch.Tensor,
     *,
     state: Any,
-    is_start: torch.Tensor,
+    is_first: torch.Tensor,
     initial: Any = None,
     real: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, Any]:
@@ -31,7 +31,7 @@ def masked_rnn(
             convolutional one. The first tensor of the state is the output. The lanes are dimension 0 of each tensor.
         inputs: `(T, B, ...)`.
         state: The state before t = 0, as `RecurrentState.before` gives it. None: what the cell makes of None.
-        is_start: `(T, B)` bool. Not looked at for t = 0, where `before` has seen to it.
+        is_first: `(T, B)` bool. Not looked at for t = 0, where `before` has seen to it.
         initial: State of one lane, `(1, ...)` a tensor, that a stream starts with. None: zeros.
         real: `(T, B)` bool, `~batch.is_padding`: at other steps a lane keeps its state. None: all are real.
 
@@ -39,18 +39,18 @@ def masked_rnn(
         Outputs `(T, B, ...)`, and the state after the last step.
 
     Raises:
-        ValueError: `is_start` or `real` is not `(T, B)` bool, or T is 0.
+        ValueError: `is_first` or `real` is not `(T, B)` bool, or T is 0.
 
     Example:
         >>> import torch
         >>> from stream_dataloader.recurrent import masked_rnn
-        >>> is_start = torch.tensor([[True], [False], [True]])
+        >>> is_first = torch.tensor([[True], [False], [True]])
         >>> ones, zero = torch.ones(3, 1, 1), torch.zeros(1, 1)
-        >>> counted, _ = masked_rnn(lambda x, n: n + x, ones, state=zero, is_start=is_start)
+        >>> counted, _ = masked_rnn(lambda x, n: n + x, ones, state=zero, is_first=is_first)
         >>> counted.flatten().tolist()
         [1.0, 2.0, 1.0]
     """
-    _check_flags(inputs, is_start, real)
+    _check_flags(inputs, is_first, real)
 
     def begun(mask: torch.Tensor, state: Any) -> Any:
         if initial is None:
@@ -59,7 +59,7 @@ def masked_rnn(
 
     outputs = []
     for t in range(len(inputs)):
-        old = state if t == 0 else begun(is_start[t], state)
+        old = state if t == 0 else begun(is_first[t], state)
         state = cell(inputs[t], old)
         if real is not None:
             there = real[t]
@@ -75,7 +75,7 @@ def linear_scan(
     inputs: torch.Tensor,
     decay: torch.Tensor,
     state: torch.Tensor | None,
-    is_start: torch.Tensor,
+    is_first: torch.Tensor,
     initial: torch.Tensor | None = None,
     real: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -89,7 +89,7 @@ def linear_scan(
         inputs: `(T, B, ...)`, real or complex.
         decay: `(T, B, ...)`; it is expanded to the shape of `inputs`.
         state: `h` before t = 0, `(B, ...)`, as `RecurrentState.before` gives it. None: zeros.
-        is_start: `(T, B)` bool. Not looked at for t = 0, where `before` has seen to it.
+        is_first: `(T, B)` bool. Not looked at for t = 0, where `before` has seen to it.
         initial: `h` before a stream's first step, `(1, ...)`. None: zeros.
         real: `(T, B)` bool, `~batch.is_padding`: at other steps a lane keeps its state. None: all are real.
 
@@ -97,24 +97,24 @@ def linear_scan(
         `h` of all steps, `(T, B, ...)`, and of the last one, `(B, ...)`.
 
     Raises:
-        ValueError: `is_start` or `real` is not `(T, B)` bool, or T is 0.
+        ValueError: `is_first` or `real` is not `(T, B)` bool, or T is 0.
 
     Example:
         >>> import torch
         >>> from stream_dataloader.recurrent import linear_scan
-        >>> half, is_start = torch.full((4, 1), 0.5), torch.tensor([[True], [False], [True], [False]])
-        >>> scanned, _ = linear_scan(inputs=torch.ones(4, 1), decay=half, state=None, is_start=is_start)
+        >>> half, is_first = torch.full((4, 1), 0.5), torch.tensor([[True], [False], [True], [False]])
+        >>> scanned, _ = linear_scan(inputs=torch.ones(4, 1), decay=half, state=None, is_first=is_first)
         >>> scanned.flatten().tolist()
         [1.0, 1.5, 1.0, 1.5]
     """
-    _check_flags(inputs, is_start, real)
+    _check_flags(inputs, is_first, real)
     factor, total = decay.expand_as(inputs), inputs
     steps = [len(total), *total.shape[1:2], *[1] * (total.ndim - 2)]
     if real is not None:
         padding = ~real.reshape(steps)
         factor, total = factor.masked_fill(padding, 1), total.masked_fill(padding, 0)
     # what comes before a start does not count; `cut[t]`: a start is among the steps that are in `total[t]` so far
-    cut = is_start.reshape(steps)
+    cut = is_first.reshape(steps)
     cut = torch.cat([torch.zeros_like(cut[:1]), cut[1:]])
     if initial is not None:
         total = total + factor * cut * initial
@@ -134,10 +134,10 @@ def linear_scan(
     return total, total[-1]
 
 
-def _check_flags(inputs: torch.Tensor, is_start: torch.Tensor, real: torch.Tensor | None) -> None:
+def _check_flags(inputs: torch.Tensor, is_first: torch.Tensor, real: torch.Tensor | None) -> None:
     if not len(inputs):
         raise ValueError(f"inputs is {tuple(inputs.shape)}, and has no time step")
-    for name, flags in (("is_start", is_start), ("real", real)):
+    for name, flags in (("is_first", is_first), ("real", real)):
         if flags is not None and (flags.shape != inputs.shape[:2] or flags.dtype != torch.bool):
             wanted = f"torch.bool {tuple(inputs.shape[:2])}, as inputs is {tuple(inputs.shape)}"
             raise ValueError(f"{name} is {flags.dtype} {tuple(flags.shape)}; pass {wanted}")

@@ -27,7 +27,7 @@ from stream_dataloader.recurrent.initial import Initial
 from stream_dataloader.recurrent.order import LaneOrder, Window, check_no_start_inside, on_host
 from stream_dataloader.recurrent.states import check_same, dims_of, states_of
 from stream_dataloader.recurrent.store import LaneStore, Piece
-from stream_dataloader.segments import to_device
+from stream_dataloader.recurrent.varlen import to_device
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -64,7 +64,7 @@ class RecurrentState:
             nothing (Kapturowski et al., Recurrent Experience Replay in Distributed Reinforcement Learning, 2019).
         burn_in_at: `"start"`: from where a lane's state began with its initial value: at the start of a stream, of a
             section, or of a sequence that a stream marks, and after `reset`. `"window"`: of each window.
-        packed: The model begins anew where `batch.is_start` is set inside a window, as `masked_rnn` and `linear_scan`
+        packed: The model begins anew where `batch.is_first` is set inside a window, as `masked_rnn` and `linear_scan`
             do. Without it a stream that starts inside a window is an error.
         rank: Which rank this process is, for checkpoints; needs `world_size`. None: torch.distributed is asked.
         world_size: Number of ranks.

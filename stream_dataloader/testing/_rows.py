@@ -32,10 +32,10 @@ KINDS = (
 GOOD = (GOES_ON, IS_RESET, STARTS)
 
 _OF_OURS: Keys = {
-    "ids": lambda batch: batch.source,
+    "ids": lambda batch: batch.source_index,
     "positions": lambda batch: batch.position,
-    "mask": lambda batch: batch.source >= 0,
-    "starts": lambda batch: batch.is_start,
+    "mask": lambda batch: batch.source_index >= 0,
+    "starts": lambda batch: batch.is_first,
     "random": None,
 }
 

@@ -37,8 +37,8 @@ def batch_key(batch: Any) -> Any:
     The seeds differ between two loaders whose datasets have no `seed`.
     """
     if isinstance(batch, StreamBatch):
-        names = ("data", "reset", "is_start", "is_last", "mask", "source", "position", "lane", "step", "epoch")
-        return {name: map_leaves(getattr(batch, name), leaf_key) for name in names}
+        bookkeeping = "reset", "is_first", "is_last", "mask", "source_index", "position", "lane", "batch_index", "epoch"
+        return {name: map_leaves(getattr(batch, name), leaf_key) for name in ("data", *bookkeeping)}
     return map_leaves(batch, leaf_key)
 
 

@@ -66,7 +66,7 @@ class Timeline:
     Attributes:
         segments: What lanes read, by lane and time; what lies between is padding.
         lanes: Number of lanes, B.
-        steps: Number of batches.
+        batches: Their number.
         time_steps: Time steps of a batch, T; of the longest window.
         workers: The lanes of each worker.
         alternatives: What would leave less padding, the best first.
@@ -74,7 +74,7 @@ class Timeline:
 
     segments: tuple[Segment, ...] = dataclasses.field(repr=False)
     lanes: int
-    steps: int
+    batches: int
     time_steps: int
     workers: tuple[range, ...]
     alternatives: tuple[Alternative, ...] = dataclasses.field(default=(), repr=False)
@@ -82,7 +82,7 @@ class Timeline:
     @property
     def padding_share(self) -> float:
         """How much of all cells is padding, 0 to 1."""
-        cells = self.lanes * self.steps * self.time_steps
+        cells = self.lanes * self.batches * self.time_steps
         read = sum(segment.stop - segment.begin for segment in self.segments)
         return 1 - read / cells if cells else 0.0
 
@@ -92,7 +92,7 @@ class Timeline:
         return sum(segment.starts for segment in self.segments)
 
     def _summary(self) -> str:
-        made = f"{self.steps} batches of {self.time_steps} time steps"
+        made = f"{self.batches} batches of {self.time_steps} time steps"
         return f"{made}, {self.lanes} lanes, {self.streams} streams, padding {self.padding_share:.1%}"
 
     def text(self, width: int = 100) -> str:
@@ -107,7 +107,7 @@ class Timeline:
         several = len(self.workers) > 1
         margin = 10 + 12 * several
         room = max(width, _LEAST_WIDTH) - margin
-        cells = self.steps * self.time_steps
+        cells = self.batches * self.time_steps
         scale = max(1, -(-cells // room))
         columns = -(-cells // scale)
         drawn = np.full((self.lanes, columns), "·")
@@ -120,7 +120,7 @@ class Timeline:
             if segment.starts:
                 drawn[segment.lane, segment.begin // scale] = letter.upper()
         ruler = ""
-        for step in range(self.steps):
+        for step in range(self.batches):
             at = step * self.time_steps // scale
             if at >= len(ruler) + bool(ruler) and at + len(str(step)) <= columns:
                 ruler = ruler.ljust(at) + str(step)
@@ -183,7 +183,7 @@ def _figure(timeline: Timeline, theme: str, sources: Any) -> Any:
         raise ImportError(f"pictures of timelines need matplotlib: {remedy}") from error
     ground, ink, padding = _THEMES[theme]
     lanes = timeline.lanes
-    width = max(timeline.steps * timeline.time_steps, 1)
+    width = max(timeline.batches * timeline.time_steps, 1)
     row_inches = 0.34 if lanes <= 16 else max(0.11, 5.5 / lanes)
     height = 1.2 + row_inches * lanes
     left = 0.125 if len(timeline.workers) > 1 else 0.075
@@ -227,13 +227,13 @@ def _colours(segments: Sequence[Segment]) -> list[str]:
 
 
 def _frame(axes: Any, timeline: Timeline, width: int, line: str) -> None:
-    if timeline.steps <= 200:
-        for step in range(1, timeline.steps):
+    if timeline.batches <= 200:
+        for step in range(1, timeline.batches):
             axes.axvline(step * timeline.time_steps, color=line, linewidth=0.5, zorder=3)
     axes.set_xlim(0, width)
     axes.set_ylim(timeline.lanes - 0.4, -0.6)
-    every = max(1, -(-timeline.steps // 20))
-    shown = range(0, timeline.steps + 1, every)
+    every = max(1, -(-timeline.batches // 20))
+    shown = range(0, timeline.batches + 1, every)
     axes.set_xticks([step * timeline.time_steps for step in shown], map(str, shown))
     every = max(1, -(-timeline.lanes // 32))
     names = {lane: str(lane) for lane in range(0, timeline.lanes, every)}

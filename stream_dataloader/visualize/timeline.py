@@ -22,13 +22,13 @@ from stream_dataloader.visualize.picture import Segment, Timeline
 
 __all__ = ["timeline"]
 
-_MOST_STEPS = 100_000
+_MOST_BATCHES = 100_000
 
 
 def timeline(
     what: StreamDataset | StreamDataLoader | Iterable[StreamBatch],
     *,
-    steps: int | None = None,
+    batches: int | None = None,
     num_workers: int | None = None,
     epoch: int = 0,
 ) -> Timeline:
@@ -36,12 +36,12 @@ def timeline(
 
     Args:
         what: A dataset or a loader; with `lengths` nothing is read. Or batches.
-        steps: How many batches, at most; needed where there is no end (`"cycle"`).
+        batches: How many, at most; needed where there is no end (`"cycle"`).
         num_workers: Whose lanes are named; None: as the loader or the batches have it.
         epoch: Which epoch, where nothing is read.
 
     Raises:
-        ValueError: There is no end, and `steps` is None.
+        ValueError: There is no end, and `batches` is None.
         TypeError: It is none of these.
 
     Example:
@@ -58,22 +58,22 @@ def timeline(
     if isinstance(what, StreamDataLoader) and num_workers is None:
         num_workers = what.num_workers
     if isinstance(dataset, StreamDataset) and dataset.lengths is not None:
-        return _of_lengths(dataset, steps, num_workers or 0, epoch)
+        return _of_lengths(dataset, batches, num_workers or 0, epoch)
     if isinstance(what, StreamDataset):
         what = StreamDataLoader(what)
-    return _of_batches(what, steps, num_workers)
+    return _of_batches(what, batches, num_workers)
 
 
-def _of_lengths(dataset: StreamDataset, steps: int | None, workers: int, epoch: int) -> Timeline:
+def _of_lengths(dataset: StreamDataset, most: int | None, workers: int, epoch: int) -> Timeline:
     plan = dataset.plan()
-    if steps is None and dataset.is_endless:
-        raise ValueError('with padding_mode="cycle" an epoch has no end; give steps=')
+    if most is None and dataset.is_endless:
+        raise ValueError('with padding_mode="cycle" an epoch has no end; give batches=')
     lengths = plan.scheduled_lengths
     assert lengths is not None
     assert dataset.lengths is not None
     if (dataset.lengths < 0).any():
         raise ValueError("the lengths of some sources are not known; give batches")
-    count = _MOST_STEPS if steps is None else steps
+    count = _MOST_BATCHES if most is None else most
     if not dataset.is_endless:
         count = min(count, dataset.steps_of(epoch))
     time_steps = plan.rules.time_steps or 1  # of a window that a stream cuts
@@ -93,11 +93,11 @@ def _of_lengths(dataset: StreamDataset, steps: int | None, workers: int, epoch: 
     return Timeline(drawn, rules.lanes, count, time_steps, owners, alternatives)
 
 
-def _of_batches(batches: Iterable[StreamBatch], steps: int | None, workers: int | None) -> Timeline:
+def _of_batches(batches: Iterable[StreamBatch], most: int | None, workers: int | None) -> Timeline:
     windows, owners = [], np.zeros(0, np.int64)
-    for batch in itertools.islice(batches, _MOST_STEPS if steps is None else steps):
+    for batch in itertools.islice(batches, _MOST_BATCHES if most is None else most):
         host = batch.host
-        fields = host.source, host.position, host.is_start, host.mask
+        fields = host.source_index, host.position, host.is_first, host.mask
         windows.append([field.numpy() for field in fields])
         owners = host.worker_id.numpy()
     lanes = len(owners)

@@ -50,7 +50,7 @@ def test_errors_say_where_and_keep_what_was_read(workers):
     assert (error.value.source_index, error.value.position) == (0, 3)
     with pytest.warns(RuntimeWarning, match="skipped"):
         kept = batches(broken, [9, 4], workers, lanes=1, on_error="skip", windows="packed")
-    assert kept[0].source[:, 0].tolist() == [0, 0, 0, 1, 1]
+    assert kept[0].source_index[:, 0].tolist() == [0, 0, 0, 1, 1]
     for answer in (6, -1, "x", 2.0):
         with pytest.raises(ItemError, match=r"read_into returned .* to 4"):
             batches(lambda n, answer=answer: Writing(n, answer=answer), [9], workers)

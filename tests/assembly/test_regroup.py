@@ -15,17 +15,17 @@ from stream_dataloader._assembly import bookkeeping
 def test_a_field_is_made_once_and_what_a_user_writes_into_it_is_in_no_other_batch(workers):
     dataset = StreamDataset([12, 12], range, 2, time_steps=3)
     for step, batch in enumerate(StreamDataLoader(dataset, workers)):
-        assert not vars(batch).keys() & {"reset", "is_start", "mask", "source", "position"}
+        assert not vars(batch).keys() & {"reset", "is_first", "mask", "source_index", "position"}
         assert batch.position.T.tolist() == batch.data.T.tolist() == [[3 * step + t for t in range(3)]] * 2
-        assert batch.source.T.tolist() == [[0] * 3, [1] * 3]
+        assert batch.source_index.T.tolist() == [[0] * 3, [1] * 3]
         assert batch.mask.all()
-        assert batch.reset.tolist() == batch.is_start[0].tolist() == [step == 0] * 2
-        assert not batch.is_start[1:].any()
-        for field in (batch.data, batch.position, batch.source, batch.mask, batch.is_start):
+        assert batch.reset.tolist() == batch.is_first[0].tolist() == [step == 0] * 2
+        assert not batch.is_first[1:].any()
+        for field in (batch.data, batch.position, batch.source_index, batch.mask, batch.is_first):
             field.fill_(1)
         assert batch.reset.all()
         assert batch.position.eq(1).all()
-        assert pickle.loads(pickle.dumps(batch)).source.eq(1).all()
+        assert pickle.loads(pickle.dumps(batch)).source_index.eq(1).all()
 
 
 def test_fields_that_nobody_asked_for_go_with_copies():
@@ -55,7 +55,7 @@ def test_a_compiled_function_of_batches_is_not_compiled_for_each(monkeypatch, fu
         return graph.forward
 
     def function(batch):
-        return (batch.data * batch.mask).sum(), batch.reset.any(), batch.source.max(), batch.position.sum()
+        return (batch.data * batch.mask).sum(), batch.reset.any(), batch.source_index.max(), batch.position.sum()
 
     torch.compiler.reset()
     compiled = torch.compile(function, backend=backend, fullgraph=fullgraph)

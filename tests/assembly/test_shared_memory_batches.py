@@ -164,7 +164,7 @@ def test_leaves_of_all_kinds_lie_side_by_side():
     for leaf in leaves:
         assert leaf.data_ptr() % 64 == 0
         assert in_shared_memory(leaf) or leaf.numel() == 0
-    for leaf in [*leaves, batches[0].mask, batches[0].source, batches[0].position, batches[0].is_start]:
+    for leaf in [*leaves, batches[0].mask, batches[0].source_index, batches[0].position, batches[0].is_first]:
         assert leaf.is_contiguous()
         assert leaf.shape[:2] == (2, 3)
 
@@ -219,7 +219,9 @@ def test_the_transport_makes_no_difference(collate, seed, lengths, lanes, window
                 if collate:
                     batches.append((plain(batch), map_leaves(batch, kind_of)))
                 else:
-                    batches.append([plain(field) for field in (batch.data, batch.source, batch.position, batch.mask)])
+                    batches.append(
+                        [plain(field) for field in (batch.data, batch.source_index, batch.position, batch.mask)]
+                    )
         except ItemError as error:
             batches.append((type(error), error.lane, error.source_index, error.position))
         return batches

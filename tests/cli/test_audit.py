@@ -41,7 +41,7 @@ def lines_of(found):
 def test_our_own_batches_pass_and_need_no_keys(lengths, lanes, time_steps, windows, shuffle):
     dataset = StreamDataset(lengths, range, lanes, time_steps=time_steps, windows=windows, shuffle=shuffle, seed=0)
     loader = StreamDataLoader(dataset)
-    sources = [batch.source for batch in loader]
+    sources = [batch.source_index for batch in loader]
     loader.set_epoch(0)
     found = audit(loader, total=sum(lengths), epochs=1)
     assert found.wrong == [], str(found)

@@ -72,7 +72,7 @@ def key(batch):
         return {name: key(each) for name, each in batch.items()}
     if batch is None or isinstance(batch, (list, torch.Tensor)):
         return batch
-    return batch.epoch, batch.step, batch.source.tolist()
+    return batch.epoch, batch.batch_index, batch.source_index.tolist()
 
 
 def trainer_of(folder, callbacks=(), **options):

@@ -116,7 +116,7 @@ def test_it_yields_what_the_loader_does_and_knows_the_end(accelerator_of):
 def test_a_loop_that_is_left_leaves_nothing_behind(accelerator_of):
     ours = prepared(accelerator_of())
     for batch in ours:
-        if batch.step == 2:
+        if batch.batch_index == 2:
             break
     assert not ours.gradient_state.in_dataloader
     assert (ours.epoch, ours.step) == (0, 3)
@@ -131,7 +131,7 @@ def test_an_evaluation_within_the_loop_has_an_end_of_its_own(accelerator_of):
     training, evaluation = prepared(accelerator), prepared(accelerator, padding_mode="data")
     state, ends = training.gradient_state, []
     for batch in training:
-        if batch.step == 1:
+        if batch.batch_index == 1:
             inner = [state.end_of_dataloader for _ in evaluation]
             assert inner == [False] * (len(inner) - 1) + [True]
         ends.append(state.end_of_dataloader)
@@ -142,7 +142,7 @@ def test_an_error_is_raised_after_the_batch_before_it(accelerator_of):
     torn = acting({(1, 4): raising(OSError)}, 20)
     ours = prepare(accelerator_of(), StreamDataLoader(StreamDataset([0, 1], torn, 2, time_steps=2)))
     batches = iter(ours)
-    assert [next(batches).step, next(batches).step] == [0, 1]
+    assert [next(batches).batch_index, next(batches).batch_index] == [0, 1]
     assert not ours.end_of_dataloader
     with pytest.raises(ReadError):
         next(batches)

@@ -168,8 +168,8 @@ def test_rows_of_tokens_are_sequences(kind):
     for batch in loader_of(kind, 0):
         for at in batch.mask.T.nonzero().tolist():
             lane, step = at
-            key = batch.source[step, lane].item(), batch.position[step, lane].item()
-            found[key] = batch.is_start[step, lane].item(), batch.data["input"][step, lane].item()
+            key = batch.source_index[step, lane].item(), batch.position[step, lane].item()
+            found[key] = batch.is_first[step, lane].item(), batch.data["input"][step, lane].item()
     ordered = [found[key] for key in sorted(found)]
     rows = [[(1 + (kind == "mapped")) * token for token in row] for row in TOKENS if row]
     assert ordered == [(at == 0, token) for row in rows for at, token in enumerate(row)]
@@ -195,7 +195,7 @@ def test_a_column_marks_where_sequences_begin_in_a_shard(rows):
     loader = StreamDataLoader(StreamDataset(sources, store, 1, time_steps=52, windows="packed"))
     (batch,) = loader
     begins = [0, *(1 + np.flatnonzero(np.diff(EPISODES))), 26]
-    assert batch.is_start[:, 0].nonzero()[:, 0].tolist() == sorted(begins)
+    assert batch.is_first[:, 0].nonzero()[:, 0].tolist() == sorted(begins)
     assert torch.equal(batch.data["state"][:, 0], torch.tensor(rows["state"][:]))
 
 
@@ -289,5 +289,5 @@ def test_a_stream_that_is_an_iterable_dataset_is_read_whole(workers):
 
     lengths, read = [6, 4, 5, 3], []
     for batch in StreamDataLoader(StreamDataset(lengths, open_rows, 2, time_steps=2, seed=0), workers):
-        read += zip(batch.source[batch.mask].tolist(), batch.data[batch.mask].tolist(), strict=True)
+        read += zip(batch.source_index[batch.mask].tolist(), batch.data[batch.mask].tolist(), strict=True)
     assert sorted(read) == [(source, item) for source, length in enumerate(lengths) for item in range(length)]

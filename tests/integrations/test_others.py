@@ -6,6 +6,8 @@ import pytest
 import torch
 from windows_of_streams import LANES, LENGTHS, STEPS, WINDOWS, batches_of, differing, opening
 
+from stream_dataloader import recurrent
+
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # warnings are theirs
 WIDTH = 6
 
@@ -47,7 +49,7 @@ def test_torchrl_gives_each_stream_what_it_has_alone(kind, backend, windows):
             states = torch.zeros(LANES, STEPS, len(names), 2, 8)
             states[:, given_at] = torch.stack([keep(batch, carried[name]) for name in names], 1).unsqueeze(1)
             values = {name: states[:, :, i] for i, name in enumerate(names)}
-            given = {"x": batch.data.transpose(0, 1), "is_init": batch.is_init(), **values}
+            given = {"x": batch.data.transpose(0, 1), "is_init": recurrent.is_init(batch), **values}
             answer = module(TensorDict(given, [LANES, STEPS]))
             carried = {name: answer["next", name][:, -1] for name in names}
             wrong += differing(batch, answer["y"].transpose(0, 1), alone)
@@ -102,10 +104,12 @@ def test_a_model_of_transformers_attends_within_segments(attention, windows):
 
     for batch in batches_of(opening(tokens), windows):
         within = "segment" if attention == "sdpa" else "stream"  # rotary: only differences of positions count
-        outputs = run(batch.flatten_lanes(batch.data), batch.position_ids(within), batch.cu_seqlens())
+        outputs = run(
+            batch.flatten_lanes(batch.data), recurrent.position_ids(batch, within), recurrent.cu_seqlens(batch)
+        )
         outputs = batch.unflatten_lanes(outputs)
         for b in range(LANES):
-            for source in set(batch.source[:, b].tolist()) - {-1}:
-                own = batch.source[:, b] == source
+            for source in set(batch.source_index[:, b].tolist()) - {-1}:
+                own = batch.source_index[:, b] == source
                 alone = run(batch.data[own, b].unsqueeze(0), None, torch.tensor([0, int(own.sum())]))
                 assert torch.allclose(outputs[own, b], alone[0], atol=1e-5)

@@ -387,13 +387,13 @@ def test_a_batch_can_be_copied(batch):
     changed = copy.deepcopy(batch)
     changed.data["x"] += 1
     assert (batch.data["x"] == 1).all()
-    assert dataclasses.replace(batch, step=9).step == 9
+    assert dataclasses.replace(batch, batch_index=9).batch_index == 9
 
 
 def test_a_part_that_a_worker_collates_can_be_copied():
     def count(part):
-        same = dataclasses.replace(copy.copy(part), step=7)
-        return same.step + int(copy.deepcopy(pickle.loads(pickle.dumps(same))).data.sum())
+        same = dataclasses.replace(copy.copy(part), batch_index=7)
+        return same.batch_index + int(copy.deepcopy(pickle.loads(pickle.dumps(same))).data.sum())
 
     dataset = StreamDataset([2, 3], range, 2, time_steps=3)
     loader = torch.utils.data.DataLoader(dataset, batch_size=None, num_workers=1, collate_fn=count)

@@ -170,7 +170,7 @@ def steps_of(streams, time_steps, **options):
             for batch in StreamDataLoader(dataset):
                 structure, leaves = flatten(batch.data)
                 for t in batch.mask[:, 0].nonzero()[:, 0].tolist():
-                    place = batch.source[t, 0].item(), batch.position[t, 0].item()
+                    place = batch.source_index[t, 0].item(), batch.position[t, 0].item()
                     found.append((*place, repr(structure), [plain(leaf[t][0]) for leaf in leaves]))
         except ItemError as raised:
             error = str(raised)

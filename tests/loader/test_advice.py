@@ -52,7 +52,7 @@ def test_what_a_change_is_said_to_bring_is_what_epochs_have_on_average(lengths, 
 def test_what_lengths_do_not_tell_is_not_said(more):
     options = {"lengths": [9, 1, 1], "time_steps": 4} | more
     dataset = StreamDataset([9, 1, 1], range, 2, **options)
-    assert visualize.timeline(dataset, steps=3).alternatives == ()
+    assert visualize.timeline(dataset, batches=3).alternatives == ()
 
 
 def test_without_figures_there_is_no_advice():

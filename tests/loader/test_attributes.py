@@ -59,8 +59,10 @@ def test_a_worker_init_fn_that_is_set_later_is_for_the_next_workers(persistent, 
 
 def test_a_batch_shows_its_fields_and_methods_only():
     shown = {name for name in dir(next(iter(StreamDataLoader(CASE.dataset())))) if not name.startswith("_")}
-    fields = "data reset is_start mask source position stream_seed worker_id lane step epoch is_last member"
+    fields = (
+        "data reset is_first mask source_index position stream_seed worker_id lane batch_index epoch is_last member"
+    )
     fields += " time_steps worker host is_padding"
     methods = "map state_dict to split_lanes cuda cpu pin_memory"
-    named = "is_first is_init prev_exists seq_idx done segments cu_seqlens position_ids flatten_lanes unflatten_lanes"
-    assert shown == set(f"{fields} {methods} {named}".split())
+    methods += " flatten_lanes unflatten_lanes"
+    assert shown == set(f"{fields} {methods}".split())

@@ -130,7 +130,7 @@ def test_parts_and_what_collate_fn_makes_are_cut_alike(options):
     collated = [batch.tolist() for _ in range(2) for batch in loader]
     batches = itertools.islice(StreamDataLoader(CASE.dataset()), 8, 16)
     assert collated == [batch.data.tolist() for batch in batches]
-    assert {part.step for part in loader.parts()} == set(range(16, 20))
+    assert {part.batch_index for part in loader.parts()} == set(range(16, 20))
 
 
 @pytest.mark.parametrize("options", SETUPS, ids=str)
@@ -141,7 +141,7 @@ def test_without_determinism_each_pass_reads_every_item_once(options):
     for _ in range(6):
         for batch in loader:
             real = batch.mask
-            read += zip(batch.source[real].tolist(), batch.position[real].tolist(), strict=True)
+            read += zip(batch.source_index[real].tolist(), batch.position[real].tolist(), strict=True)
     times = [read.count((source, i)) for source, length in enumerate(lengths) for i in range(length)]
     passes = len(read) / sum(lengths)
     assert passes - 2 < min(times) <= passes <= max(times) < passes + 2  # some lanes are a pass ahead
@@ -231,7 +231,7 @@ def test_what_cannot_be_is_refused():
 def error_of(loader):
     """What the next batch's error says; its frames, in a circle, would keep the workers."""
     try:
-        return next(iter(loader)).step
+        return next(iter(loader)).batch_index
     except ReadError as error:
         traceback.clear_frames(error.__traceback__)
         return str(error)
@@ -246,7 +246,7 @@ def test_an_error_is_met_again_and_passes_over_nothing(options, tmp_path):
             yield i
 
     loader = make_loader([0, 1], read, 2, "cycle", time_steps=2, lookahead=0, batches_per_epoch=2, **options)
-    assert [batch.step for batch in loader] == [0, 1]
+    assert [batch.batch_index for batch in loader] == [0, 1]
     for _ in range(2):
         loader.set_epoch(1)  # none of its batches was delivered
         assert "broken" in error_of(loader)
@@ -272,9 +272,9 @@ def test_restarts_are_counted_epoch_by_epoch(persistent, tmp_path):
     def steps(loader, epochs):
         for _ in range(epochs):
             for batch in loader:
-                if batch.step == 900:
+                if batch.batch_index == 900:
                     (tmp_path / "fourth epoch").touch()
-                yield batch.step
+                yield batch.batch_index
 
     assert list(steps(loader(300), 4)) == list(range(1200))
     for path in tmp_path.iterdir():
@@ -292,7 +292,7 @@ def test_what_was_copied_ahead_to_a_device_is_the_next_epochs(options, cuda):
     assert keys(itertools.islice(loader, 2)) == expected[3:5]
     assert place(loader.state_dict()) == (1, 2, 5)
     assert keys(loader) == expected[5:8]
-    assert {part.step for _ in range(2) for part in loader.parts()} == set(range(8, 14))
+    assert {part.batch_index for _ in range(2) for part in loader.parts()} == set(range(8, 14))
 
 
 @pytest.mark.parametrize("batches", [3, 5])

@@ -81,7 +81,7 @@ def test_an_iterator_that_could_not_begin_has_claimed_nothing(monkeypatch):
         with pytest.raises(OSError, match="no more"):
             next(batches)
     assert loader.state_dict() == state
-    assert next(batches).step == 1
+    assert next(batches).batch_index == 1
 
 
 def test_who_looks_at_a_batch_of_a_loaded_state_hears_that_it_is_used_up():
@@ -106,12 +106,12 @@ def test_a_newer_iterator_ends_the_older_which_leaves_it_as_it_is(options, lengt
     loader = make_loader(LENGTHS, range, 2, "cycle", time_steps=2, seed=0, batches_per_epoch=length, **options)
     old, new = iter(loader), iter(loader)
     next(old)
-    first = next(new).step
+    first = next(new).batch_index
     with pytest.raises(IteratorError):
         next(old)
     old.close()
     assert list(old) == []
-    assert [batch.step for batch in itertools.islice(new, 2)] == [first + 1, first + 2]
+    assert [batch.batch_index for batch in itertools.islice(new, 2)] == [first + 1, first + 2]
     assert loader.epoch == 1
     new.close()
     assert list(new) == []
@@ -150,10 +150,10 @@ def test_a_copy_goes_on_where_the_loader_stands(kind, options):
     for own in (copied, again, copy.deepcopy(loader)):
         assert place_of(own) == place_of(loader)
         assert [plain(batch) for batch in itertools.islice(own, 2)] == expected
-    assert next(batches).step == 1, "it is still being read"
+    assert next(batches).batch_index == 1, "it is still being read"
     if "n batches" in kind:
         loader.set_epoch(0)
-        assert next(iter(pickle.loads(pickle.dumps(loader)))).step == 0
+        assert next(iter(pickle.loads(pickle.dumps(loader)))).batch_index == 0
 
 
 COPIES = {"deepcopy": copy.deepcopy, "pickle": lambda one: pickle.loads(pickle.dumps(one))}
@@ -226,7 +226,7 @@ class Gated:
 def test_a_thread_that_reads_where_another_is_reading_hears_so(workers, where, method):
     gated, found = Gated(where), []
     batches = iter(make_loader([4, 4], gated, 2, time_steps=2, num_workers=workers, multiprocessing_context=method))
-    reader = threading.Thread(target=lambda: found.extend(batch.step for batch in batches))
+    reader = threading.Thread(target=lambda: found.extend(batch.batch_index for batch in batches))
     reader.start()
     assert gated.inside.wait(60)
     with pytest.raises(RuntimeError, match="another thread is reading from this iterator"):
@@ -249,7 +249,7 @@ def test_a_newer_iterator_waits_for_the_batch_that_another_thread_reads():
     def read():
         try:
             for batch in loader:
-                found.append(batch.step)
+                found.append(batch.batch_index)
                 begun.set()
         except (IteratorError, RuntimeError) as error:
             found.append(error)
@@ -257,7 +257,7 @@ def test_a_newer_iterator_waits_for_the_batch_that_another_thread_reads():
     reader = threading.Thread(target=read)
     reader.start()
     assert begun.wait(60)
-    assert [batch.step for batch in loader] == list(range(10))
+    assert [batch.batch_index for batch in loader] == list(range(10))
     reader.join()
     assert "newer" in str(found[-1])
     assert found[:-1] == list(range(len(found) - 1))

@@ -76,7 +76,7 @@ def test_a_loader_on_a_device_yields_what_it_does_without(cuda, workers):
 def test_parts_on_a_device(cuda):
     def parts(**options):
         loader = loader_of(length=9, **options)
-        return [(part.worker, part.step, part.data.tolist()) for part in loader.parts()]
+        return [(part.worker, part.batch_index, part.data.tolist()) for part in loader.parts()]
 
     assert parts(device="cuda") == parts()
     assert not cuda.staged, "one worker's lanes have gaps, and are gathered in page-locked memory"
@@ -193,8 +193,8 @@ def test_what_cannot_be_copied_ahead_is_moved_when_it_is_handed_out(cuda):
 
 
 def bookkeeping(batch):
-    fields = [batch.reset, batch.is_start, batch.mask, batch.source, batch.position, batch.worker_id, batch.lane]
-    return [field.tolist() for field in fields] + [batch.step, batch.epoch]
+    fields = [batch.reset, batch.is_first, batch.mask, batch.source_index, batch.position, batch.worker_id, batch.lane]
+    return [field.tolist() for field in fields] + [batch.batch_index, batch.epoch]
 
 
 MOVES = {
@@ -219,7 +219,7 @@ def test_what_is_kept_of_a_batch_is_not_what_it_was_before_a_change():
     nothing = torch.zeros_like(batch.mask)
     changed = dataclasses.replace(batch.to("meta"), mask=nothing)
     assert not changed.host.mask.any()
-    assert changed.host.source.tolist() == batch.source.tolist()
+    assert changed.host.source_index.tolist() == batch.source_index.tolist()
     assert "padding=100%" in repr(changed)
     batch.mask[:] = False  # the user's own, as the batch is
     assert not batch.host.mask.any()
@@ -239,7 +239,12 @@ def test_a_part_has_one_worker(torchs, workers):
     for part in DataLoader(dataset, batch_size=None, num_workers=workers) if torchs else loader.parts():
         there = part.to("meta")
         assert there.host.mask.data_ptr() != part.mask.data_ptr(), "the slot would stay leased"
-        copies = pickle.loads(pickle.dumps(part)), part.map(torch.clone), there, dataclasses.replace(there, step=9)
+        copies = (
+            pickle.loads(pickle.dumps(part)),
+            part.map(torch.clone),
+            there,
+            dataclasses.replace(there, batch_index=9),
+        )
         (worker,) = {each.worker for each in (part, *copies)}
         assert type(worker) is int
         assert part.worker_id.tolist() == [worker] * len(part)

@@ -64,11 +64,11 @@ def batch_of(slot, step, odd):
 
 
 def compute(machine, batch, rng):
-    whole = np.full((STEPS, LANES, WIDTH), batch.step, np.float32)
+    whole = np.full((STEPS, LANES, WIDTH), batch.batch_index, np.float32)
     machine.kernel(batch.data["frame"], whole)
     if rng.random() < 0.5:
-        machine.kernel(batch.data["number"], np.full((STEPS, LANES), batch.step))
-        machine.kernel(batch.source, np.full((STEPS, LANES), batch.step))
+        machine.kernel(batch.data["number"], np.full((STEPS, LANES), batch.batch_index))
+        machine.kernel(batch.source_index, np.full((STEPS, LANES), batch.batch_index))
         machine.kernel(batch.data["frame"][1, :2], whole[1, :2])
 
 

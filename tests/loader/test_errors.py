@@ -198,7 +198,7 @@ def test_without_determinism_a_state_may_give_back_many_empty_sources_and_that_i
         state = list(itertools.islice(build(), step))[-1].state_dict()
         loader = build()
         loader.load_state_dict(state)
-        assert [batch.step for batch in itertools.islice(loader, 9)] == list(range(step, step + 9))
+        assert [batch.batch_index for batch in itertools.islice(loader, 9)] == list(range(step, step + 9))
 
 
 def test_stop_iteration_in_collate_fn_does_not_end_the_epoch():

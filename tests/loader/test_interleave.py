@@ -177,7 +177,7 @@ def test_cycle_mixes_by_weight_for_ever_and_each_pass_over_a_dataset_is_an_epoch
     def begun_by(dataset, steps):
         """Of each stream that begins: list, a random draw, epoch, repeat."""
         batches = itertools.islice(StreamDataLoader(dataset), steps)
-        return [start for batch in batches for start in batch.data[batch.is_start][:, 2:].tolist()]
+        return [start for batch in batches for start in batch.data[batch.is_first][:, 2:].tolist()]
 
     begun = begun_by(mixture.dataset(), 400)
     numbers = [number for number, *_ in begun]
@@ -349,7 +349,7 @@ def test_bad_options_say_what_is_wrong(datasets, options, error, reason):
 
 def test_repeated_sources_can_fill_more_lanes_than_there_are_sources():
     dataset = interleave([plain([1] * 4), plain([1])], exhausted="repeat", batch_size=8, padding_mode="drop")
-    assert [batch.source[0].tolist() for batch in StreamDataLoader(dataset)] == [[0, 4, 1, 4, 2, 4, 3, 4]]
+    assert [batch.source_index[0].tolist() for batch in StreamDataLoader(dataset)] == [[0, 4, 1, 4, 2, 4, 3, 4]]
 
 
 # Bad streams

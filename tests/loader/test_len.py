@@ -77,7 +77,7 @@ def epochs_of(loader, total):
         loader.set_epoch(epoch)
         for batch in loader:
             assert loader.epoch == epoch
-            found.append((epoch, batch.step))
+            found.append((epoch, batch.batch_index))
     return found
 
 

@@ -123,8 +123,8 @@ def test_parts_are_the_batches_by_worker(workers, options):
     batches = list(StreamDataLoader(CASE.dataset(mark_ends=True), workers))
     assert {part.worker for part in parts} == set(range(max(1, workers)))
     for part in parts:
-        whole = batches[part.step]
-        for name in ("data", "mask", "source", "position", "is_start", "is_last"):
+        whole = batches[part.batch_index]
+        for name in ("data", "mask", "source_index", "position", "is_first", "is_last"):
             assert torch.equal(getattr(part, name), getattr(whole, name)[:, part.lane])
         assert torch.equal(part.reset, whole.reset[part.lane])
         assert torch.equal(part.worker_id, whole.worker_id[part.lane])
@@ -223,7 +223,7 @@ INTERRUPTED = """
         signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job of a shell ignores it
         loader = StreamDataLoader(StreamDataset([0, 1, 2], read, 3, time_steps=1), 2OPTIONS)
         for batch in loader:
-            if batch.step == 0:
+            if batch.batch_index == 0:
                 threading.Timer(0.2, os.killpg, (0, signal.SIGINT)).start()
 """
 

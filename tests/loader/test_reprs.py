@@ -69,7 +69,7 @@ def test_padding_is_what_holds_no_item_also_where_items_are_read_again(workers):
     batches = list(StreamDataLoader(dataset, workers))
     assert any((~batch.mask & ~batch.is_padding).any() for batch in batches)
     for batch in batches:
-        assert batch.is_padding.equal(batch.source < 0)
+        assert batch.is_padding.equal(batch.source_index < 0)
         assert batch.is_padding.equal(batch.position < 0)
         assert batch.to("meta").host.is_padding.equal(batch.is_padding)
         assert batch.map(lambda leaf: leaf).is_padding.equal(batch.is_padding)

@@ -222,7 +222,7 @@ def test_an_empty_section_marks_no_end_where_a_stream_was_cut_short():
         (batch,) = loader
     assert loader.stats().opened == 2
     assert batch.position[:4, 0].tolist() == [0, 1, 2, -1]
-    assert batch.is_start[:4, 0].tolist() == [True, False, True, False]
+    assert batch.is_first[:4, 0].tolist() == [True, False, True, False]
     assert batch.is_last[:4, 0].tolist() == [False, True, False, False]
 
 
@@ -299,7 +299,7 @@ def test_cuts_are_drawn_anew_where_the_dataset_is_shuffled_unless_jitter_says_ot
 
 
 def batch_starts(batch):
-    return zip(batch.source[batch.is_start], batch.position[batch.is_start], strict=True)
+    return zip(batch.source_index[batch.is_first], batch.position[batch.is_first], strict=True)
 
 
 def test_datasets_that_are_mixed_are_cut_by_their_own_shuffle():

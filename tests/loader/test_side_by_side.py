@@ -90,15 +90,15 @@ def some(draw, known=(False, True)):
     return Case(members, draw(st.sampled_from(["first", "longest", *ending])), draw(st.integers(1, 3)))
 
 
-FIELDS = ("data", "is_start", "is_last", "mask", "source", "position")
+FIELDS = ("data", "is_first", "is_last", "mask", "source_index", "position")
 
 
 def check(batch, members, case):
     assert batch.member.tolist() == [m for m, member in enumerate(case.members) for _ in range(member.lanes)]
     assert batch.lane.tolist() == list(range(len(batch)))
-    assert (batch.reset == batch.is_start[0]).all()
+    assert (batch.reset == batch.is_first[0]).all()
     assert batch.mask.any()
-    padding = {"is_start": 0, "is_last": 0, "mask": 0, "source": -1, "position": -1}
+    padding = {"is_first": 0, "is_last": 0, "mask": 0, "source_index": -1, "position": -1}
     for number, own in enumerate(members):
         rows = batch.member == number
         for name in FIELDS:
@@ -115,7 +115,7 @@ def test_each_members_lanes_are_those_that_it_has_alone(case):
     for epoch, expected in enumerate(case.expected(3)):
         assert not known or len(loader) == len(expected)
         batches = list(itertools.islice(loader, len(expected) + ends))  # one too many, if there is an end
-        assert [(batch.step, batch.epoch) for batch in batches] == [(step, epoch) for step in range(len(expected))]
+        assert [(b.batch_index, b.epoch) for b in batches] == [(step, epoch) for step in range(len(expected))]
         for batch, members in zip(batches, expected, strict=True):
             check(batch, members, case)
 
@@ -277,7 +277,7 @@ def test_it_is_a_loader_with_stats_and_a_progress_bar(monkeypatch):
     assert isinstance(found, StreamDataLoader)
     batches = list(found.progress(disable=True))
     stats = found.stats()
-    items = sum(int((batch.source >= 0).sum()) for batch in batches)
+    items = sum(int((batch.source_index >= 0).sum()) for batch in batches)
     assert (stats.batches, stats.items, stats.cells) == (len(batches), items, len(batches) * 2 * 6)
     assert (stats.setup.lanes, len(stats.workers)) == (6, 3)  # a worker of each member
 
@@ -293,7 +293,7 @@ def test_parts_are_each_workers_lanes(num_workers):
     whole, parts = (three().loader(num_workers) for _ in range(2))
     parts = list(parts.parts())
     for batch in whole:
-        own = [part for part in parts if part.step == batch.step]
+        own = [part for part in parts if part.batch_index == batch.batch_index]
         assert [part.worker for part in own] == [number for number in range(3) if number in {p.worker for p in own}]
         for part in own:
             assert torch.equal(part.data, batch.data[:, part.lane])
@@ -343,7 +343,9 @@ def test_a_source_that_kills_its_worker_is_skipped_in_its_own_member(tmp_path):
     found = deadly(tmp_path / "died", 9, max_restarts=3)
     batches = list(found)
     assert [(error.source_index, error.position) for error in found.failures] == [(2, 2)]
-    read = {m: {int(s) for b in batches for s in b.source[:, b.member == m].flatten() if s >= 0} for m in range(2)}
+    read = {
+        m: {int(s) for b in batches for s in b.source_index[:, b.member == m].flatten() if s >= 0} for m in range(2)
+    }
     assert read == {0: set(range(8)), 1: set(range(4))}
 
 

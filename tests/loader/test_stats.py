@@ -158,10 +158,10 @@ def _no_monitor(monkeypatch):
 
 @pytest.mark.parametrize("lengths", [None, LENGTHS])
 def test_a_progress_bar_counts_batches_or_sources(lengths, capsys):
-    expected = [batch.source.tolist() for batch in loader_of(2, lengths=lengths)]
+    expected = [batch.source_index.tolist() for batch in loader_of(2, lengths=lengths)]
     bar = io.StringIO()
     batches = loader_of(2, lengths=lengths).progress(disable=False, file=bar, mininterval=0, desc="train")
-    assert [batch.source.tolist() for batch in batches] == expected
+    assert [batch.source_index.tolist() for batch in batches] == expected
     last = bar.getvalue().split("\r")[-1]
     total = len(LENGTHS) if lengths is None else len(expected)
     assert "train: 100%" in last
@@ -200,7 +200,7 @@ def test_the_bar_of_a_resumed_epoch_begins_where_that_stands(options):
     loader = loader_of(**options)
     whole = len(loader)
     for batch in loader:
-        if batch.step == 2:
+        if batch.batch_index == 2:
             break
     loader.load_state_dict(loader.state_dict())
     assert f" 3/{whole} " in bar_of(loader)
@@ -214,7 +214,7 @@ def test_the_bar_of_sources_of_a_resumed_epoch_begins_where_that_stands(workers,
     loader, ended = loader_of(workers, sources=sources, lookahead=lookahead), 0
     for batch in loader:
         ended += 3  # each lane reads a stream a batch
-        if batch.step == 5:
+        if batch.batch_index == 5:
             break
     loader.load_state_dict(loader.state_dict())
     text = bar_of(loader)

@@ -23,9 +23,9 @@ def cells(batches):
     """What batches hold: (lane, time step) -> (source, position, starts, fresh)."""
     found = {}
     for step, batch in enumerate(batches):
-        for t, lane in np.argwhere(batch.source.numpy() >= 0).tolist():
-            fields = (batch.source, batch.position, batch.is_start, batch.mask)
-            found[lane, step * len(batch.source) + t] = tuple(field[t, lane].item() for field in fields)
+        for t, lane in np.argwhere(batch.source_index.numpy() >= 0).tolist():
+            fields = (batch.source_index, batch.position, batch.is_first, batch.mask)
+            found[lane, step * len(batch.source_index) + t] = tuple(field[t, lane].item() for field in fields)
     return found
 
 
@@ -48,11 +48,11 @@ def test_of_lengths_alone_it_is_what_a_loader_reads(case, schedule):
     batches = list(StreamDataLoader(dataset))
     timeline = visualize.timeline(dataset)
     assert cells_of(timeline) == cells(batches)
-    assert timeline.steps == len(batches)
+    assert timeline.batches == len(batches)
     for begin in range(min(3, len(batches))):
         drawn = visualize.timeline(batches[begin:])
         assert cells_of(drawn) == cells(batches[begin:])
-        assert drawn.streams == sum(int(batch.is_start.sum()) for batch in batches[begin:])
+        assert drawn.streams == sum(int(batch.is_first.sum()) for batch in batches[begin:])
 
 
 def test_nothing_is_opened_for_lengths():
@@ -71,9 +71,9 @@ def test_sections_mixes_and_endless_epochs_are_drawn_too():
     endless = dataset_of(
         [30, 20], 2, 4, sections=Sections(8, jitter=True, lengths=[30, 20]), seed=1, padding_mode="cycle"
     )  # cut anew
-    drawn = visualize.timeline(endless, steps=20)
+    drawn = visualize.timeline(endless, batches=20)
     assert cells_of(drawn) == cells(itertools.islice(StreamDataLoader(endless), 20))
-    with pytest.raises(ValueError, match="give steps="):
+    with pytest.raises(ValueError, match="give batches="):
         visualize.timeline(endless)
     with pytest.raises(TypeError):
         visualize.timeline(3)
@@ -83,7 +83,7 @@ def test_text_fits_and_shows_workers_and_resets():
     timeline = visualize.timeline(dataset_of(lengths=LENGTHS), num_workers=2)
     for width in (40, 57, 200):
         lines = timeline.text(width).splitlines()
-        scale = max(1, -(-timeline.steps * 4 // (width - 22)))
+        scale = max(1, -(-timeline.batches * 4 // (width - 22)))
         assert [lines[1].index(str(step)) for step in (0, 1, 2)] == [22 + 4 * step // scale for step in (0, 1, 2)]
         assert max(map(len, lines[1:])) <= width
         assert [line.split()[:2] for line in lines[2:5]] == [["worker", "0"], ["lane", "1"], ["worker", "1"]]

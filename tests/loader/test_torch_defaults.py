@@ -11,7 +11,7 @@ import torch
 from helpers import START_METHODS
 from kinds_of_loaders import KINDS
 
-from stream_dataloader import LaneBatchSampler, StreamDataLoader, StreamDataset
+from stream_dataloader import LaneBatchSampler, StreamDataLoader, StreamDataset, recurrent
 from stream_dataloader.recurrent import RecurrentState
 from stream_dataloader.testing import batch_key
 
@@ -69,11 +69,14 @@ def made(**options):
 
 def fields_of(batch):
     """All that a batch makes of its fields."""
-    segments = batch.segments()
-    names = ("is_first", "is_init", "prev_exists", "seq_idx", "done", "cu_seqlens", "position_ids")
-    fields = {name: getattr(batch, name)() for name in names}
+    segments = recurrent.segments(batch)
+    names = ("is_init", "prev_exists", "seq_idx", "done", "cu_seqlens", "position_ids")
+    fields = {name: getattr(recurrent, name)(batch) for name in names}
     fields |= {f"segments.{name}": value for name, value in vars(segments).items() if isinstance(value, torch.Tensor)}
-    fields |= {"stream": batch.position_ids("stream"), "lanes": segments.to_lanes(segments.row + 1, before=None)}
+    fields |= {
+        "stream": recurrent.position_ids(batch, "stream"),
+        "lanes": segments.to_lanes(segments.row + 1, before=None),
+    }
     fields |= {"lane": batch.lane, "worker_id": batch.worker_id, "reset": batch.reset, "stream_seed": batch.stream_seed}
     assert {str(field.device) for field in fields.values()} == {"cpu"}, fields
     text = repr(batch)
@@ -123,7 +126,7 @@ def test_a_resume_carried_states_and_plain_loaders_are_the_same(other):
             told.append((state.tolist(), carry.loss_mask(batch).tolist()))
             carry.after(batch, state)
             saved = batch.state_dict(), carry.state_dict()
-            if batch.step == 1:
+            if batch.batch_index == 1:
                 loader = StreamDataLoader(made(windows="aligned"), 2)
                 loader.load_state_dict(saved[0])
                 carry = RecurrentState(burn_in=1)

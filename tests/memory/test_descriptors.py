@@ -63,7 +63,7 @@ def check(**options):
             look("in the loop")
             values = batch.data[batch.mask]
             assert (values == values[:, :1]).all(), options
-            items += zip(batch.source[batch.mask].tolist(), values[:, 0].tolist())
+            items += zip(batch.source_index[batch.mask].tolist(), values[:, 0].tolist())
         assert sorted(items) == [(s, p) for s, n in enumerate(LENGTHS) for p in range(n)], options
 
 def run():

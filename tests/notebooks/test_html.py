@@ -68,13 +68,13 @@ def batch_of(data, time_steps=4, lanes=3, real=None):
     return StreamBatch(
         data=data,
         reset=torch.zeros(lanes, dtype=torch.bool),
-        is_start=torch.zeros(time_steps, lanes, dtype=torch.bool),
+        is_first=torch.zeros(time_steps, lanes, dtype=torch.bool),
         mask=real,
-        source=torch.where(real, 2**40, -1),
+        source_index=torch.where(real, 2**40, -1),
         position=torch.where(real, torch.arange(time_steps)[:, None], -1),
         worker_id=torch.zeros(lanes, dtype=torch.int64),
         lane=torch.arange(lanes),
-        step=0,
+        batch_index=0,
         epoch=0,
     )
 

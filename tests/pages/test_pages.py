@@ -15,7 +15,7 @@ from helpers import ROOT
 import stream_dataloader
 from stream_dataloader import StreamBatch, StreamDataLoader, StreamDataset, errors, recurrent, stores, streams
 from stream_dataloader.recurrent import RecurrentState
-from stream_dataloader.segments import Segments
+from stream_dataloader.recurrent.varlen import Segments
 
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]

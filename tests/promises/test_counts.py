@@ -21,10 +21,10 @@ from stream_dataloader import StreamDataLoader, StreamDataset
 class Told(NamedTuple):
     """What is kept of a batch: all but its data, which would take up its slot."""
 
-    step: int
-    source: torch.Tensor
+    batch_index: int
+    source_index: torch.Tensor
     mask: torch.Tensor
-    is_start: torch.Tensor
+    is_first: torch.Tensor
 
 
 def numbers(events, kind):
@@ -34,11 +34,11 @@ def numbers(events, kind):
 def check_batches(stats, batches):
     """The loader's numbers, and those of the trainer's row."""
     assert stats.batches == len(batches)
-    assert stats.items == sum((batch.source >= 0).sum().item() for batch in batches)
+    assert stats.items == sum((batch.source_index >= 0).sum().item() for batch in batches)
     assert stats.cells == sum(batch.mask.numel() for batch in batches)
     assert stats.bytes == ITEM_BYTES * stats.items
-    assert numbers(stats.events, "batch") == [batch.step for batch in batches]
-    assert numbers(stats.events, "train") == [batch.step - 1 for batch in batches]
+    assert numbers(stats.events, "batch") == [batch.batch_index for batch in batches]
+    assert numbers(stats.events, "train") == [batch.batch_index - 1 for batch in batches]
     row = [event for event in stats.events if event.worker == -1]
     assert all(one.stop_ns <= other.begin_ns for one, other in itertools.pairwise(row)), "they overlap"
     spans = sum(event.stop_ns - event.begin_ns for event in row) / 1e9
@@ -93,7 +93,7 @@ def test_numbers_are_the_factorys_own(case, way, apart, fault, transport):
         batches, before = [], None
         for _ in range(2):
             for batch in loader:
-                batches.append(Told(batch.step, batch.source, batch.mask, batch.is_start))
+                batches.append(Told(batch.batch_index, batch.source_index, batch.mask, batch.is_first))
                 if len(batches) == apart:
                     before = loader.stats()
         stats = loader.stats()
@@ -104,13 +104,13 @@ def test_numbers_are_the_factorys_own(case, way, apart, fault, transport):
         assert stats.skipped == (2 * len(raised) if fault == "skip" and case.padding_mode == "zeros" else stats.skipped)
         assert stats.restarts == stats.copies == 0
         if min(case.lengths) and not broken:
-            assert stats.begun == sum(batch.is_start.sum().item() for batch in batches) <= len(opened)
+            assert stats.begun == sum(batch.is_first.sum().item() for batch in batches) <= len(opened)
         if in_processes and transport == "queue":
             assert stats.sent == sum(worker.steps for worker in stats.workers)
         if before is not None:
             since = stats - before
             assert since.batches == len(batches) - apart
-            assert numbers(since.events, "batch") == [batch.step for batch in batches[apart:]]
+            assert numbers(since.events, "batch") == [batch.batch_index for batch in batches[apart:]]
             assert [one.items for one in since.workers] == [
                 now.items - then.items for now, then in zip(stats.workers, before.workers, strict=True)
             ]

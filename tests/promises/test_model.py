@@ -234,7 +234,7 @@ class Model(RuleBasedStateMachine):
 
     def check(self, batch):
         place = self.place
-        assert (batch.epoch, batch.step) == (place.epoch, place.step)
+        assert (batch.epoch, batch.batch_index) == (place.epoch, place.step)
         check_fields(batch)
         place.words.note(batch)
         if self.sample.deterministic:

@@ -110,7 +110,7 @@ class SecondUse(RuleBasedStateMachine):
             if batch is None:
                 one.over = StopIteration
                 return
-            assert (batch.epoch, batch.step) == one.place
+            assert (batch.epoch, batch.batch_index) == one.place
             one.place = epoch, step + 1
         if breaks:
             self.fault = None

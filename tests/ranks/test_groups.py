@@ -197,7 +197,7 @@ def test_a_state_is_for_the_rank_that_saved_it():
     first, second = loaders(2)
     with pytest.raises(errors.StateError, match="merge_states"):
         second.load_state_dict(first.state_dict())
-    assert next(iter(second)).source[0].tolist() == [1]
+    assert next(iter(second)).source_index[0].tolist() == [1]
 
 
 @pytest.mark.filterwarnings("ignore:ranks cannot agree")
@@ -209,7 +209,7 @@ def test_a_whole_state_says_for_how_many_ranks_it_is():
         StreamDataLoader(Case([4] * 8, 2).dataset(), virtual_ranks=2).load_state_dict(whole | {"groups": 4})
     resumed = StreamDataLoader(dataset, rank=1, world_size=2)
     resumed.load_state_dict(whole)
-    assert next(iter(resumed)).source[0].tolist() == [2, 3]
+    assert next(iter(resumed)).source_index[0].tolist() == [2, 3]
 
 
 @pytest.mark.filterwarnings("ignore:ranks cannot agree")
@@ -271,7 +271,7 @@ def test_a_rank_whose_share_of_some_passes_is_empty_goes_on_with_the_next():
         case = Case([0, 0, 0, 0, 0, 3], lanes=1, time_steps=1, padding_mode="cycle", shuffle=True)
         loader = StreamDataLoader(case.dataset(), rank=rank, world_size=2)
         batches = list(itertools.islice(loader, 60))
-        assert {int(batch.source[0, 0]) for batch in batches} == {5}
+        assert {int(batch.source_index[0, 0]) for batch in batches} == {5}
         assert [int(batch.position[0, 0]) for batch in batches] == [0, 1, 2] * 20
     for options in ({"shuffle": True}, {}):
         case = Case([0] * 5 if options else [0, 3] * 3, lanes=1, time_steps=1, padding_mode="cycle", **options)

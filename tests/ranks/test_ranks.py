@@ -144,7 +144,7 @@ def padded(rank, kind, known):
     if kind == "collated":
         return [(repr(batch), False) for batch in StreamDataLoader(dataset, 0, list, process_group=group(2))]
     loader = StreamDataLoader(dataset, 1, process_group=group(2))
-    return [(repr(batch.data), bool(batch.mask.any() or (batch.source >= 0).any())) for batch in loader]
+    return [(repr(batch.data), bool(batch.mask.any() or (batch.source_index >= 0).any())) for batch in loader]
 
 
 @pytest.mark.parametrize("known", [True, False])
@@ -230,7 +230,7 @@ def items_of(rank, known, broken, **options):
         warnings.simplefilter("ignore")
         batches = list(StreamDataLoader(dataset, 0 if broken else 2, process_group=group(4)))
     return [
-        list(zip(batch.source[batch.mask].tolist(), batch.position[batch.mask].tolist(), strict=True))
+        list(zip(batch.source_index[batch.mask].tolist(), batch.position[batch.mask].tolist(), strict=True))
         for batch in batches
     ]
 
@@ -265,9 +265,9 @@ def two_loaders(rank):
     steps = []
     for _ in range(2):
         for batch in train:
-            if batch.step == 1:
+            if batch.batch_index == 1:
                 steps.append(len(list(valid)))
-        steps.append(batch.step + 1)
+        steps.append(batch.batch_index + 1)
     return steps
 
 
@@ -377,7 +377,7 @@ def stumble(rank, who, way):
     lengths = [3] * 3 + [40 if i == who else 0 for i in range(3)]
     loader = StreamDataLoader(Case(lengths, lanes=1).dataset(), process_group=group(3), timeout=5)
     for batch in loader:
-        if rank == who and batch.step == 2:
+        if rank == who and batch.batch_index == 2:
             time.sleep(0.5 * (way != "left"))
             ENDS[way]()
             return "left"

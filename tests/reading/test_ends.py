@@ -22,14 +22,14 @@ CASE = Case([4, 0, 9, 2, 2, 7, 1, 3, 5, 8, 6], 4, 3, shuffle=True, seed=1)
 
 
 def marked(batches):
-    cells = [torch.stack([batch.source, batch.position], -1)[batch.is_last] for batch in batches]
+    cells = [torch.stack([batch.source_index, batch.position], -1)[batch.is_last] for batch in batches]
     return sorted(torch.cat(cells).tolist())
 
 
 def check_marks(batches, lengths):
     for batch in batches:
-        ends = [[source >= 0 and lengths[source] - 1 for source in row] for row in batch.source.tolist()]
-        assert torch.equal(batch.is_last, (batch.source >= 0) & (batch.position == torch.tensor(ends)))
+        ends = [[source >= 0 and lengths[source] - 1 for source in row] for row in batch.source_index.tolist()]
+        assert torch.equal(batch.is_last, (batch.source_index >= 0) & (batch.position == torch.tensor(ends)))
 
 
 def until_error(loader):

@@ -29,7 +29,7 @@ def test_a_stream_that_was_opened_again_keeps_its_marks():
     Broken.broken = False
     (batch,) = StreamDataLoader(dataset)
     assert Broken.broken
-    assert batch.is_start[:, 0].tolist() == [is_marked(0, n) for n in range(9)]
+    assert batch.is_first[:, 0].tolist() == [is_marked(0, n) for n in range(9)]
 
 
 class Wrong(list):

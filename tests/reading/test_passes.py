@@ -22,19 +22,19 @@ def batches_of(kind, **way):
 def test_each_reading_of_a_source_has_a_seed_of_its_own(kind):
     seeds, latest = defaultdict(list), {}
     for batch in batches_of(kind):
-        for t, lane in (batch.source >= 0).nonzero().tolist():
+        for t, lane in (batch.source_index >= 0).nonzero().tolist():
             member = 0 if batch.member is None else int(batch.member[lane])
             item, seed = (
-                (member, int(batch.source[t, lane]), int(batch.position[t, lane])),
+                (member, int(batch.source_index[t, lane]), int(batch.position[t, lane])),
                 int(batch.stream_seed[t, lane]),
             )
-            if not batch.is_start[t, lane]:
+            if not batch.is_first[t, lane]:
                 assert seed == latest[lane], f"{item} has another seed than the item before it"
             latest[lane] = seed
             if batch.mask[t, lane]:
                 assert seed not in seeds[item], f"{item} has the seed of reading {seeds[item].index(seed)} again"
                 seeds[item].append(seed)
-        assert (batch.stream_seed[batch.source < 0] == 0).all()
+        assert (batch.stream_seed[batch.source_index < 0] == 0).all()
     assert max(map(len, seeds.values())) > 1
     sources = defaultdict(set)
     for (member, source, _), found in seeds.items():

@@ -37,11 +37,11 @@ def check_parts(parts, batches):
     seen, count = {}, 0
     for part in parts:
         worker = int(part.worker_id[0])
-        assert part.step == seen.get(worker, -1) + 1
-        seen[worker] = part.step
-        whole = batches[part.step]
+        assert part.batch_index == seen.get(worker, -1) + 1
+        seen[worker] = part.batch_index
+        whole = batches[part.batch_index]
         marks = ["is_last"] if whole.is_last is not None else []
-        for name in ("data", "mask", "source", "position", "is_start", *marks):
+        for name in ("data", "mask", "source_index", "position", "is_first", *marks):
             assert torch.equal(getattr(part, name), getattr(whole, name)[:, part.lane])
         count += int(part.mask.sum())
     assert count == sum(int(batch.mask.sum()) for batch in batches)

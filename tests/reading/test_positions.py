@@ -125,7 +125,7 @@ def loader(open_stream, workers=0, sources=LENGTHS, **options):
 
 def numbers(batches):
     """What can be compared of batches of any items."""
-    return [(str(batch.data), batch.source.tolist(), batch.position.tolist()) for batch in batches]
+    return [(str(batch.data), batch.source_index.tolist(), batch.position.tolist()) for batch in batches]
 
 
 def resumed(before, after, taken):

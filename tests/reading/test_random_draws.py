@@ -44,7 +44,7 @@ def drawn(batches):
         (source, position): tuple(row)
         for batch in batches
         for source, position, row in zip(
-            batch.source[batch.mask].tolist(),
+            batch.source_index[batch.mask].tolist(),
             batch.position[batch.mask].tolist(),
             batch.data[batch.mask].tolist(),
             strict=True,
@@ -241,7 +241,7 @@ def test_draws_of_the_opening_are_the_same_wherever_it_resumes():
     for batch in whole[:-1:3]:
         resumed = StreamDataLoader(dataset(cropping, seed_globals=True))
         resumed.load_state_dict(batch.state_dict())
-        assert drawn(resumed) == drawn(whole[batch.step + 1 :])
+        assert drawn(resumed) == drawn(whole[batch.batch_index + 1 :])
 
 
 def test_sections_draw_apart_and_noise_is_not_taken_for_an_ignored_start():

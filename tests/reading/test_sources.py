@@ -121,8 +121,8 @@ def test_a_dataset_copied_elsewhere_is_a_dataset_of_its_own():
     dataset = StreamDataset([4, 3, 2], range, 2, time_steps=2, shuffle=True, seed=5)
     dataset.set_epoch(3)
     other = pickle.loads(pickle.dumps(dataset))
-    first = [batch.source.tolist() for batch in dataset]
-    assert [batch.source.tolist() for batch in other] == first
+    first = [batch.source_index.tolist() for batch in dataset]
+    assert [batch.source_index.tolist() for batch in other] == first
     assert next(batch.epoch for batch in other) == 4
 
 
@@ -165,11 +165,11 @@ def test_a_billion_sources_made_by_a_rule(method):
         memory = psutil.Process().memory_info().rss
         batches = list(itertools.islice(loader, 10))
         assert psutil.Process().memory_info().rss - memory < 50e6
-        assert all((batch.data[0] == batch.source[0] ** 2).all() for batch in batches)
-        read[workers] = [batch.source.tolist() for batch in batches]
+        assert all((batch.data[0] == batch.source_index[0] ** 2).all() for batch in batches)
+        read[workers] = [batch.source_index.tolist() for batch in batches]
         other = StreamDataLoader(dataset, virtual_ranks=2)
         other.load_state_dict(batches[4].state_dict())
-        assert next(iter(other)).source.tolist() == read[workers][5]
+        assert next(iter(other)).source_index.tolist() == read[workers][5]
     assert read[0] == read[2]
     assert len({source for batch in read[0] for row in batch for source in row}) == 40
 

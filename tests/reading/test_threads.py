@@ -30,7 +30,7 @@ def read(open_stream, workers, sources=range(SOURCES), **options):
     found = collections.defaultdict(list)
     for batch in loader:
         for t, lane in batch.mask.nonzero().tolist():
-            found[int(batch.source[t, lane])].append(batch.data[t, lane].tolist())
+            found[int(batch.source_index[t, lane])].append(batch.data[t, lane].tolist())
     assert list(map(len, found.values())) == [ITEMS] * SOURCES
     return found
 
@@ -242,7 +242,7 @@ def test_each_dataset_of_several_has_its_own_say(workers, tmp_path):
     ]
     for batch in StreamDataLoader(interleave(datasets, seed=0), workers):
         for t, lane in batch.mask.nonzero().tolist():
-            dataset, source = divmod(int(batch.source[t, lane]), SOURCES)
+            dataset, source = divmod(int(batch.source_index[t, lane]), SOURCES)
             if dataset != 1 and batch.data[t, lane]:
                 early[dataset].add(source)
     assert bool(early[0]) == (workers > 0)

@@ -70,7 +70,7 @@ def test_they_lose_nothing_with_torchs_own_loader(factory, persistent):
 def check_whole(loader):
     read = Counter()
     for batch in loader:
-        read.update(zip(batch.source[batch.mask].tolist(), batch.data[batch.mask].tolist(), strict=True))
+        read.update(zip(batch.source_index[batch.mask].tolist(), batch.data[batch.mask].tolist(), strict=True))
     assert read == Counter((source, item) for source, length in enumerate(LENGTHS) for item in range(length))
 
 

@@ -33,9 +33,9 @@ def counted_by_hand(batches, cold_before=()):
         for row, lane in enumerate(batch.lane.tolist()):
             age = 0 if number in cold_before else ages.get(lane, 0)
             for t in range(batch.time_steps):
-                if batch.source[t, row] < 0:
+                if batch.source_index[t, row] < 0:
                     continue
-                age = 0 if batch.is_start[t, row] else age
+                age = 0 if batch.is_first[t, row] else age
                 mask[t, row] = batch.mask[t, row] and age >= N
                 age += 1
             ages[lane] = age

@@ -54,7 +54,7 @@ def test_lanes_without_an_item_keep_what_they_had():
     carry, states = RecurrentState(batch_dim=0), []
     for batch in loader_of([6, 1, 2]):
         state = counted(batch, carry.before(batch))
-        idle = (batch.source < 0).all(0)
+        idle = (batch.source_index < 0).all(0)
         states.append((idle.tolist(), state.flatten().tolist()))
         carry.after(batch, state.masked_fill(idle[:, None], float("nan")))
     assert [idle for idle, _ in states] == [[False, False], [False, False], [False, True]]
@@ -199,7 +199,7 @@ def test_gradients_go_back_as_many_windows_as_are_asked_for():
     def gradients(time_steps, detach_every):
         carry, found, losses = RecurrentState(batch_dim=1, detach_every=detach_every), [], []
         for batch in loader_of([8, 8], time_steps=time_steps):
-            window = data[time_steps * batch.step :][:time_steps]
+            window = data[time_steps * batch.batch_index :][:time_steps]
             output, state = gru(window, carry.before(batch))
             losses.append(output.square().sum())
             if carry.after(batch, state):
@@ -240,7 +240,7 @@ def test_a_batch_whose_streams_are_of_other_lanes_is_found():
     batches, carry = list(loader_of([9, 9])), RecurrentState(batch_dim=0)
     run(carry, batches[:1])
     with pytest.raises(StateError, match="lane 0 goes on with source 1 at position 2"):
-        carry.before(dataclasses.replace(batches[1], source=batches[1].source.flip(1)))
+        carry.before(dataclasses.replace(batches[1], source_index=batches[1].source_index.flip(1)))
 
 
 def test_a_copy_or_a_micro_batch_given_twice_is_found():
@@ -300,7 +300,9 @@ def test_a_new_epoch_begins_anew_however_it_is_numbered():
     run(carry, [next(iter(loader))])  # of an epoch that is left
     assert run(carry, loader) == run(copy.deepcopy(carry), loader) == [[2, 2], [4, 2], [5, 4]]
     batches, carry = list(loader_of([9, 9])), RecurrentState(batch_dim=0)
-    cut = [dataclasses.replace(batch, epoch=batch.step // 2, step=batch.step % 2) for batch in batches]
+    cut = [
+        dataclasses.replace(batch, epoch=batch.batch_index // 2, batch_index=batch.batch_index % 2) for batch in batches
+    ]
     assert run(carry, cut) == run(RecurrentState(batch_dim=0), batches)
 
 
@@ -363,7 +365,7 @@ def test_the_dtype_is_that_of_what_the_model_returned(initial, dtype):
     carry = RecurrentState(initial, batch_dim=0)
     for batch in loader_of([5, 2, 4]):
         state = carry.before(batch)
-        assert state is initial if state is None else state.dtype == (dtype if batch.step else torch.float32)
+        assert state is initial if state is None else state.dtype == (dtype if batch.batch_index else torch.float32)
         carry.after(batch, torch.ones(2, 3, dtype=dtype))
 
 
@@ -372,7 +374,7 @@ def test_no_number_on_the_device_is_looked_at():
     carry = RecurrentState(batch_dim=1, nonfinite="keep")
     lstm = nn.LSTM(1, 3, 2, device="meta")
     for batch in loader_of([5, 2, 4, 1]):
-        for micro in batch.to("meta").split_lanes(1 + batch.step % 2):
+        for micro in batch.to("meta").split_lanes(1 + batch.batch_index % 2):
             carry.after(micro, lstm(micro.data, carry.before(micro))[1])
     with pytest.raises(StateError):
         carry.before(list(loader_of([5, 5]))[1].to("meta"))
@@ -407,9 +409,9 @@ def test_a_compiled_model_needs_no_break_in_its_graph():
     torch.manual_seed(0)
     decay, cell = nn.Parameter(torch.rand(3)), nn.LSTMCell(3, 2)
 
-    def model(data, state, is_start):
-        scanned, h = linear_scan(inputs=data.expand(-1, -1, 3), decay=decay, state=state[0], is_start=is_start)
-        output, cells = masked_rnn(cell, scanned, state=state[1], is_start=is_start)
+    def model(data, state, is_first):
+        scanned, h = linear_scan(inputs=data.expand(-1, -1, 3), decay=decay, state=state[0], is_first=is_first)
+        output, cells = masked_rnn(cell, scanned, state=state[1], is_first=is_first)
         return output, (h, cells)
 
     compiled = torch.compile(model, backend="eager", fullgraph=True)
@@ -418,7 +420,7 @@ def test_a_compiled_model_needs_no_break_in_its_graph():
     for batch in loader_of([9, 2, 4, 3], time_steps=3, windows="packed"):
         outputs = []
         for function, carry in zip((compiled, model), carries, strict=True):
-            output, state = function(batch.data, carry.before(batch), batch.is_start)
+            output, state = function(batch.data, carry.before(batch), batch.is_first)
             carry.after(batch, state)
             outputs.append(output)
         torch.testing.assert_close(*outputs)

@@ -173,7 +173,7 @@ def test_each_lane_keeps_its_state_with_any_number_of_lanes_groups_and_ranks(gro
     def go(loader, carry, steps):
         for batch in itertools.islice(loader, steps):
             before, goes_on = carry.before(batch), ~batch.reset & batch.mask[0]
-            source = batch.source[0]
+            source = batch.source_index[0]
             if before is None:
                 assert not goes_on.any()
             else:
@@ -220,7 +220,7 @@ def test_gradients_that_go_back_cannot_be_saved():
         else:
             with pytest.raises(StateError, match="detach_every"):
                 carry.state_dict()
-    assert batch.step > 2
+    assert batch.batch_index > 2
 
 
 def test_a_loaded_state_follows_the_batches_to_their_device():

@@ -43,27 +43,27 @@ class ConvLSTMCell(nn.Module):
 
 
 def models(windows):
-    """Each model, as a function `(x, state, is_start, real)`, and the dimension of the lanes in its state."""
+    """Each model, as a function `(x, state, is_first, real)`, and the dimension of the lanes in its state."""
     torch.manual_seed(0)
     lstm_cell, gru_cell, maps_cell = nn.LSTMCell(18, 5), nn.GRUCell(18, 5), ConvLSTMCell(2, 3)
     decay, inputs, lstm, gru = nn.Linear(18, 6), nn.Linear(18, 6), nn.LSTM(18, 5, 2), nn.GRU(18, 5, 2)
     for module in (lstm_cell, gru_cell, maps_cell, decay, inputs, lstm, gru):
         module.double()
 
-    def scan(x, state, is_start, real):
+    def scan(x, state, is_first, real):
         x = x.flatten(2)
-        return linear_scan(inputs=inputs(x), decay=decay(x).sigmoid(), state=state, is_start=is_start, real=real)
+        return linear_scan(inputs=inputs(x), decay=decay(x).sigmoid(), state=state, is_first=is_first, real=real)
 
     found = {
         "lstm cell": (
-            lambda x, h, start, real: masked_rnn(lstm_cell, x.flatten(2), state=h, is_start=start, real=real),
+            lambda x, h, start, real: masked_rnn(lstm_cell, x.flatten(2), state=h, is_first=start, real=real),
             0,
         ),
         "gru cell": (
-            lambda x, h, start, real: masked_rnn(gru_cell, x.flatten(2), state=h, is_start=start, real=real),
+            lambda x, h, start, real: masked_rnn(gru_cell, x.flatten(2), state=h, is_first=start, real=real),
             0,
         ),
-        "conv-lstm": (lambda x, h, start, real: masked_rnn(maps_cell, x, state=h, is_start=start, real=real), 0),
+        "conv-lstm": (lambda x, h, start, real: masked_rnn(maps_cell, x, state=h, is_first=start, real=real), 0),
         "scan": (scan, 0),
     }
     if windows == "aligned":
@@ -92,11 +92,11 @@ def test_each_streams_outputs_are_those_of_the_stream_fed_alone(windows, form, w
     loader = StreamDataLoader(dataset, workers)
     outputs = {name: {} for name in known}
     for batch in loader if form == "batches" else loader.parts():
-        real = batch.source >= 0
+        real = batch.source_index >= 0
         for name, (model, _) in known.items():
-            output, state = model(batch.data, carries[name].before(batch), batch.is_start, real)
+            output, state = model(batch.data, carries[name].before(batch), batch.is_first, real)
             carries[name].after(batch, state)
-            places = zip(batch.source[real].tolist(), batch.position[real].tolist(), strict=True)
+            places = zip(batch.source_index[real].tolist(), batch.position[real].tolist(), strict=True)
             outputs[name].update(zip(places, output[real], strict=True))
     for name, (model, _) in known.items():
         assert len(outputs[name]) == sum(LENGTHS)
@@ -136,13 +136,13 @@ def test_a_carried_count_is_the_position(data):
         while count < most and (batch := next(batches, None)) is not None:
             count += 1
             for part in data.draw(st.permutations(batch.split_lanes(data.draw(st.integers(1, lanes), "split")))):
-                real = part.source >= 0
+                real = part.source_index >= 0
                 ones_there = torch.ones(*real.shape, 1)
                 _, state = linear_scan(
                     inputs=ones_there,
                     decay=ones_there,
                     state=carry.before(part),
-                    is_start=part.is_start,
+                    is_first=part.is_first,
                     real=real,
                 )
                 carry.after(part, state)

@@ -62,11 +62,11 @@ def alone(source, first, position):
 def check(batch, found, lengths, most):
     """Compare each step of a batch; returns how many there are."""
     for t, row in batch.mask.nonzero().tolist():
-        source, position = batch.source[t, row].item(), batch.position[t, row].item()
-        same = batch.source[:, row] == source
+        source, position = batch.source_index[t, row].item(), batch.position[t, row].item()
+        same = batch.source_index[:, row] == source
         entered = int(batch.position[same, row].min())  # where the window enters the stream
         expected = alone(sources_of(lengths)[source], max(0, entered - most), position)
-        where = f"batch {batch.step}, t {t}, row {row}, source {source} at {position}"
+        where = f"batch {batch.batch_index}, t {t}, row {row}, source {source} at {position}"
         torch.testing.assert_close(found[t, row], expected, msg=lambda text, where=where: f"{where}: {text}")
     return int(batch.mask.sum())
 
@@ -97,7 +97,7 @@ def test_dimensions_may_be_those_of_attention_kernels():
         assert torch.equal(mask, mask_too)
         if past is not None:
             for kept in layers[0]:
-                assert torch.equal(kept[:, 1].permute(1, 0, 2), past), batch.step
+                assert torch.equal(kept[:, 1].permute(1, 0, 2), past), batch.batch_index
         usual.after(batch, batch.data)
         keys = torch.stack([batch.data, batch.data]).permute(2, 0, 1, 3)
         other.after(batch, [(keys, keys)])
@@ -115,7 +115,7 @@ def test_any_batch_can_be_resumed_from(workers):
         return loader_of(LENGTHS, 3, workers, windows="packed"), LaneCache(4)
 
     found = resumed_before_each_batch(make, attend_and_check, len(whole))
-    assert [batch.step for batch, *_ in found] == [batch.step for batch in whole]
+    assert [batch.batch_index for batch, *_ in found] == [batch.batch_index for batch in whole]
 
 
 @pytest.mark.parametrize(("before", "after"), [(1, 2), (4, 1), (2, 4)])

@@ -28,8 +28,8 @@ def remember(batch, memory):
     cells = 0
     for t, seen in memory.steps(batch):
         for row, items in enumerate(seen):
-            source, position = batch.source[t, row].item(), batch.position[t, row].item()
-            where = f"batch {batch.step}, t {t}, lane {batch.lane[row]}, source {source} at {position}"
+            source, position = batch.source_index[t, row].item(), batch.position[t, row].item()
+            where = f"batch {batch.batch_index}, t {t}, lane {batch.lane[row]}, source {source} at {position}"
             assert (items is None) == (source < 0), where
             if items is not None:
                 assert list(items) == [(source, before) for before in range(position)], where
@@ -56,7 +56,7 @@ def test_each_stream_sees_its_own_items(lengths, lanes, time_steps, windows, fed
     for batch in batches.parts() if fed == "parts" else batches:
         pieces = batch.split_lanes(1) if fed == "micro-batches" else [batch]
         cells += sum(remember(piece, memory) for piece in pieces)
-        if batch.step == saved_after and fed != "parts":
+        if batch.batch_index == saved_after and fed != "parts":
             state = through_file([batch.state_dict(), memory.state_dict()])
     assert cells == sum(lengths)
     if state is not None:
@@ -72,7 +72,7 @@ def test_any_batch_can_be_resumed_from(workers, new):
     whole = list(loader_of())
     found = resumed_before_each_batch(lambda _: (loader_of(workers), LaneMemory(new)), remember, len(whole))
     for (batch, memory, _), expected in zip(found, whole, strict=True):
-        assert batch.step == expected.step
+        assert batch.batch_index == expected.batch_index
         assert type(memory[0]) is type(new())
 
 
@@ -97,7 +97,7 @@ def test_lanes_that_go_on_keep_their_values_with_another_batch_size(lanes):
         for t, seen in resumed.steps(batch):
             for row, items in enumerate(seen):
                 if items is not None:
-                    source, position = batch.source[t, row].item(), batch.position[t, row].item()
+                    source, position = batch.source_index[t, row].item(), batch.position[t, row].item()
                     assert items == [(source, p) for p in range(position - len(items), position)]
                     items.append((source, position))
                     found += 1

@@ -9,12 +9,12 @@ from stream_dataloader import StreamDataLoader, StreamDataset
 from stream_dataloader.recurrent import RecurrentState, linear_scan, masked_rnn
 
 
-def loop(decay, inputs, state, is_start, initial, real):
+def loop(decay, inputs, state, is_first, initial, real):
     """The recurrence as it is written."""
     found = []
     for t in range(len(inputs)):
         if t:
-            state = torch.where(is_start[t][:, None], initial, state)
+            state = torch.where(is_first[t][:, None], initial, state)
         state = torch.where(real[t][:, None], decay[t] * state + inputs[t], state)
         found.append(state)
     return torch.stack(found)
@@ -26,12 +26,12 @@ def test_the_scan_is_the_loop(steps, dtype):
     generator = torch.Generator().manual_seed(steps)
     decay, inputs = (torch.randn(steps, 3, 2, generator=generator, dtype=dtype, requires_grad=True) for _ in range(2))
     state, initial = (torch.randn(n, 2, generator=generator, dtype=dtype, requires_grad=True) for n in (3, 1))
-    is_start = torch.rand(steps, 3, generator=generator) < 0.3
+    is_first = torch.rand(steps, 3, generator=generator) < 0.3
     real = torch.arange(steps)[:, None] < torch.tensor([steps, (steps + 1) // 2, 0])
-    is_start &= real
+    is_first &= real
     given = (decay, inputs, state, initial)
-    expected = loop(decay, inputs, state, is_start, initial, real)
-    found, last = linear_scan(inputs=inputs, decay=decay, state=state, is_start=is_start, initial=initial, real=real)
+    expected = loop(decay, inputs, state, is_first, initial, real)
+    found, last = linear_scan(inputs=inputs, decay=decay, state=state, is_first=is_first, initial=initial, real=real)
     torch.testing.assert_close(found, expected)
     assert torch.equal(last, found[-1])
     weights = torch.randn(expected.shape, generator=generator, dtype=dtype)
@@ -45,10 +45,10 @@ def test_the_scan_is_the_loop(steps, dtype):
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_nothing_of_a_stream_gets_into_the_next_one(bad):
     inputs = torch.ones(6, 1, 1, requires_grad=True)
-    is_start = torch.tensor([1, 0, 0, 1, 0, 0]).bool()[:, None]
+    is_first = torch.tensor([1, 0, 0, 1, 0, 0]).bool()[:, None]
     spoilt = torch.where(torch.arange(6)[:, None, None] == 1, bad, inputs)
-    scanned, _ = linear_scan(inputs=spoilt, decay=torch.full((6, 1, 1), 0.5), state=None, is_start=is_start)
-    stepped, _ = masked_rnn(lambda x, h: x + 0.5 * h, spoilt, state=torch.zeros(1, 1), is_start=is_start)
+    scanned, _ = linear_scan(inputs=spoilt, decay=torch.full((6, 1, 1), 0.5), state=None, is_first=is_first)
+    stepped, _ = masked_rnn(lambda x, h: x + 0.5 * h, spoilt, state=torch.zeros(1, 1), is_first=is_first)
     for output in (scanned, stepped):
         assert output[3:].flatten().tolist() == [1, 1.5, 1.75]
         (gradient,) = torch.autograd.grad(output[3:].sum(), inputs, retain_graph=True)
@@ -58,10 +58,10 @@ def test_nothing_of_a_stream_gets_into_the_next_one(bad):
 def test_a_cell_begins_with_what_it_is_given():
     cell = nn.LSTMCell(2, 3)
     initial = (torch.ones(1, 3), torch.full((1, 3), 2.0))
-    x, is_start = torch.randn(3, 2, 2), torch.tensor([[1, 1], [0, 1], [0, 0]]).bool()
+    x, is_first = torch.randn(3, 2, 2), torch.tensor([[1, 1], [0, 1], [0, 0]]).bool()
     state = tuple(one.expand(2, 3) for one in initial)
-    output, (h, c) = masked_rnn(cell, x, state=state, is_start=is_start, initial=initial)
-    alone = masked_rnn(cell, x[1:, 1:], state=initial, is_start=is_start[1:, 1:])[0]
+    output, (h, c) = masked_rnn(cell, x, state=state, is_first=is_first, initial=initial)
+    alone = masked_rnn(cell, x[1:, 1:], state=initial, is_first=is_first[1:, 1:])[0]
     torch.testing.assert_close(output[1:, 1:], alone)
     torch.testing.assert_close(output[-1], h)
     assert c.shape == (2, 3)
@@ -70,7 +70,7 @@ def test_a_cell_begins_with_what_it_is_given():
 def test_padding_keeps_a_cells_state_also_before_there_is_one():
     real = torch.tensor([[1, 0], [0, 1]]).bool()
     output, state = masked_rnn(
-        nn.GRUCell(1, 1), torch.ones(2, 2, 1), state=None, is_start=torch.zeros(2, 2).bool(), real=real
+        nn.GRUCell(1, 1), torch.ones(2, 2, 1), state=None, is_first=torch.zeros(2, 2).bool(), real=real
     )
     assert output[0, 1] == 0
     assert output[0, 0] == output[1, 0] == output[1, 1] == state[0] != 0
@@ -122,14 +122,14 @@ def test_burn_in_counts_items_only():
 
 def test_flags_of_another_shape_are_refused():
     x, flags = torch.zeros(3, 2, 1), torch.zeros(2, 3).bool()
-    for is_start, real, text in [
-        (flags, None, "is_start is"),
+    for is_first, real, text in [
+        (flags, None, "is_first is"),
         (flags.T, flags, "real is"),
-        (flags.T.long(), None, "is_start is torch.int64"),
+        (flags.T.long(), None, "is_first is torch.int64"),
     ]:
         with pytest.raises(ValueError, match=text):
-            linear_scan(inputs=x, decay=x, state=None, is_start=is_start, real=real)
+            linear_scan(inputs=x, decay=x, state=None, is_first=is_first, real=real)
         with pytest.raises(ValueError, match=text):
-            masked_rnn(None, x, state=None, is_start=is_start, real=real)
+            masked_rnn(None, x, state=None, is_first=is_first, real=real)
     with pytest.raises(ValueError, match="time step"):
-        linear_scan(inputs=x[:0], decay=x[:0], state=None, is_start=flags.T[:0])
+        linear_scan(inputs=x[:0], decay=x[:0], state=None, is_first=flags.T[:0])

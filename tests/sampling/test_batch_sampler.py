@@ -58,8 +58,8 @@ def check_rows(batch, indices, lengths):
     for number, index in enumerate(indices):
         t, lane = divmod(number, lanes)
         assert (index.t, index.lane) == (t, lane)
-        assert (index.mask, index.is_start) == (batch.mask[t, lane], batch.is_start[t, lane])
-        if batch.source[t, lane] >= 0:
+        assert (index.mask, index.is_first) == (batch.mask[t, lane], batch.is_first[t, lane])
+        if batch.source_index[t, lane] >= 0:
             assert index == batch.data[t, lane]
         else:
             assert 0 <= index < sum(lengths)
@@ -130,7 +130,7 @@ def sampler_after(case, rank, steps):
 
 
 def plain(batches):
-    return [[(int(i), i.lane, i.t, i.is_start, i.mask) for i in batch] for batch in batches]
+    return [[(int(i), i.lane, i.t, i.is_first, i.mask) for i in batch] for batch in batches]
 
 
 @random_cases(200, 15)
@@ -171,7 +171,7 @@ class Marked(Dataset):
         return 12
 
     def __getitem__(self, index):
-        return torch.tensor([index, index.lane, index.t, index.is_start, index.mask])
+        return torch.tensor([index, index.lane, index.t, index.is_first, index.mask])
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -196,14 +196,14 @@ def test_a_batch_is_a_list_of_plain_integers_to_c_code():
     for found in (batch, torch.tensor(batch).tolist(), np.asarray(batch).tolist(), json.loads(json.dumps(batch))):
         assert found == [4, 9, 2, 7]
     assert {type(index) for index in (*batch, batch[-1], *batch[1:3], *batch.copy())} == {LaneIndex}
-    assert (batch[-1].lane, batch[-1].t, batch[0].is_start, batch[-1].is_start) == (1, 1, True, False)
+    assert (batch[-1].lane, batch[-1].t, batch[0].is_first, batch[-1].is_first) == (1, 1, True, False)
     with pytest.raises(IndexError):
         batch[4]
 
     assert plain([pickle.loads(pickle.dumps(batch))]) == plain([batch])
     assert len(pickle.dumps(batch)) < 200
     one = pickle.loads(pickle.dumps(batch[1]))
-    assert (one, one.lane, one.t, one.is_start, one.mask) == (9, 1, 0, True, True)
+    assert (one, one.lane, one.t, one.is_first, one.mask) == (9, 1, 0, True, True)
 
 
 def test_the_state_as_of_each_batch_of_a_long_run_is_that_of_a_loader():
@@ -213,7 +213,7 @@ def test_the_state_as_of_each_batch_of_a_long_run_is_that_of_a_loader():
     list(itertools.islice(sampler, 70))
     batches = list(itertools.islice(loader, 70))
     for batch in batches:
-        assert without_items(sampler.state_dict(batch.step + 1)) == without_items(batch.state_dict())
+        assert without_items(sampler.state_dict(batch.batch_index + 1)) == without_items(batch.state_dict())
     assert plain(itertools.islice(pickle.loads(pickle.dumps(sampler)), 3)) == plain(itertools.islice(sampler, 3))
 
 
@@ -273,7 +273,7 @@ def test_states_that_do_not_fit_are_refused():
 
     sampler = build([5, 3], 1)
     list(itertools.islice(sampler, 2))
-    with pytest.raises(ValueError, match="step 3 is not known"):
+    with pytest.raises(ValueError, match="after 3 batches is not known"):
         sampler.state_dict(3)
     for lengths, time_steps, text in [([5, 4], 1, "9 indices in 2 groups"), ([5, 3], 2, "time_steps")]:
         with pytest.raises(StateError, match=text):

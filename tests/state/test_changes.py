@@ -152,8 +152,8 @@ def items(batches):
     """What is read as something new, as (source, position)."""
     found = []
     for batch in batches:
-        new = batch.mask.numpy() & (batch.source.numpy() >= 0)
-        found += zip(batch.source.numpy()[new].tolist(), batch.position.numpy()[new].tolist(), strict=True)
+        new = batch.mask.numpy() & (batch.source_index.numpy() >= 0)
+        found += zip(batch.source_index.numpy()[new].tolist(), batch.position.numpy()[new].tolist(), strict=True)
     return sorted(found)
 
 
@@ -219,7 +219,7 @@ def test_carried_states_go_along_with_their_lanes(lanes):
     carry.load_state_dict(saved[1], loader=loader)
     begun = torch.zeros(lanes, dtype=torch.int64)
     for batch, counts in counted(loader, carry):
-        begun = torch.where(batch.is_start[0], batch.position[0], begun)  # a stream that another lane left
+        begun = torch.where(batch.is_first[0], batch.position[0], begun)  # a stream that another lane left
         read = batch.position.max(0).values + 1 - begun
         assert (counts == read)[batch.mask[0]].all()
         saved = loader.state_dict(), carry.state_dict()
@@ -257,7 +257,7 @@ def test_an_endless_run_gains_sources_again_and_again():
         if state is not None:
             loader.load_state_dict(state, changes=["sources"])
         for batch in itertools.islice(loader, 11):
-            found.update(batch.source[batch.is_start].tolist())
+            found.update(batch.source_index[batch.is_first].tolist())
         state, lengths = loader.state_dict(), lengths + more
     assert max(found.values()) > min(found.values()) > 0
     assert found.keys() == set(range(len(lengths) - 2))

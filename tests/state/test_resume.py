@@ -161,7 +161,7 @@ def test_moved_paths_may_share_a_fingerprint():
     first, second = loader("/a"), loader("/b")
     next(iter(first))
     second.load_state_dict(first.state_dict())
-    assert next(iter(second)).step == 1
+    assert next(iter(second)).batch_index == 1
 
 
 def test_a_state_is_small_and_plain():
@@ -169,7 +169,7 @@ def test_a_state_is_small_and_plain():
     loader = StreamDataLoader(dataset)
     next(iter(loader))
     assert len(json.dumps(loader.state_dict())) < 2000
-    assert batch_key(next(iter(loader)))["step"] == 0
+    assert batch_key(next(iter(loader)))["batch_index"] == 0
 
 
 @pytest.mark.parametrize("workers", [0, 1])

@@ -33,7 +33,9 @@ def delivered(batches):
     return [
         (source, position)
         for batch in batches
-        for source, position in zip(batch.source[batch.mask].tolist(), batch.position[batch.mask].tolist(), strict=True)
+        for source, position in zip(
+            batch.source_index[batch.mask].tolist(), batch.position[batch.mask].tolist(), strict=True
+        )
     ]
 
 

@@ -68,7 +68,7 @@ def check_read_beside_workers(store, streams):
     for batch in StreamDataLoader(dataset, 2):
         items += [next(here)]
         for place in zip(*batch.mask.nonzero(as_tuple=True), strict=True):
-            key = int(batch.source[place]), int(batch.position[place])
+            key = int(batch.source_index[place]), int(batch.position[place])
             found[key] = batch.data["obs"]["image"][place].numpy()
     assert_same([*items, *here], streams[3], 3, "read while workers did")
     expected = {(n, t): item["obs"]["image"] for n, items in enumerate(streams) for t, item in enumerate(items)}

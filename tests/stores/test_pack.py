@@ -121,7 +121,7 @@ def test_batches_of_the_store_are_those_of_the_streams(tmp_path_factory, item, l
     pairs = list(zip(direct, packed, strict=True))
     assert pairs
     for one, other in pairs:
-        for name in ("data", "mask", "source", "position", "reset"):
+        for name in ("data", "mask", "source_index", "position", "reset"):
             assert repr(getattr(one, name)) == repr(getattr(other, name)), name
     store.close()
     shutil.rmtree(path)

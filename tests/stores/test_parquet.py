@@ -354,7 +354,7 @@ def test_a_row_of_tokens_is_a_stream(suffix, tmp_path):
     tokens, marks = (torch.cat([batch.data[name][batch.mask] for batch in batches]) for name in ("input_ids", "mask"))
     assert tokens.tolist() == [token for document in DOCUMENTS * 2 for token in document]
     assert torch.equal(marks, tokens % 2 == 0)
-    starts = torch.cat([batch.is_start[batch.mask] for batch in batches]).nonzero()[:, 0]
+    starts = torch.cat([batch.is_first[batch.mask] for batch in batches]).nonzero()[:, 0]
     assert starts.tolist() == [0, 3, 4, 44, 46, 49, 50, 90]
     assert store.metadata(9) == {"file": str(tmp_path / f"1.{suffix}")}
     assert [row["input_ids"] for row in store((3, 2, 5))] == [2, 3, 4]

@@ -77,7 +77,7 @@ def test_documents_in_a_file_are_marked_and_have_targets_also_where_it_is_cut(tm
         assert torch.equal(batch.data["input"][batch.mask], tokens[at])
         assert torch.equal(batch.data["target"][batch.mask], targets[at])
         begins = [*starts, *(start for start, _ in cut.of(0, epoch=0, seed=0))]
-        assert torch.equal(batch.is_start[batch.mask], torch.isin(at, torch.tensor(begins)))
+        assert torch.equal(batch.is_first[batch.mask], torch.isin(at, torch.tensor(begins)))
         read[at] += 1
     assert (read == 1).all()
 
@@ -93,7 +93,7 @@ def test_each_document_is_a_stream(tmp_path, name):
         assert [item["input"] for item in items] == tokens.tolist()
         assert [item["target"] for item in items] == next_tokens([tokens]).tolist()
     for batch in StreamDataLoader(StreamDataset(sources, store, 2, time_steps=5, windows="packed"), 2):
-        assert torch.equal(batch.is_start, batch.position == 0)
+        assert torch.equal(batch.is_first, batch.position == 0)
 
 
 def test_windows_of_a_file_are_those_of_get_batch(tmp_path):

@@ -214,14 +214,14 @@ def test_two_cameras_are_two_lanes(workers):
         del loader
     assert {tuple(batch.data["frame"].shape) for batch in batches} == {(4, 2, 3, 24, 32)}
     assert all(batch.mask.all() for batch in batches)
-    assert batches[0].source[0].sort().values.tolist() == [0, 1]
+    assert batches[0].source_index[0].sort().values.tolist() == [0, 1]
     for lane in range(2):
         steps_of = [(batch, t) for batch in batches for t in range(4)]
         items = [{name: leaf[t, lane].numpy() for name, leaf in batch.data.items()} for batch, t in steps_of]
         assert [int(batch.position[t, lane]) for batch, t in steps_of] == list(range(40))
         assert steps(items) == [(1 + count) % 24 for count in left_out(items)]
         far = items[-1]["pts_seconds"] - items[0]["pts_seconds"]
-        rate = 50 if batches[0].source[0, lane] == 0 else 100
+        rate = 50 if batches[0].source_index[0, lane] == 0 else 100
         assert round(far * rate) == 39 + sum(left_out(items))
 
 

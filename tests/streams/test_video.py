@@ -322,7 +322,7 @@ def test_long_videos_are_cut_into_sections(folder):
     assert sections == [(paths[0], 0, 20), (paths[0], 20, 40), (paths[0], 40, 60), (paths[1], 0, 25), (paths[2], 0, 8)]
     batches = load(sections, workers=2, lanes=2, time_steps=20, size=(48, 64))
     seen = sorted(
-        (int(batch.source[t, b]), clips.number_of(batch.data[t, b]))
+        (int(batch.source_index[t, b]), clips.number_of(batch.data[t, b]))
         for batch in batches
         for t, b in batch.mask.nonzero().tolist()
     )
@@ -418,7 +418,7 @@ def test_damaged_frames(tmp_path):
     assert numbers(path, 10, on_corrupt="drop") == dropped[10:]
     with pytest.warns(RuntimeWarning, match="skipped"):
         batches = load([path, whole], on_error="skip", time_steps=4)
-    assert int(batches[-1].source[0, 0]) == 1
+    assert int(batches[-1].source_index[0, 0]) == 1
 
 
 def test_a_file_that_shrinks_while_it_is_read(folder, tmp_path):

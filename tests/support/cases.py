@@ -72,8 +72,8 @@ class Case:
             source, start, stop = place_of(grant)
             for position in range(start, stop):
                 is_last = [position == stop - 1 and source not in self.broken] if self.mark_ends else []
-                is_start = position == start or (self.marks and is_marked(source, position))
-                yield source, position, is_start, *is_last
+                is_first = position == start or (self.marks and is_marked(source, position))
+                yield source, position, is_first, *is_last
 
         return Serial(read, total, self.lanes, self.time_steps, self.windows, self.padding_mode, self.lookahead)
 
@@ -179,7 +179,7 @@ def ways():
 
 def cells(batch):
     """A batch as the model writes it."""
-    told = [batch.source, batch.position, batch.mask, batch.is_start]
+    told = [batch.source_index, batch.position, batch.mask, batch.is_first]
     told += [] if batch.is_last is None else [batch.is_last]
     return [
         [cell if cell[0] >= 0 else None for cell in zip(*lane, strict=True)]
@@ -199,15 +199,15 @@ def check_epoch(loader, case, epoch=0, steps=None):
 
 def check_fields(batch):
     """All fields of a batch agree with each other, and with what the streams wrote into the items."""
-    real = batch.source >= 0
+    real = batch.source_index >= 0
     assert (real == (batch.position >= 0)).all()
     assert not (batch.mask & ~real).any()
-    assert (batch.data[..., 0][real] == batch.source[real]).all()
+    assert (batch.data[..., 0][real] == batch.source_index[real]).all()
     assert (batch.data[..., 1][real] == batch.position[real]).all()
     assert (batch.data[~real] == 0).all()
-    assert not (batch.is_start & ~real).any()
-    assert (batch.is_start | (batch.position != 0)).all()
-    assert (batch.reset == batch.is_start[0]).all()
+    assert not (batch.is_first & ~real).any()
+    assert (batch.is_first | (batch.position != 0)).all()
+    assert (batch.reset == batch.is_first[0]).all()
     if batch.is_last is not None:
         assert not (batch.is_last & ~real).any()
 
@@ -246,10 +246,11 @@ class Words:
 
 def key(batch, worker_id=False, seeds=False):
     """What was read, to be compared between runs; `seeds`: also the seeds of streams, where both datasets have one."""
-    fields = [batch.data, batch.reset, batch.is_start, batch.mask, batch.source, batch.position, batch.lane]
+    fields = [batch.data, batch.reset, batch.is_first, batch.mask, batch.source_index, batch.position, batch.lane]
     fields += [] if batch.is_last is None else [batch.is_last]
     fields += [batch.stream_seed] if seeds else []
-    return [f.tolist() for f in fields] + [batch.step, batch.epoch] + ([batch.worker_id.tolist()] if worker_id else [])
+    workers = [batch.worker_id.tolist()] if worker_id else []
+    return [f.tolist() for f in fields] + [batch.batch_index, batch.epoch, *workers]
 
 
 def keys(batches, seeds=False):

@@ -87,6 +87,6 @@ KINDS = {
 
 def plain(batch):
     if isinstance(batch, list):
-        return [[int(index), index.lane, index.t, index.is_start, index.mask] for index in batch]
-    fields = (batch.data, batch.source, batch.position, batch.mask, batch.is_start)
+        return [[int(index), index.lane, index.t, index.is_first, index.mask] for index in batch]
+    fields = (batch.data, batch.source_index, batch.position, batch.mask, batch.is_first)
     return [field.tolist() for field in fields]

@@ -27,7 +27,7 @@ def batches_of(open_stream, windows, **options):
 def with_late_lanes(batches, fill):
     """The same windows where some lanes come late: they are padded meanwhile, as with the loader's `patience`."""
     rng, lanes = np.random.default_rng(0), []
-    padding = {"data": fill, "is_start": False, "mask": False, "source": -1, "position": -1}
+    padding = {"data": fill, "is_first": False, "mask": False, "source_index": -1, "position": -1}
     for _ in range(LANES):
         windows = []
         for batch in batches:
@@ -46,13 +46,13 @@ def with_late_lanes(batches, fill):
             )
             for name, fill in padding.items()
         }
-        yield dataclasses.replace(batches[0], **columns, reset=columns["is_start"][0], step=step)
+        yield dataclasses.replace(batches[0], **columns, reset=columns["is_first"][0], batch_index=step)
 
 
 def differing(batch, outputs, expected, error=1e-5):
     """How many items have other outputs `(T, B, ...)` than `expected[source]` has at their position."""
     wrong = 0
-    for t, b in (batch.source >= 0).nonzero().tolist():
-        alone = expected[batch.source[t, b].item()][batch.position[t, b].item()]
+    for t, b in (batch.source_index >= 0).nonzero().tolist():
+        alone = expected[batch.source_index[t, b].item()][batch.position[t, b].item()]
         wrong += bool(abs(outputs[t, b] - alone).max() > error)
     return wrong

@@ -44,7 +44,9 @@ if __name__ == "__main__":
             optimizer.zero_grad()
         steps += accelerator.sync_gradients
         states.append(carriers.count(batch, batch.data))
-        seen.append((batch.epoch, batch.step, batch.source.tolist(), batch.position.tolist(), batch.mask.tolist()))
+        seen.append(
+            (batch.epoch, batch.batch_index, batch.source_index.tolist(), batch.position.tolist(), batch.mask.tolist())
+        )
         if len(seen) == stop and itself:
             state = merge_states(gather_object([loader.state_dict()]))
             if accelerator.is_main_process:

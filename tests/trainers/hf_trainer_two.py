@@ -32,7 +32,7 @@ class Trains(StreamTrainer):
     def compute_loss(self, model, inputs, *args, **options):
         batch = inputs["batch"]
         counts = CARRIERS.count(batch, batch.data["x"])
-        seen.append([batch.data["x"][batch.mask].flatten().tolist(), batch.step, counts])
+        seen.append([batch.data["x"][batch.mask].flatten().tolist(), batch.batch_index, counts])
         return super().compute_loss(model, {"x": batch.data["x"]}, *args, **options)
 
 

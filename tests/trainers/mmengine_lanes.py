@@ -30,7 +30,7 @@ class Frames(Dataset):
         return len(self.flag)
 
     def __getitem__(self, index):
-        return {"frame": torch.tensor(int(index)), "start": torch.tensor(index.is_start)}
+        return {"frame": torch.tensor(int(index)), "start": torch.tensor(index.is_first)}
 
 
 class Model(BaseModel):

@@ -21,10 +21,10 @@ if __name__ == "__main__":
     seen, ending, begin = [], "ended", time.monotonic()
     try:
         for batch in loader:
-            seen.append((batch.step, batch.data.tolist(), batch.mask.tolist()))
+            seen.append((batch.batch_index, batch.data.tolist(), batch.mask.tolist()))
             begin = time.monotonic()
-            if batch.step % 5 == 4:
-                with open(f"{folder}/state.{rank}.{batch.step + 1}", "w") as file:
+            if batch.batch_index % 5 == 4:
+                with open(f"{folder}/state.{rank}.{batch.batch_index + 1}", "w") as file:
                     json.dump(batch.state_dict(), file)
             time.sleep(wait)
     except RankError as error:

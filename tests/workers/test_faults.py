@@ -32,9 +32,9 @@ def test_new_workers_go_on_bit_for_bit(transport, persistent, caplog):
     found = []
     for batch in loader:
         found.append(key(batch))
-        if batch.step in (2, 9, 17):
+        if batch.batch_index in (2, 9, 17):
             for worker in multiprocessing.active_children()[:1]:
-                os.kill(worker.pid, signal.SIGSEGV if batch.step == 9 else signal.SIGKILL)
+                os.kill(worker.pid, signal.SIGSEGV if batch.batch_index == 9 else signal.SIGKILL)
     assert found == expected
     assert loader.stats().restarts >= 1
     told = [record.message for record in caplog.records]
@@ -92,7 +92,7 @@ def test_workers_that_are_done_early_may_exit(persistent):
         steps = 0
         for batch in loader:
             steps += 1
-            if batch.step % 10 == 5:
+            if batch.batch_index % 10 == 5:
                 os.waitpid(os.posix_spawn("/bin/true", ["true"], {}), 0)
         assert steps == 30
 
@@ -121,7 +121,7 @@ def test_no_batch_is_short_of_what_lanes_would_have_read_while_a_worker_leaves()
     loader = StreamDataLoader(StreamDataset(range(9), SlowToLeave, 3, time_steps=1, lookahead=0), 3, prefetch_factor=4)
     found = []
     with pytest.raises(errors.WorkerDeathError, match="exited with status 3"):
-        found.extend(batch.source[0].tolist() for batch in loader)
+        found.extend(batch.source_index[0].tolist() for batch in loader)
     assert found == [[0, 1, 2], [0, 3, 2], [0, 4, 2]][: len(found)]
 
 
@@ -373,7 +373,7 @@ def test_a_live_stream_that_breaks_goes_on_from_now_and_tells_of_the_gap(kind, o
     loader = StreamDataLoader(dataset, 1, worker_method="thread", patience=patience)
     found = []
     for batch in loader:
-        read = batch.source == 1
+        read = batch.source_index == 1
         found += zip(batch.position[read].tolist(), batch.data[read].tolist(), strict=True)
     assert found == list(enumerate(expected))
     gaps = [(type(gap), gap.source_index, gap.position, type(gap.__cause__)) for gap in loader.failures]
@@ -422,7 +422,7 @@ def test_a_live_stream_goes_on_from_now_where_workers_are_started_again(kind, op
     found = []
     try:
         for batch in loader:
-            read = batch.source == 1
+            read = batch.source_index == 1
             found += zip(batch.position[read].tolist(), batch.data[read].tolist(), strict=True)
     except errors.ReadError:  # it was read forward, and had too few items
         assert kind is Dying

@@ -164,7 +164,7 @@ def test_a_handler_that_only_takes_note_disturbs_no_start(way):
         for milliseconds in range(8):
             sender = threading.Timer(milliseconds * 1e-3, signal.raise_signal, (signal.SIGUSR1,))
             sender.start()
-            assert [batch.step for batch in loader_of(way)] == list(range(expected))
+            assert [batch.batch_index for batch in loader_of(way)] == list(range(expected))
             sender.join()
     finally:
         signal.signal(signal.SIGUSR1, before)
@@ -177,7 +177,7 @@ from stream_dataloader import StreamDataLoader, StreamDataset
 def steps_of(**options):
     loader = StreamDataLoader(StreamDataset([range(9)] * 2, iter, 2, time_steps=2), 2, **options)
     held.append((loader, iter(loader)))
-    return next(held[-1][1]).step
+    return next(held[-1][1]).batch_index
 
 held, keep, thread = [], {"persistent_workers": True}, {"worker_method": "thread"}
 print([steps_of(**options) for options in ({}, keep, thread, thread | keep)])

@@ -28,8 +28,8 @@ def test_a_slow_stream_is_delivered_step_by_step(tmp_path):
 
     loader = StreamDataLoader(StreamDataset([0, 1], slow, 2, time_steps=1), 2, prefetch_factor=1, timeout=60)
     for batch in loader:
-        (tmp_path / str(batch.step)).touch()
-    assert batch.step == 11
+        (tmp_path / str(batch.batch_index)).touch()
+    assert batch.batch_index == 11
 
 
 @pytest.mark.slow
@@ -70,11 +70,11 @@ def test_so_many_messages_are_read_ahead(shape, most, options, prefetch):
 
     loader = StreamDataLoader(StreamDataset([0], count, 1, time_steps=1), 1, prefetch_factor=prefetch, **options)
     for batch in itertools.islice(loader, 600 if most > 1 else 6):
-        if batch.step % 100 == 5:
+        if batch.batch_index % 100 == 5:
             time.sleep(0.05)  # the worker reads as far as it may
-        assert read[0] <= batch.step + 1 + (prefetch + 1) * most
+        assert read[0] <= batch.batch_index + 1 + (prefetch + 1) * most
     if most > 1:
-        assert read[0] > batch.step + 1 + prefetch
+        assert read[0] > batch.batch_index + 1 + prefetch
 
 
 def test_a_worker_reads_its_first_lanes_before_others_have_come(tmp_path):
@@ -107,4 +107,4 @@ def test_a_fast_worker_does_not_run_away_from_a_slow_one():
     dataset = StreamDataset([0, 1], open_stream, 2, time_steps=1, deterministic=False)
     loader = StreamDataLoader(dataset, 2, multiprocessing_context="fork", transport="shared_memory")
     for batch in itertools.islice(loader, 50):
-        assert read[0] < batch.step + 1000
+        assert read[0] < batch.batch_index + 1000

@@ -119,11 +119,11 @@ def loader_of(lengths, lanes, options=THREADS, factory=range, **others):
 def cells(batch):
     """Each lane's items, as source and position, after a look at what else the batch has."""
     assert batch.mask.any()
-    assert torch.equal(batch.mask, batch.source >= 0)
-    assert torch.equal(batch.is_start, batch.mask & (batch.position == 0))
-    assert torch.equal(batch.reset, batch.is_start[0])
+    assert torch.equal(batch.mask, batch.source_index >= 0)
+    assert torch.equal(batch.is_first, batch.mask & (batch.position == 0))
+    assert torch.equal(batch.reset, batch.is_first[0])
     assert torch.equal(batch.data * ~batch.mask, torch.zeros_like(batch.data))
-    lanes = zip(batch.source.T.tolist(), batch.position.T.tolist(), strict=True)
+    lanes = zip(batch.source_index.T.tolist(), batch.position.T.tolist(), strict=True)
     return [[cell for cell in zip(*lane, strict=True) if cell[0] >= 0] for lane in lanes]
 
 
@@ -311,7 +311,7 @@ def stalled(come, options):
     loader = loader_of(range(2), 2, options, factory=factory, time_steps=2)
     batches, sources = iter(loader), []
     while not any(1 in lanes for lanes in sources[:-10]):
-        sources.append(next(batches).source[0].tolist())
+        sources.append(next(batches).source_index[0].tolist())
     return loader, batches, sources
 
 

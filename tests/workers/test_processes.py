@@ -262,7 +262,7 @@ def read(n):
 if __name__ == "__main__":
     dataset = StreamDataset(range(2), read, 2, time_steps=1)
     for batch in StreamDataLoader(dataset, 2, transport="queue", multiprocessing_context={method!r}):
-        if batch.step == 2:
+        if batch.batch_index == 2:
             print(os.listdir(os.environ["TMPDIR"]), flush=True)
             os.kill(os.getpid(), signal.SIGKILL)
 """

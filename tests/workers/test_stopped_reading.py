@@ -20,7 +20,7 @@ def test_a_thread_that_reads_in_a_loop_lets_another_one_end_that(act, options):
     def read():
         try:
             for batch in batches:
-                found.append((batch.step, asked.is_set()))
+                found.append((batch.batch_index, asked.is_set()))
         except errors.IteratorError as error:
             found.append(error)
 
@@ -34,7 +34,7 @@ def test_a_thread_that_reads_in_a_loop_lets_another_one_end_that(act, options):
         elif act == "load_state_dict":
             loader.load_state_dict(loader.state_dict())
         else:
-            assert next(iter(loader)).step == 0
+            assert next(iter(loader)).batch_index == 0
         asked.clear()
     reader.join(PATIENCE)
     assert not reader.is_alive()
@@ -42,7 +42,7 @@ def test_a_thread_that_reads_in_a_loop_lets_another_one_end_that(act, options):
     assert act == "close" or (isinstance(ended, errors.IteratorError) and "newer iter()" in str(ended))
     assert sum(late for _, late in found) <= 2, "the batch that was read, and one that was asked for at the same moment"
     assert [step for step, _ in found] == list(range(len(found)))
-    assert next(iter(loader)).step >= 0
+    assert next(iter(loader)).batch_index >= 0
 
 
 def in_daemon(options):
@@ -91,9 +91,9 @@ for restarts in (0, 2):
     loader = StreamDataLoader(StreamDataset([5, 7], endless, 2, time_steps=2), 2, max_restarts=restarts)
     try:
         for batch in loader:
-            if batch.step == 1:
+            if batch.batch_index == 1:
                 os.killpg(0, signal.SIGTERM)
-            if batch.step == 30:
+            if batch.batch_index == 30:
                 break
         assert restarts
         assert loader.stats().restarts == 1

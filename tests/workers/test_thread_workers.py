@@ -123,7 +123,7 @@ def test_a_timeout_is_an_error_and_the_thread_is_left_alone(keep):
     loader = hanging.loader(timeout=0.2, persistent_workers=keep)
     steps = []
     with pytest.raises(errors.WorkerTimeoutError, match=r"at step 5: worker 1 is in lane 3, step 5, reading s"):
-        steps.extend(batch.step for batch in loader)
+        steps.extend(batch.batch_index for batch in loader)
     assert steps == list(range(5))
     assert sorted(hanging.closed) == [0, 1]
     hanging.at = None
@@ -175,8 +175,8 @@ def test_a_thread_left_alone_writes_to_memory_that_nobody_else_has(monkeypatch):
     for batch in loader:
         hanging.go_on.set()
         assert wrote.wait(PATIENCE)
-        assert batch.data["y"].tolist() == [[batch.step] * 2]
-    assert batch.step == 39
+        assert batch.data["y"].tolist() == [[batch.batch_index] * 2]
+    assert batch.batch_index == 39
     hanging.let_go()
 
 

@@ -127,7 +127,7 @@ def test_errors_come_at_their_own_step_with_the_same_text(what, way):
     def told(options):
         steps, dataset = [], StreamDataset(range(6), read, 6, time_steps=1)
         with pytest.raises(kind) as error:
-            steps.extend(batch.step for batch in StreamDataLoader(dataset, **options))
+            steps.extend(batch.batch_index for batch in StreamDataLoader(dataset, **options))
         dataset = StreamDataset(range(6), read, 3, time_steps=2, on_error="skip")
         skipping = StreamDataLoader(dataset, **options)
         left = [] if kind is errors.ItemError else keys(skipping)
@@ -152,7 +152,7 @@ def test_a_stream_that_exits_is_named(way, place, position, keep, tmp_path):
     with pytest.raises(
         errors.WorkerDeathError, match=rf"worker 1.* exited with status 3 .*{place} source 3 \(3\)"
     ) as error:
-        steps.extend(batch.step for batch in loader)
+        steps.extend(batch.batch_index for batch in loader)
     assert "memory" not in str(error.value)
     assert len(steps) == 4 + position if way == "threads" else len(steps) <= 4 + position
     assert len(list(loader)) == 8, "the next epoch is read as ever"

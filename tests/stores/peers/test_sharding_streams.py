@@ -72,5 +72,5 @@ def test_every_item_of_each_dataset_is_read_once(opened):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for batch in loader:
-            read.update(zip(batch.source[batch.mask].tolist(), batch.data[batch.mask].tolist(), strict=True))
+            read.update(zip(batch.source_index[batch.mask].tolist(), batch.data[batch.mask].tolist(), strict=True))
     assert read == Counter((n, item) for n, length in enumerate(LENGTHS) for item in range(length))

@@ -22,7 +22,7 @@ __all__ = ["Segments"]
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Segments:
-    """The segments of a batch's lanes laid end to end, from `batch.segments()`. N is their number.
+    """The segments of a batch's lanes laid end to end, from `recurrent.segments(batch)`. N is their number.
 
     All tensors are on the batch's device. N follows from the data, so it changes from batch to batch.
 
@@ -32,10 +32,10 @@ class Segments:
 
     Example:
         >>> import torch
-        >>> from stream_dataloader import StreamDataLoader, StreamDataset
+        >>> from stream_dataloader import StreamDataLoader, StreamDataset, recurrent
         >>> dataset = StreamDataset([6, 1, 3], range, batch_size=2, time_steps=4, windows="packed")
         >>> for batch in StreamDataLoader(dataset):
-        ...     segments = batch.segments()
+        ...     segments = recurrent.segments(batch)
         ...     print(segments, segments.cu_seqlens.tolist(), segments.continues.tolist())
         Segments(3 of 2 lanes, device='cpu') [0, 4, 5, 8] [False, False, False]
         Segments(3 of 2 lanes, device='cpu') [0, 2, 4, 8] [True, False, False]
@@ -123,20 +123,20 @@ def _check_first(state: object, count: int, what: str, how: str) -> None:
         raise ValueError(f"{found}; its first dimension must be the {what}, {how}")
 
 
-def begins_segment(is_start: torch.Tensor, padding: torch.Tensor) -> torch.Tensor:
+def begins_segment(is_first: torch.Tensor, padding: torch.Tensor) -> torch.Tensor:
     """`(T, B)` bool: a segment begins at the step. A window's first step begins one, also if its stream goes on."""
     changed = padding[1:] != padding[:-1]
-    return torch.cat([torch.ones_like(is_start[:1]), is_start[1:] | changed])
+    return torch.cat([torch.ones_like(is_first[:1]), is_first[1:] | changed])
 
 
-def find_segments(is_start: torch.Tensor, padding: torch.Tensor, device: torch.device) -> Segments:
+def find_segments(is_first: torch.Tensor, padding: torch.Tensor, device: torch.device) -> Segments:
     """The segments of `(T, B)` flags in host memory, put on `device`."""
-    steps, lanes = is_start.shape
-    first = begins_segment(is_start, padding).T.reshape(-1).nonzero().reshape(-1)
+    steps, lanes = is_first.shape
+    first = begins_segment(is_first, padding).T.reshape(-1).nonzero().reshape(-1)
     count = len(first)
     row = first // steps
     is_padding = padding.T.reshape(-1)[first]
-    started = is_start.T.reshape(-1)[first]
+    started = is_first.T.reshape(-1)[first]
     rank = (
         torch.arange(count, dtype=torch.int64, device="cpu") + count * ~is_padding
     )  # of a lane, real segments are above padding, then the latest

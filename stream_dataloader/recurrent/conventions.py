@@ -1,0 +1,165 @@
+"""Functions that give a batch's bookkeeping the names and layouts that other libraries' models and kernels take.
+
+The guide `docs/guides/conventions.md` lists them in one table. Dreamer's `is_first` is the batch's own, transposed.
+
+Guarantees: results are new tensors on the batch's device. No function makes the host wait for a device; `segments` and
+`cu_seqlens` are made of `batch.host`.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+
+from stream_dataloader.batch import StreamBatch
+from stream_dataloader.recurrent.varlen import Segments, begins_segment, find_segments
+
+__all__ = ["cu_seqlens", "done", "is_init", "position_ids", "prev_exists", "segments", "seq_idx"]
+
+
+def is_init(batch: StreamBatch) -> torch.Tensor:
+    """The flag of torchrl: the first step of a trajectory, as its `InitTracker` writes it.
+
+    It is `is_first`. Padding is not marked. In recurrent mode `LSTMModule` does not zero the state at t = 0: give
+    it the carried state there, times `~batch.reset`, and zeros at all other steps.
+
+    Source: torchrl 0.14, `torchrl.envs.InitTracker`, `torchrl.modules.LSTMModule`.
+
+    Returns:
+        `(B, T, 1)` bool, for a TensorDict of batch size `(B, T)`.
+    """
+    return _rows(batch.is_first).unsqueeze(-1)
+
+
+def prev_exists(batch: StreamBatch) -> torch.Tensor:
+    """The flag of temporal memories in driving: the frame before is of the same scene, so the memory is kept.
+
+    It is 0 where a stream starts, else 1; also 1 in padding. It is a factor: StreamPETR multiplies its memory by
+    it, computes `1 - prev_exists`, and makes its memory with the dtype of it. A bool would not do.
+
+    Source: Wang and others, Exploring Object-Centric Temporal Modeling for Efficient Multi-View 3D Object
+    Detection, ICCV 2023; `StreamPETRHead.pre_update_memory`. BEVFormer's `prev_bev_exists` is the same flag.
+
+    Returns:
+        `(B, T)` float32; frame t takes `[:, t]`.
+    """
+    return (~_rows(batch.is_first)).float()
+
+
+def seq_idx(batch: StreamBatch) -> torch.Tensor:
+    """Mamba-2's number of the sequence that each step is of: the count of starts so far in its lane's window.
+
+    The numbers say what becomes of the carried state: `initial_states` belongs to sequence 0. A lane that goes on
+    has 0 up to its first start, and a lane that starts at t = 0 has no 0, so that its state begins anew. Do not
+    shift or renumber them. Padding has the number of the step before it.
+
+    Source: Dao and Gu, Transformers are SSMs, ICML 2024; mamba_ssm 2.3, `mamba_chunk_scan_combined(...,
+    initial_states=, seq_idx=)`.
+
+    Returns:
+        `(B, T)` int32, contiguous.
+
+    Example:
+        >>> from stream_dataloader import StreamDataLoader, StreamDataset
+        >>> from stream_dataloader.recurrent import seq_idx
+        >>> dataset = StreamDataset([4, 3, 1], range, batch_size=1, time_steps=5, windows="packed")
+        >>> [seq_idx(batch).tolist() for batch in StreamDataLoader(dataset)]
+        [[[1, 1, 1, 1, 2]], [[0, 0, 1, 1, 1]]]
+    """
+    return _rows(batch.is_first.cumsum(0, dtype=torch.int32))
+
+
+def done(batch: StreamBatch) -> torch.Tensor:
+    """The flag of reinforcement learning: the step is the last of its stream.
+
+    It is `is_last`. Padding is not marked. Whether an episode was over there (torchrl's `terminated`) or cut off
+    (`truncated`) is the data's to say.
+
+    Source: torchrl 0.14, the entries `done` and `("next", "done")`; LeRobot's `next.done`.
+
+    Returns:
+        `(B, T, 1)` bool, for a TensorDict of batch size `(B, T)`.
+
+    Raises:
+        ValueError: The dataset has neither `mark_ends=True` nor `lengths`.
+
+    Example:
+        >>> from stream_dataloader import StreamDataLoader, StreamDataset
+        >>> from stream_dataloader.recurrent import done
+        >>> dataset = StreamDataset([2, 4], range, 1, time_steps=3, windows="packed", mark_ends=True)
+        >>> [done(batch).squeeze(-1).int().tolist() for batch in StreamDataLoader(dataset)]
+        [[[0, 1, 0]], [[0, 0, 1]]]
+    """
+    if batch.is_last is None:
+        what = "this batch does not say where streams end"
+        raise ValueError(f"{what}; use StreamDataset(..., mark_ends=True), or give it lengths=")
+    return _rows(batch.is_last).unsqueeze(-1)
+
+
+def segments(batch: StreamBatch) -> Segments:
+    """Where the lanes, laid end to end by `flatten_lanes`, are cut, and which segments continue a carried state."""
+    host = batch.host
+    return find_segments(host.is_first, host.source_index < 0, batch.is_first.device)
+
+
+def cu_seqlens(batch: StreamBatch) -> torch.Tensor:
+    """The places where kernels for sequences of different lengths cut the lanes, laid end to end.
+
+    Each lane's t = 0 begins a segment, also if its stream goes on; so do a stream's start, and padding. No segment
+    is longer than T: `max_seqlen=batch.time_steps` needs no look at the data.
+
+    Source: flash-attention 2, `flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, ...)`;
+    flash-linear-attention 0.5, `chunk_gated_delta_rule(..., cu_seqlens=)` and others.
+
+    Returns:
+        `(N + 1,)` int32, from 0 to `B * T`. N follows from the data; the same `segments` have the rest.
+
+    Example:
+        >>> from stream_dataloader import StreamDataLoader, StreamDataset
+        >>> from stream_dataloader.recurrent import cu_seqlens
+        >>> dataset = StreamDataset([5, 2], range, batch_size=2, time_steps=3)
+        >>> [cu_seqlens(batch).tolist() for batch in StreamDataLoader(dataset)]
+        [[0, 3, 5, 6], [0, 2, 3, 6]]
+    """
+    return segments(batch).cu_seqlens
+
+
+def position_ids(batch: StreamBatch, within: Literal["segment", "stream"] = "segment") -> torch.Tensor:
+    """The steps' positions, for the lanes laid end to end.
+
+    Args:
+        within: `"segment"` counts from 0 in each segment of `cu_seqlens`, as flash-linear-attention's
+            `prepare_position_ids` and transformers' `DataCollatorWithFlattening` do. `"stream"` is `position`,
+            which counts from the source's beginning, also in sections and documents within it; 0 in padding.
+            Give `cu_seqlens` along with it:
+            transformers finds the cuts by what positions look like, and misses some of them.
+
+    Returns:
+        `(1, B * T)` int64.
+
+    Raises:
+        ValueError: `within` is neither.
+
+    Example:
+        >>> from stream_dataloader import StreamDataLoader, StreamDataset
+        >>> from stream_dataloader.recurrent import position_ids
+        >>> dataset = StreamDataset([5, 2], range, batch_size=2, time_steps=3)
+        >>> for batch in StreamDataLoader(dataset):
+        ...     print(position_ids(batch).tolist(), position_ids(batch, "stream").tolist())
+        [[0, 1, 2, 0, 1, 0]] [[0, 1, 2, 0, 1, 0]]
+        [[0, 1, 0, 0, 1, 2]] [[3, 4, 0, 0, 0, 0]]
+    """
+    if within == "stream":
+        return _rows(batch.position.clamp(min=0)).reshape(1, -1)
+    if within != "segment":
+        raise ValueError(f'within must be "segment" or "stream", and is {within!r}')
+    step = torch.arange(len(batch.is_first), dtype=torch.int64, device=batch.is_first.device).unsqueeze(1)
+    begins = begins_segment(batch.is_first, batch.source_index < 0)
+    begun = torch.where(begins, step, 0).cummax(0).values
+    return _rows(step - begun).reshape(1, -1)
+
+
+def _rows(tensor: torch.Tensor) -> torch.Tensor:
+    """`(T, B)` as `(B, T)`, in memory of its own, in that order."""
+    return tensor.T.clone(memory_format=torch.contiguous_format)
