@@ -9,11 +9,11 @@ from stream_dataloader._schedule.rules import split_batch_size, split_dataset_si
 from stream_dataloader._torch_loader import regroup
 from stream_dataloader.batch import StreamBatch
 from stream_dataloader.batch_sampler import LaneBatchSampler, LaneIndex
+from stream_dataloader.combine.side_by_side import side_by_side
 from stream_dataloader.dataloader import StreamDataLoader
 from stream_dataloader.dataset import StreamDataset
 from stream_dataloader.errors import StateError, StreamDataLoaderError, StreamError
 from stream_dataloader.interleaved import interleave
-from stream_dataloader.member_lanes import side_by_side
 from stream_dataloader.sectioning import Sections
 from stream_dataloader.stream_info import StreamInfo, get_stream_info
 

@@ -142,17 +142,15 @@ def num_workers(value: Any, lanes: int) -> int:
     return min(number, lanes)
 
 
-def check_patience(
-    value: Any, members: Sequence[Rules], workers: Sequence[int], worker_method: str, transport: str
-) -> float:
+def check_patience(value: Any, rules: Rules, workers: int, worker_method: str, transport: str) -> float:
     """`patience`, which needs workers that nobody waits for."""
     number = seconds("patience", value)
-    if any(rules.deterministic for rules in members):
+    if rules.deterministic:
         raise ValueError(
             f"patience is {number:g}, and the dataset is deterministic, while who is late differs from run to run; "
             "build it with deterministic=False"
         )
-    if 0 in workers:
+    if not workers:
         raise ValueError(
             f"patience is {number:g}, and num_workers is 0, so nobody reads while a batch waits; pass num_workers=1 or "
             "more"

@@ -32,16 +32,16 @@ def with_progress(loader: Any, options: dict[str, Any]) -> Iterator[Any]:
     """Iterate over the next epoch of a loader; `options` of tqdm win."""
     from tqdm.auto import tqdm  # here, as in a notebook it warns of what it misses
 
-    members, total = loader.dataset.members, None
-    endless = any(member.is_endless for member in members)
+    total = None
     with contextlib.suppress(TypeError):  # it is not known
         total = len(loader)
-    by_batches = endless or total is not None
-    count = total if by_batches else sum(len(member.sources) for member in members)
+    sources = loader._endless_or_sources
+    by_batches = sources is None or total is not None
+    count = total if by_batches else sources
     given = {"total": count, "unit": "batch" if by_batches else "source"}
     begun = loader._position.coming_begun  # a resumed epoch goes on
     given["initial"] = loader._position.coming_count if by_batches else max(begun - loader.batch_size, 0)
-    if (sys.stderr is None and "file" not in options) or not _is_first_rank(loader._position.members[0].ranks):
+    if (sys.stderr is None and "file" not in options) or not _is_first_rank(loader._ranks):
         given["disable"] = True
     begin, next_look = loader.stats(), 0.0
     with tqdm(**({"disable": None, "dynamic_ncols": True} | given | options)) as bar:

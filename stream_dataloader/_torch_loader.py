@@ -24,7 +24,7 @@ from stream_dataloader._assembly.part import Contents, Part
 from stream_dataloader._assembly.regroup import Regrouper
 from stream_dataloader._items.layout import Layout, Spec, as_array
 from stream_dataloader._items.structure import flatten
-from stream_dataloader._schedule.rules import deal_members
+from stream_dataloader._schedule.rules import deal_lanes
 from stream_dataloader._schedule.snapshot import LaneReports
 from stream_dataloader.batch import StreamBatch
 from stream_dataloader.dataset import StreamDataset
@@ -76,14 +76,14 @@ class _Regrouped:
     def __init__(self, torch_loader: DataLoader[Any], dataset: StreamDataset) -> None:
         self._loader = torch_loader
         self._dataset = dataset
-        self._readers = deal_members([dataset.batch_size], [torch_loader.num_workers])
+        self._readers = deal_lanes(dataset.batch_size, torch_loader.num_workers)
 
     def __iter__(self) -> Iterator[StreamBatch]:
-        judge = Judge(self._readers, [self._dataset.sources])
+        judge = Judge(self._readers, self._dataset.sources)
         regrouper = Regrouper(
             self._readers,
             self._dataset.rules.time_steps,
-            [self._dataset.fill_value],
+            self._dataset.fill_value,
             judge,
             mark_ends=bool(self._dataset.mark_ends),
         )

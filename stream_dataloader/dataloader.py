@@ -24,11 +24,11 @@ from stream_dataloader._memory.pickling import ByValue
 from stream_dataloader._progress import with_progress
 from stream_dataloader._ranks.ranks import Ranks
 from stream_dataloader._reading.deferred import Begun, Deferred, Turn
-from stream_dataloader._workers.settings import WorkerSettings, check_dataset, workers_of
+from stream_dataloader._workers.settings import WorkerSettings, check_dataset
 from stream_dataloader.batch import StreamBatch
 from stream_dataloader.dataset import StreamDataset
 from stream_dataloader.errors import StreamError
-from stream_dataloader.protocols import CollateFn, PaddingMode, Transport, WorkerMethod
+from stream_dataloader.protocols import CollateFn, Transport, WorkerMethod
 from stream_dataloader.stats import LoaderStats
 
 if TYPE_CHECKING:
@@ -131,21 +131,18 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
     ) -> None:
         options.refuse_misplaced(misplaced, StreamDataset, StreamDataLoader)
         self.dataset: StreamDataset = check_dataset(dataset)
-        members = self.dataset.members
-        for member in members:
-            options.warn_of_idle_lanes(member.rules)
-        self._workers = workers_of(num_workers, self.dataset)
+        rules = self.dataset.rules
+        options.warn_of_idle_lanes(rules)
+        self.num_workers = options.num_workers(num_workers, rules.lanes)
         if patience is not None:
-            rules = [member.rules for member in members]
-            patience = options.check_patience(patience, rules, self._workers, worker_method, transport)
+            patience = options.check_patience(patience, rules, self.num_workers, worker_method, transport)
             if worker_method == "thread":
-                self._workers = [member.batch_size for member in members]
-        self.num_workers = sum(self._workers)
+                self.num_workers = rules.lanes
         self.collate_fn = collate_fn
         if collate_fn is not None:
             options.check_callable("collate_fn", collate_fn, "a function of the list of windows, or None")
         else:
-            options.check_items(members[0].rules)
+            options.check_items(rules)
         self._settings = WorkerSettings(
             num_workers=self.num_workers,
             prefetch_factor=prefetch_factor,
@@ -159,15 +156,12 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
             worker_method=worker_method,
             patience=patience,
         )
-        seeds = any(member.seed_globals for member in members)
-        options.check_seed_globals(seeds, worker_method, self.num_workers, patience)
+        options.check_seed_globals(self.dataset.seed_globals, worker_method, self.num_workers, patience)
         self._destination = Destination(device, self._settings.pin_memory)
         seconds = self._settings.timeout
-        self._ranks = [Ranks(member, seconds, virtual_ranks, rank, world_size, process_group) for member in members]
-        for ranks in self._ranks:
-            ranks.find_place()
-        mode: PaddingMode = next((own.rules.padding_mode for own in members if not own.is_endless), "cycle")
-        self._batches_per_epoch = options.batches_per_epoch(batches_per_epoch, mode)
+        self._ranks = Ranks(self.dataset, seconds, virtual_ranks, rank, world_size, process_group)
+        self._ranks.find_place()
+        self._batches_per_epoch = options.batches_per_epoch(batches_per_epoch, rules.padding_mode)
         self._position = LoaderPosition(self.dataset, self._ranks, self._batches_per_epoch)
         self._start_anew()
         self._kept_length = KeptLength()
@@ -175,7 +169,7 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
     def _start_anew(self) -> None:
         """Have a starter of this process, and nothing that is being read."""
         self._turn = Turn()
-        self._starter = Starter(self._ranks, self._workers, self._settings, self._turn)
+        self._starter = Starter(self._ranks, self._settings, self._turn)
 
     def _dismiss_workers(self) -> None:
         """End what is being read, and the workers; they are gone when this returns."""
@@ -183,7 +177,7 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
 
     def _find_place(self) -> None:
         """Have the rules of this rank, which may be known only now, and workers that read by them."""
-        if sum(ranks.find_place() for ranks in self._ranks):  # all of them look
+        if self._ranks.find_place():
             self._starter.end()
             self._position.forget_place()
             self._starter.renew(self._settings)
@@ -244,14 +238,14 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
         A part is a `StreamBatch` of one worker's lanes, for a model with a state for each `worker_id`. `collate_fn` is
         not called. Ranks do not wait for each other, and their numbers of parts differ.
         """
-        options.check_items(self.dataset.members[0].rules)
+        options.check_items(self.dataset.rules)
         return Deferred(functools.partial(self._begin, None, parts=True), self._turn)
 
-    def _begin(self, collate_fn: CollateFn | None, *, parts: bool = False) -> Begun[Any]:
+    def _begin(self, collate_fn: CollateFn | None, *, parts: bool = False, whole_steps: bool = False) -> Begun[Any]:
         """Begin the next epoch."""
         self._position.warn_of_rest()
         self._find_place()
-        output = Output(collate_fn, parts, self.device, self._destination)
+        output = Output(collate_fn, parts, whole_steps, self.device, self._destination)
         return self._starter.begin(self._position, output)
 
     def stats(self) -> LoaderStats:
@@ -319,6 +313,11 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
             self._starter.end()
             self._find_place()
             self._position.load(state, changes, loaded)
+
+    @property
+    def _endless_or_sources(self) -> int | None:
+        """Number of sources of an epoch; None if it has no end."""
+        return None if self.dataset.is_endless else len(self.dataset.sources)
 
     @property
     def _kept_lanes(self) -> KeptLanes | None:

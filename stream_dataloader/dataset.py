@@ -289,11 +289,6 @@ class StreamDataset(IterableDataset[StreamBatch]):
         )
 
     @property
-    def members(self) -> tuple[StreamDataset, ...]:
-        """The datasets whose lanes a batch has: this one; see `side_by_side`."""
-        return (self,)
-
-    @property
     def is_endless(self) -> bool:
         """An epoch has no end."""
         return self.rules.padding_mode == "cycle"

@@ -17,9 +17,9 @@ ROOMS = [
     *("_own_folder", "_hints", "errors", "protocols", "stream_info", "_html", "_notices", "_descriptors", "_memory"),
     *("_schedule", "_advice", "stats", "_options", "sectioning"),
     *("_items", "_kept_fields", "batch", "_assembly"),
-    *("_reading", "_map_style", "dataset", "interleaved", "members", "_torch_loader"),
+    *("_reading", "_map_style", "dataset", "interleaved", "_torch_loader"),
     *("_workers", "_ranks", "_sampling", "batch_sampler"),
-    *("_progress", "_device", "_loader", "dataloader", "member_lanes", "recurrent", "_merging"),
+    *("_progress", "_device", "_loader", "dataloader", "combine", "recurrent", "_merging"),
     *("streams", "stores", "visualize", "testing", "integrations", "__init__", "cli", "__main__"),
 ]
 STREAM_ROOMS = ["_media", "cache", "images", "array", "text", "video", "audio", "audiovisual", "camera", "__init__"]

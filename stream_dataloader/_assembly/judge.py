@@ -19,11 +19,11 @@ from stream_dataloader.errors import ItemError, shorten
 class Judge:
     """Knows what the epoch's items look like, and compares each part with that."""
 
-    def __init__(self, readers: Sequence[Reader], sources: Sequence[Sequence[Any]]) -> None:
+    def __init__(self, readers: Sequence[Reader], sources: Sequence[Any]) -> None:
         self._readers = readers
         self._sources = sources
         self.layout: Layout | None = None  # of the epoch's items, once it is known
-        self._first: tuple[int, int] | None = None  # member and source it is of; None: of elsewhere
+        self._first: int | None = None  # the source it is of; None: of elsewhere
         self._known: dict[Layout, Layout] = {}  # as met first, for the order of keys
         self._fitting: Layout | None = None  # of slots, equal to `layout`
 
@@ -57,7 +57,7 @@ class Judge:
             # most do, and their lanes are not looked at one by one
             for lane, source, position, layout in () if fits else _reads(part, slot, reader.lanes):
                 if self.layout is None:
-                    self.layout, self._first = self.as_met(layout), (reader.member, source)
+                    self.layout, self._first = self.as_met(layout), source
                 if layout != self.layout:
                     raise self._misfit(reader, lane, source, position, layout)
                 if contents.in_slot:
@@ -65,11 +65,10 @@ class Judge:
 
     def _misfit(self, reader: Reader, lane: int, source: int, position: int, layout: Layout) -> ItemError:
         assert self.layout is not None
-        name, worker = self._name(reader.member, source), reader.worker_id
-        first = "" if self._first is None else f" ({self._number(*self._first)}, {self._name(*self._first)})"
-        number = self._number(reader.member, source)
+        name, worker = self._name(source), reader.worker_id
+        first = "" if self._first is None else f" (source {self._first}, {self._name(self._first)})"
         return ItemError(
-            f"{number} ({name}), item {position}, lane {lane}, worker {worker}: the stream "
+            f"source {source} ({name}), item {position}, lane {lane}, worker {worker}: the stream "
             f"does not fit beside the epoch's first{first}: {self.layout.difference(layout)}; {ALIKE}; or pass a "
             "collate_fn, which may mix them",
             source_index=source,
@@ -79,12 +78,9 @@ class Judge:
             worker_id=worker,
         )
 
-    def _number(self, member: int, source: int) -> str:
-        return f"members[{member}], source {source}" if len(self._sources) > 1 else f"source {source}"
-
-    def _name(self, member: int, source: int) -> str:
+    def _name(self, source: int) -> str:
         try:
-            return shorten(self._sources[member][source])
+            return shorten(self._sources[source])
         except Exception:  # the error that is told matters more
             return "?"
 

@@ -13,7 +13,7 @@ from stream_dataloader._assembly.judge import Judge
 from stream_dataloader._assembly.part import Part
 from stream_dataloader._assembly.slots import Slot, blocks_of
 from stream_dataloader._assembly.writer import WindowKind
-from stream_dataloader._items.fill import FillValue
+from stream_dataloader._items.fill import Fills, FillValue
 from stream_dataloader._items.layout import Layout, as_tensor
 from stream_dataloader._items.structure import sorted_keys, unflatten
 from stream_dataloader._schedule.rules import Reader
@@ -24,14 +24,10 @@ _IDLE = object()  # stands for an idle lane's window until the layout is known
 class LaneWindows:
     """Takes windows out of parts."""
 
-    def __init__(
-        self, readers: Sequence[Reader], time_steps: int | None, fill_values: Sequence[Any], judge: Judge
-    ) -> None:
+    def __init__(self, readers: Sequence[Reader], time_steps: int | None, fill_value: Any, judge: Judge) -> None:
         self._lanes = [reader.lanes for reader in readers]
         self._time_steps = time_steps
-        self._members = [reader.member for reader in readers for _ in reader.lanes]
-        self._fill_values = fill_values
-        self._fills = [FillValue(value) for value in fill_values]
+        self._fill_value, self._fill = fill_value, FillValue(fill_value)
         self._judge = judge
 
     def of(self, parts: Sequence[Part | None], slot: Slot | None) -> list[Any]:
@@ -41,10 +37,7 @@ class LaneWindows:
         for part, lanes in zip(parts, self._lanes, strict=True):
             windows += [_IDLE] * len(lanes) if part is None else self._of_part(part, slot, lanes)
         # a second time over them: the first lanes may be idle, and the layout be that of the last one's window
-        return [
-            self._idle_window(member) if window is _IDLE else window
-            for window, member in zip(windows, self._members, strict=True)
-        ]
+        return [self._idle_window() if window is _IDLE else window for window in windows]
 
     def _of_part(self, part: Part, slot: Slot | None, lanes: range) -> list[Any]:
         contents = part.contents
@@ -62,14 +55,19 @@ class LaneWindows:
         self._judge.layout = self._judge.layout or layout
         return _window(block, row, layout)
 
-    def _idle_window(self, member: int) -> Any:
+    def _idle_window(self) -> Any:
         layout = self._judge.layout
         if self._time_steps is None or layout is None:
-            return self._fill_values[member]
-        columns = [new_column(spec, self._time_steps, 1) for spec in layout.specs]
-        block = Block(layout, columns, [0], self._time_steps, self._time_steps)
-        block.pad(self._fills[member].of(layout))
-        return _window(block, 0, layout)
+            return self._fill_value
+        return idle_window(layout, self._time_steps, self._fill.of(layout))
+
+
+def idle_window(layout: Layout, time_steps: int, fills: Fills) -> Any:
+    """Make the window of a lane that reads nothing: padding of a layout."""
+    columns = [new_column(spec, time_steps, 1) for spec in layout.specs]
+    block = Block(layout, columns, [0], time_steps, time_steps)
+    block.pad(fills)
+    return _window(block, 0, layout)
 
 
 def _window(block: Block, row: int, layout: Layout) -> Any:

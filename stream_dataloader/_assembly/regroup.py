@@ -26,30 +26,26 @@ class Regrouper:
     """Makes batches of parts.
 
     Args:
-        fill_values: What pads each member's lanes.
-        numbered: Whether batches say which member each lane is of.
+        fill_value: What pads lanes.
     """
 
     def __init__(
         self,
         readers: Sequence[Reader],
         time_steps: int | None,
-        fill_values: Sequence[Any],
+        fill_value: Any,
         judge: Judge,
         *,
         mark_ends: bool = False,
-        numbered: bool = False,
     ) -> None:
         self._lanes = lanes = [reader.lanes for reader in readers]
         self._time_steps = time_steps
         self._last_time_steps = 1
-        self._fills = [FillValue(fill_values[reader.member]) for reader in readers]
+        self._fill = FillValue(fill_value)
         self._judge = judge
         self._mark_ends = mark_ends
         self._all_lanes = range(lanes[0].start, lanes[-1].stop)
         self._lane = torch.arange(lanes[0].start, lanes[-1].stop, dtype=torch.int64, device="cpu")
-        members = _numbers([reader.member for reader in readers for _ in reader.lanes])
-        self._member = members if numbered else None
         self._owners = _numbers([reader.worker_id for reader in readers for _ in reader.lanes])
 
     def batch(
@@ -92,7 +88,7 @@ class Regrouper:
             data=layout.build(leaves),
             worker_id=self._owners,
             lane=self._lane,
-            member=self._member,
+            member=None,
             batch_index=step,
             epoch=epoch,
             is_last=self._ends(parts, time_steps) if self._mark_ends else None,
@@ -109,9 +105,9 @@ class Regrouper:
 
     def _in_slot(self, parts: Sequence[Part | None], slot: Slot, time_steps: int) -> list[Any]:
         """The arrays of a slot that holds all parts; only the lanes of readers that have ended are to be padded."""
-        for part, lanes, fill in zip(parts, self._lanes, self._fills, strict=True):
+        for part, lanes in zip(parts, self._lanes, strict=True):
             if part is None:
-                for value, column in zip(fill.of(slot.layout), slot.columns, strict=True):
+                for value, column in zip(self._fill.of(slot.layout), slot.columns, strict=True):
                     if value is not None:
                         column[:, lanes.start : lanes.stop] = value
         columns = slot.columns
@@ -130,7 +126,7 @@ class Regrouper:
         """One leaf of all readers, side by side."""
         spec, first = layout.specs[i], self._all_lanes.start
         column = new_column(spec, time_steps, len(self._all_lanes))
-        for lanes, block, fill in zip(self._lanes, blocks, self._fills, strict=True):
+        for lanes, block in zip(self._lanes, blocks, strict=True):
             rows = slice(lanes.start - first, lanes.stop - first)
             count = block.time_steps if block else 0
             if spec.dtype is None:
@@ -140,7 +136,7 @@ class Regrouper:
                 if block:
                     column[:count, rows] = block.columns[i][:count]
                 if count < time_steps:
-                    column[count:, rows] = fill.of(layout)[i]
+                    column[count:, rows] = self._fill.of(layout)[i]
         return column
 
 

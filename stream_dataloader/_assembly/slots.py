@@ -127,30 +127,3 @@ class Slots:
         if None in layout.dtypes:
             lists = [None if spec.dtype else new_column(spec, slot.time_steps, len(lanes)) for spec in layout.specs]
         return Block(layout, slot.columns_of(lanes, lists), [0] * len(lanes), slot.time_steps, time_steps)
-
-
-class SharedSlot(Slots):
-    """Memory of this process that several readers put a batch together in, one step after the other."""
-
-    there = True
-
-    def __init__(self, lanes: int, whole_windows: bool) -> None:
-        super().__init__(whole_windows)
-        self._lanes = lanes
-        self._step = -1
-        self._slot: Slot | None = None
-
-    def offer(self, step: int, layout: Layout, time_steps: int) -> Slot | None:
-        """The slot of a step: of this layout, if it is the first that comes; None if windows do not fit."""
-        if self._slot is None or self._step != step:
-            block = self.own(self._lanes, layout, time_steps)
-            columns = [None if type(column) is list else column for column in block.columns]
-            self._step, self._slot = step, Slot(layout, time_steps, self._lanes, columns)
-        slot = self._slot
-        fits = time_steps <= slot.time_steps and (slot.layout is layout or slot.layout == layout)
-        return slot if fits else None
-
-    def taken(self, step: int) -> Slot | None:
-        """See `Slots`."""
-        slot, self._slot = self._slot, None
-        return slot if self._step == step else None

@@ -85,7 +85,11 @@ class TorchAttributes:
 
     @worker_init_fn.setter
     def worker_init_fn(self, function: Callable[[int], Any] | None) -> None:
-        self._settings = dataclasses.replace(self._settings, worker_init_fn=function)
+        self._renew(worker_init_fn=function)
+
+    def _renew(self, **changed: Any) -> None:
+        """Have workers of other settings for the next iteration."""
+        self._settings = dataclasses.replace(self._settings, **changed)
         self._starter.renew(self._settings)
 
     @property

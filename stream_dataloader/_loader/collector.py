@@ -15,15 +15,16 @@ from __future__ import annotations
 import math
 import time as clock
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import NamedTuple
 
 from stream_dataloader._assembly.part import Part
-from stream_dataloader._assembly.slots import Slot, Slots
-from stream_dataloader._loader.epoch import Epoch, Record
+from stream_dataloader._assembly.slots import Slot
+from stream_dataloader._loader.epoch import Epoch
 from stream_dataloader._notices import log
 from stream_dataloader._reading.plan import NO_RECOVERY, Recovery
 from stream_dataloader._reading.reader import PartReader
+from stream_dataloader._schedule.snapshot import PackedSnapshot
 from stream_dataloader._workers.session import REPORT_SECONDS, Failure, Session
 from stream_dataloader._workers.workers import Assignment
 from stream_dataloader.errors import WorkerDeathError, shorten
@@ -32,11 +33,10 @@ _PROOF = 3  # deaths at one place
 
 
 class Begun(NamedTuple):
-    """Who reads an epoch: workers, if there are any, and readers that are asked here, by their numbers."""
+    """Who reads an epoch: workers, or else a reader that is asked here."""
 
     session: Session | None
-    local: Mapping[int, PartReader]
-    slots: Slots  # of the local ones
+    local: PartReader | None
 
 
 class StepCollector:
@@ -45,25 +45,25 @@ class StepCollector:
     session: Session | None  # of the workers; None without any
     slot: Callable[[int], Slot | None]  # the slot that has a step's parts, if any; asked once a step
 
-    def __init__(self, begin: Callable[[Record, Recovery], Begun | None], work: Assignment) -> None:
+    def __init__(self, begin: Callable[[PackedSnapshot, Recovery], Begun | None], work: Assignment) -> None:
         self.readers = work.readers
         self.elsewhere: list[Session] = []  # sessions that have to be ended
         self._begin = begin
         self._work = work
         self._most = work.settings.max_restarts
         self._restarts = 0
-        self._deaths: Counter[tuple[int, int, int]] = Counter()  # by suspect, which is a member's
-        self._killers: dict[tuple[int, int], int] = {}
+        self._deaths: Counter[tuple[int, int]] = Counter()  # by suspect
+        self._killers: dict[int, int] = {}
         self._patience = work.settings.patience
         self.late = [False] * len(self.readers)  # its part did not come in time
         self._report = REPORT_SECONDS
 
-    def start(self, record: Record, recovery: Recovery = NO_RECOVERY) -> bool:
+    def start(self, record: PackedSnapshot, recovery: Recovery = NO_RECOVERY) -> bool:
         self._work.tally.meters.stop_clocks()
         if (begun := self._begin(record, recovery)) is None:
             return False
-        self.session, self._local, slots = begun
-        self.slot = slots.taken if self.session is None else self.session.slot
+        self.session, self._local = begun
+        self.slot = _no_slot if self.session is None else self.session.slot
         self.elsewhere[:] = () if self.session is None else (self.session,)
         self._fifos: list[deque[Part | Failure]] = [deque() for _ in self.readers]
         self._ended = [False] * len(self.readers)
@@ -89,8 +89,8 @@ class StepCollector:
                     parts = []
                     continue
                 parts.append(part)
-            elif (reader := self._local.get(len(parts))) is not None:
-                parts.append(None if reader.ended else next(reader))
+            elif self._local is not None:
+                parts.append(None if self._local.ended else next(self._local))
             elif self._ended[len(parts)] or self.late[len(parts)]:
                 parts.append(None)
             elif not self._receive(epoch):
@@ -124,7 +124,7 @@ class StepCollector:
             self._report = self._report if seconds >= REPORT_SECONDS else REPORT_SECONDS
             return
         self._report = 2 * seconds
-        lanes = tally.late_lanes([member.sources for member in self._work.members])
+        lanes = tally.late_lanes(self._work.dataset.sources)
         log.warning("step %d goes on without late lanes: %s", step, "; ".join(map(str, lanes)))
 
     def _without_part(self) -> list[bool]:
@@ -155,26 +155,24 @@ class StepCollector:
 
     def close(self) -> None:
         """No part is wanted any more."""
-        for reader in self._local.values():
-            reader.close()
+        if self._local is not None:
+            self._local.close()
         if self.session is not None:
             self.session.close()
 
-    def _start_again(self, death: WorkerDeathError, record: Record) -> bool:
+    def _start_again(self, death: WorkerDeathError, record: PackedSnapshot) -> bool:
         """Have new workers go on from a record; False if there were too many deaths already."""
-        member, dataset = death.member, self._work.members[death.member]
-        suspects = {(member, *suspect) for suspect in death.suspects}
-        self._deaths.update(suspects)
-        proven = {(of, source): time for of, source, time in suspects if self._deaths[of, source, time] >= _PROOF}
+        dataset = self._work.dataset
+        self._deaths.update(death.suspects)
+        proven = {source: time for source, time in death.suspects if self._deaths[source, time] >= _PROOF}
         unknown = proven.keys() - self._killers.keys()
         if unknown:
-            named = ", ".join(f"{index} ({shorten(dataset.sources[index], 80)})" for _, index in sorted(unknown))
+            named = ", ".join(f"{index} ({shorten(dataset.sources[index], 80)})" for index in sorted(unknown))
             if dataset.on_error == "raise":
                 raise WorkerDeathError(
                     f"source {named} killed its worker {_PROOF} times, each time at the same place; leave it out, or "
                     f'pass on_error="skip": {death}',
                     death.suspects,
-                    member,
                 ) from death
             log.warning("source %s killed its worker %d times and is skipped", named, _PROOF)
             self._killers |= proven
@@ -184,3 +182,7 @@ class StepCollector:
         self._work.tally.counts["restarts"] += 1
         log.warning("%s; restart %d of %d, at step %d", str(death), self._restarts, self._most, record.step)
         return self.start(record, Recovery(self._killers, cautious=True, number=self._restarts))
+
+
+def _no_slot(step: int) -> None:
+    """Without workers no batch lies in shared memory."""

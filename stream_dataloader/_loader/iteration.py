@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import itertools
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -20,13 +20,12 @@ from stream_dataloader._assembly.part import Part, have_data
 from stream_dataloader._assembly.regroup import Regrouper
 from stream_dataloader._assembly.slots import Slot
 from stream_dataloader._loader.collector import StepCollector
-from stream_dataloader._loader.epoch import Course, Epoch, Member
+from stream_dataloader._loader.epoch import Epoch
 from stream_dataloader._loader.position import LoaderPosition
 from stream_dataloader._memory.endings import Ending
-from stream_dataloader._ranks.agreement import AgreedSteps
+from stream_dataloader._ranks.agreement import AgreedSteps, Steps
 from stream_dataloader._reading.reader import warn_of_skip
 from stream_dataloader._schedule.rules import Reader
-from stream_dataloader._schedule.snapshot import LaneReports
 from stream_dataloader._workers.session import Session
 from stream_dataloader._workers.tally import Tally
 from stream_dataloader.batch import StreamBatch
@@ -39,6 +38,7 @@ class Output(NamedTuple):
 
     collate_fn: CollateFn | None  # makes it of the lanes' windows; None yields `StreamBatch`es
     parts: bool  # it is not regrouped, and ranks do not wait for each other
+    whole_steps: bool  # lists of all parts of a step
     device: torch.device | None
     finish: Callable[[Any], Any]
 
@@ -55,29 +55,22 @@ class Iteration:
         self._collector = collector
         self._position = position
         self._tally = tally
-        members = [course.dataset for course in epoch.courses]
-        self._judge = Judge(collector.readers, [member.sources for member in members])
+        dataset, time_steps = epoch.dataset, epoch.dataset.rules.time_steps
+        self._judge = Judge(collector.readers, dataset.sources)
         self._make: Regrouper | LaneWindows = self._regrouper_of(collector.readers)
         if output.collate_fn is not None:
-            fill_values = [member.fill_value for member in members]
-            self._make = LaneWindows(collector.readers, members[0].rules.time_steps, fill_values, self._judge)
-        self._pads_by_value = output.collate_fn is not None and members[0].rules.time_steps is None
+            self._make = LaneWindows(collector.readers, time_steps, dataset.fill_value, self._judge)
+        self._pads_by_value = output.collate_fn is not None and time_steps is None
         self._noted: Any = ...  # the layout that was noted last
-        self._skipped: set[tuple[Member, int]] = set()
+        self._skipped: set[int] = set()
         self._owner = os.getpid()
-        ends = collector.elsewhere or any(isinstance(course.steps, AgreedSteps) for course in epoch.courses)
-        self.ending = Ending(self, functools.partial(_end, epoch.courses, collector.elsewhere)) if ends else None
+        ends = collector.elsewhere or isinstance(epoch.steps, AgreedSteps)
+        self.ending = Ending(self, functools.partial(_end, epoch.steps, collector.elsewhere)) if ends else None
 
     def _regrouper_of(self, readers: Sequence[Reader]) -> Regrouper:
-        members = [course.dataset for course in self.epoch.courses]
-        return Regrouper(
-            readers,
-            members[0].rules.time_steps,
-            [member.fill_value for member in members],
-            self._judge,
-            mark_ends=all(member.mark_ends for member in members),
-            numbered=self._position.is_side_by_side,
-        )
+        dataset = self.epoch.dataset
+        time_steps, mark_ends = dataset.rules.time_steps, bool(dataset.mark_ends)
+        return Regrouper(readers, time_steps, dataset.fill_value, self._judge, mark_ends=mark_ends)
 
     def __iter__(self) -> Iterator[Any]:
         return self
@@ -91,7 +84,7 @@ class Iteration:
         parts, slot = self._next_parts()
         if judge.layout is None and not any(parts) and not self._pads_by_value:
             # nothing was read here yet: as the loaded state has it, or other ranks
-            judge.layout = self._position.layout or self._layout_elsewhere()
+            judge.layout = self._position.layout or self.epoch.steps.layout()
         made: Any
         if isinstance(self._make, Regrouper):
             state = functools.partial(self._position.state_of, self.epoch, self.epoch.last)
@@ -109,13 +102,10 @@ class Iteration:
         return output.finish(made)
 
     def _note_layout(self) -> None:
+        states = self._position.states
         self._noted = self._judge.layout
-        for course in self.epoch.courses:
-            layout = course.member.layout = self._judge.layout or course.member.layout
-            course.steps.note_layout(layout)
-
-    def _layout_elsewhere(self) -> Any:
-        return next(course for course in self.epoch.courses if not course.ended).steps.layout()
+        states.layout = self._noted or states.layout
+        self.epoch.steps.note_layout(states.layout)
 
     @property
     def is_own(self) -> bool:
@@ -124,6 +114,10 @@ class Iteration:
 
     def parts(self, steps: int | None = None) -> Iterator[StreamBatch]:
         """Each worker's part of each step, in order, to the end or for so many steps."""
+        return itertools.chain.from_iterable(self.steps_of_parts(steps))
+
+    def steps_of_parts(self, steps: int | None = None) -> Iterator[Iterable[StreamBatch]]:
+        """The same, step by step."""
         regroupers = []
         numbered = enumerate(self._collector.readers)
         for _, group in itertools.groupby(numbered, lambda numbered: numbered[1].worker_id):
@@ -137,69 +131,49 @@ class Iteration:
             except StopIteration:
                 return
             self._tally.batch(begin, step, parts, self._judge.layout)
-            for regrouper, of_worker in regroupers:
-                if any(parts[of_worker]):
-                    batch = regrouper.batch(step, self.epoch.number, parts[of_worker], slot)
-                    yield self.output.finish(batch)
+            yield self._parts_of(step, parts, slot, regroupers)
+
+    def _parts_of(
+        self,
+        step: int,
+        parts: list[Part | None],
+        slot: Slot | None,
+        regroupers: Sequence[tuple[Regrouper, slice]],
+    ) -> Iterator[StreamBatch]:
+        for regrouper, of_worker in regroupers:
+            if any(parts[of_worker]):
+                batch = regrouper.batch(step, self.epoch.number, parts[of_worker], slot)
+                yield self.output.finish(batch)
 
     def _next_parts(self) -> tuple[list[Part | None], Slot | None]:
         """Each reader's part of the next step, None for one that has ended; and the step's slot."""
         if self.closed:
             raise StopIteration
-        epoch = self.epoch
-        parts: list[Part | None] | None = None
-        reports: list[LaneReports | None] = []
+        epoch, delivered = self.epoch, False
+        slot: Slot | None = None
         try:
-            if epoch.step != epoch.stop:
-                sent = self._collector.collect(epoch)
-                for part in sent:
-                    reports.append(None if part is None else part.reports)
-                parts = self._delivered(sent)
-            if parts is not None:
+            sent = self._collector.collect(epoch)
+            parts: list[Part | None] = []
+            for part in sent:
+                if part is not None and part.failures:
+                    self._note_failures(part)
+                parts.append(None if part is None or part.end else part)
+            rules, late = epoch.dataset.rules, sum(self._collector.late)  # of one lane each
+            has_data = have_data(parts, rules.padding_mode, rules.lanes, late)
+            if delivered := epoch.steps.delivers(epoch.step, has_data):
                 slot = self._collector.slot(epoch.step) if any(parts) else None
                 self._raise_first_error(parts, slot)
-                epoch.advance(reports)
+                epoch.advance([None if part is None else part.reports for part in sent])
         except BaseException:
             self.close()
             raise
-        if parts is None:
+        if not delivered:
             epoch.finished = True
             self.close()
             raise StopIteration
         return parts, slot
 
-    def _delivered(self, parts: list[Part | None]) -> list[Part | None] | None:
-        """The parts of a step, None for lanes that are padded; None if the epoch ends before it.
-
-        Endless members come last: what they have is delivered only where the epoch goes on.
-        """
-        ended = False
-        for course in self.epoch.courses:
-            if not course.goes_on:
-                self._take(course, parts)
-                ended = ended or course.ended
-        if ended and self._position.ends(self.epoch):
-            return None
-        for course in self.epoch.courses:
-            if course.goes_on:
-                self._take(course, parts)
-        return parts
-
-    def _take(self, course: Course, parts: list[Part | None]) -> None:
-        """Leave what is delivered of what a member's readers sent, or find that it has ended."""
-        own: list[Part | None] = []
-        for part in parts[course.readers]:
-            if part is not None and part.failures and not course.ended:
-                self._note_failures(course.member, part)
-            own.append(None if part is None or part.end else part)
-        if not course.ended:
-            rules = course.dataset.rules
-            late = sum(self._collector.late[course.readers])  # of one lane each
-            has_data = have_data(own, rules.padding_mode, rules.lanes, late)
-            course.ended = not course.steps.delivers(course.progress.step, has_data)
-        parts[course.readers] = [None] * len(own) if course.ended else own
-
-    def _note_failures(self, member: Member, part: Part) -> None:
+    def _note_failures(self, part: Part) -> None:
         for report in part.failures:
             failure = report.unpack()
             assert isinstance(failure, StreamError)
@@ -207,10 +181,9 @@ class Iteration:
                 self._position.failures.append(failure)
                 self._tally.counts["gaps"] += 1
                 continue
-            self._position.note_failure(member, failure)
-            skipped = member, failure.source_index
-            if skipped not in self._skipped:
-                self._skipped.add(skipped)
+            self._position.note_failure(failure)
+            if failure.source_index not in self._skipped:
+                self._skipped.add(failure.source_index)
                 self._tally.counts["skipped"] += 1
                 warn_of_skip(failure)
 
@@ -237,9 +210,8 @@ class Iteration:
             self._collector.close()
 
 
-def _end(courses: Sequence[Course], sessions: Sequence[Session]) -> None:
+def _end(steps: Steps, sessions: Sequence[Session]) -> None:
     """End what goes on elsewhere; may be called again."""
-    for course in courses:
-        course.steps.close()
+    steps.close()
     for session in sessions:
         session.close()

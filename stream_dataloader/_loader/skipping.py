@@ -5,7 +5,7 @@ Guarantee: the place is that to which reading leads.
 
 from __future__ import annotations
 
-from stream_dataloader._loader.epoch import Member
+from stream_dataloader._loader.states import States
 from stream_dataloader._ranks.ranks import known_count
 from stream_dataloader._reading.plan import Start
 from stream_dataloader._schedule.order import Order
@@ -15,12 +15,12 @@ from stream_dataloader._schedule.snapshot import beginning
 __all__ = ["place_later"]
 
 
-def place_later(member: Member, start: Start, count: int) -> tuple[Start, int] | None:
+def place_later(states: States, start: Start, count: int) -> tuple[Start, int] | None:
     """The place `count` batches on, or the next epoch's beginning, and how many it were; None if only reading tells.
 
     It does without lengths, with streams that may be skipped, or that cut their own windows.
     """
-    reading = member.ranks.reading
+    reading = states.ranks.reading
     rules, scheduled = reading.rules, reading.plan().scheduled_lengths
     if scheduled is None or not reading.source_lists.knows_lengths or rules.time_steps is None:
         return None

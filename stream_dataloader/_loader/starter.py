@@ -16,14 +16,13 @@ import functools
 import itertools
 import os
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from stream_dataloader._advice import Setup
-from stream_dataloader._assembly.slots import SharedSlot, Slots
 from stream_dataloader._device import OneAhead
 from stream_dataloader._loader.collector import Begun, StepCollector
-from stream_dataloader._loader.epoch import Epoch, Record
+from stream_dataloader._loader.epoch import Epoch
 from stream_dataloader._loader.iteration import Iteration, Output
 from stream_dataloader._loader.position import LoaderPosition
 from stream_dataloader._memory.endings import Ending
@@ -32,10 +31,10 @@ from stream_dataloader._reading.activity import ActivityBoard
 from stream_dataloader._reading.deferred import Begun as Reads
 from stream_dataloader._reading.deferred import Turn
 from stream_dataloader._reading.plan import Reading, Recovery
-from stream_dataloader._reading.reader import PartReader, read_here
-from stream_dataloader._schedule.rules import deal_members
+from stream_dataloader._reading.reader import read_here
+from stream_dataloader._schedule.rules import deal_lanes
 from stream_dataloader._schedule.saved_state import common
-from stream_dataloader._schedule.snapshot import Snapshot, uncounted_lane
+from stream_dataloader._schedule.snapshot import PackedSnapshot, Snapshot, uncounted_lane
 from stream_dataloader._workers.pool import Pool
 from stream_dataloader._workers.settings import WorkerSettings
 from stream_dataloader._workers.tally import Tally, clock
@@ -47,22 +46,22 @@ from stream_dataloader.stats import LoaderStats
 class Starter:
     """Starts iterations of one loader, and holds its workers."""
 
-    def __init__(self, ranks: Sequence[Ranks], workers: Sequence[int], settings: WorkerSettings, turn: Turn) -> None:
+    def __init__(self, ranks: Ranks, settings: WorkerSettings, turn: Turn) -> None:
         self._ranks = ranks
         self._turn = turn
-        lanes = [own.reading.rules.lanes for own in ranks]
-        readers = deal_members(lanes, workers, lane_by_lane=settings.patience is not None)
-        tally = Tally(readers, ranks[0].reading.rules.time_steps, shared=sum(workers) > 0)
+        rules, workers = ranks.reading.rules, settings.num_workers
+        readers = deal_lanes(rules.lanes, workers, lane_by_lane=settings.patience is not None)
+        tally = Tally(readers, rules.time_steps, shared=workers > 0)
         self._newest: Callable[[], Iteration | None] = type(None)
         self._ending: Ending | None = None  # of the newest, which may be gone
-        self._work = Assignment((), readers, settings, tally)
+        self._work = Assignment(ranks.reading, readers, settings, tally)
         self._board = ActivityBoard(readers, shared=False)  # of lanes that are read here
         self.renew(settings)
 
     def renew(self, settings: WorkerSettings) -> None:
         """Have other workers for the next iteration; what is being read goes on with those it has."""
         self._kept: tuple[Iteration, Iterator[Any]] | None = None  # a run that goes on, and it on the device
-        self._work = work = self._work._replace(members=[own.reading for own in self._ranks], settings=settings)
+        self._work = work = self._work._replace(dataset=self._ranks.reading, settings=settings)
         self.pool = Pool(work) if settings.num_workers else None
 
     def dismiss(self) -> None:
@@ -70,6 +69,11 @@ class Starter:
         self.end()
         if self.pool is not None:
             self.pool.dismiss()
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """What was counted of batches so far, by names of `LoaderStats`."""
+        return self._work.tally.counts
 
     @property
     def is_reading(self) -> bool:
@@ -109,6 +113,8 @@ class Starter:
 
     def _on_device(self, iteration: Iteration, left: int | None) -> Iterator[Any]:
         output = iteration.output
+        if output.whole_steps:
+            return iteration.steps_of_parts(left)
         batches = iteration.parts(left) if output.parts else iteration
         if output.device is None or output.device.type != "cuda":
             return batches
@@ -131,10 +137,9 @@ class Starter:
         """Start the iteration that comes next; the position learns of it once it has begun."""
         begin, whole_windows = clock(), output.collate_fn is not None
         work = self._work
-        epoch = position.coming_epoch(work.readers)
-        for course in epoch.courses:
-            if not whole_windows and course.dataset.rules.time_steps is None and not course.ended:
-                _check_counted(course.start(course.progress.last).resume)
+        epoch = position.coming_epoch(len(work.readers))
+        if not whole_windows and epoch.dataset.rules.time_steps is None:
+            _check_counted(epoch.start(epoch.last).resume)
         if self.pool is not None and self.pool.owner != os.getpid():  # the loader was built before a fork
             self.renew(work.settings)
         begin_again = functools.partial(_begin_again, weakref.ref(self), epoch, whole_windows)
@@ -145,8 +150,7 @@ class Starter:
             try:
                 self._meet_ranks(epoch, position)
             except BaseException:
-                for course in epoch.courses:
-                    course.steps.close()
+                epoch.steps.close()
                 collector.close()
                 raise
         work.tally.begin(begin)
@@ -154,48 +158,33 @@ class Starter:
         return Iteration(epoch, collector, position, output, work.tally)
 
     def _meet_ranks(self, epoch: Epoch, position: LoaderPosition) -> None:
-        for number, (ranks, course) in enumerate(zip(self._ranks, epoch.courses, strict=True)):
-            if not course.ended:
-                terms = {} if ranks.alone else common(position.coming_states()[number])
-                at = course.progress
-                course.steps = ranks.begin(at.epoch, at.step, terms, changed=at.last.changed is not None)
+        terms = {} if self._ranks.alone else common(position.coming_state())
+        changed = epoch.last.changed is not None
+        epoch.steps = self._ranks.begin(epoch.number, epoch.step, terms, changed=changed)
 
-    def _read(self, epoch: Epoch, whole_windows: bool, record: Record, recovery: Recovery) -> Begun:
-        starts = []
-        for course, own in zip(epoch.courses, record.members, strict=True):
-            start = course.start(own)
-            resume = start.resume
-            if resume is not None:  # readers count the loader's steps: those of one step write to one slot
-                resume = resume._replace(step=record.step)
-            starts.append(start._replace(resume=resume, whole_windows=whole_windows))
-        work, count = self._work, self._work.settings.num_workers
-        session = None if self.pool is None else self.pool.start(starts, recovery)
-        members = dict.fromkeys(reader.member for reader in work.readers if reader.worker_id >= count)
-        slots = Slots(whole_windows)
-        if len(members) > 1 and session is None:
-            slots = SharedSlot(work.readers[-1].lanes.stop, whole_windows)
-        local: dict[int, PartReader] = {}
-        for member in members:
-            plan, board, meters = work.members[member].plan(), self._board, work.tally.meters
-            reading = Reading(plan, starts[member], work.readers, board, meters, member, lambda _: slots, locally=True)
-            local[reading.own[0][0]] = read_here(reading)
-        return Begun(session, local, slots)
+    def _read(self, epoch: Epoch, whole_windows: bool, record: PackedSnapshot, recovery: Recovery) -> Begun:
+        start = epoch.start(record)._replace(whole_windows=whole_windows)
+        if self.pool is not None:
+            return Begun(self.pool.start(start, recovery), None)
+        work = self._work
+        reading = Reading(
+            work.dataset.plan(), start, work.readers, self._board, work.tally.meters, recovery=recovery, locally=True
+        )
+        return Begun(None, read_here(reading))
 
     def stats(self) -> LoaderStats:
-        work = self._work
-        rules = [member.rules for member in work.members]
+        work, rules = self._work, self._work.dataset.rules
         setup = Setup(
-            lanes=sum(own.lanes for own in rules),
-            time_steps=rules[0].time_steps,
-            packed=all(own.windows == "packed" for own in rules),
-            sources=sum(own.num_sources for own in rules),
+            lanes=rules.lanes,
+            time_steps=rules.time_steps,
+            packed=rules.windows == "packed",
+            sources=rules.num_sources,
             num_workers=work.settings.num_workers,
             prefetch_factor=work.settings.batches_ahead,
-            outlook=work.members[0].plan().outlook() if len(rules) == 1 else None,
+            outlook=work.dataset.plan().outlook(),
         )
         slots = (0, 0) if self.pool is None else self.pool.slots_in_use
-        sources = [member.sources for member in work.members]
-        return dataclasses.replace(work.tally.stats(*slots, sources), setup=setup)
+        return dataclasses.replace(work.tally.stats(*slots, work.dataset.sources), setup=setup)
 
 
 def _nothing() -> None:

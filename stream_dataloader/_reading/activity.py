@@ -93,19 +93,13 @@ class ActivityBoard(SharedFields):
 
     def _doing(self, number: int) -> Activity:
         reader, time = self._readers[number], int(self.working[number]) - 1
-        of_member = [other.lanes for other in self._readers if other.member == reader.member]
-        step, lane = divmod(time, of_member[-1].stop - of_member[0].start)
-        lane += of_member[0].start
+        step, lane = divmod(time, self._readers[-1].lanes.stop)
         source = int(self.reading[lane]) - 1 if time >= 0 else -1
         opening, exiting = int(self.opening[number]) - 1, int(self.exiting[number])
         if exiting:
             source, opening = (exiting - 1, -1) if exiting > 0 else (-1, -exiting - 1)
         open_sources = tuple(int(self.reading[lane]) - 1 for lane in reader.lanes if self.reading[lane])
         return Activity(time, step, lane, source, opening, open_sources)
-
-    def member(self, worker: int) -> int:
-        """The member that a worker reads for."""
-        return next(reader.member for reader in self._readers if reader.worker_id == worker)
 
     def source(self, number: int) -> int:
         """The source that a reader of one lane opens or reads; -1 is none."""
@@ -119,12 +113,12 @@ class ActivityBoard(SharedFields):
         """Whom to blame if a worker died; see `Activity`."""
         return frozenset().union(*(activity.suspects for activity in self.doing(worker)))
 
-    def describe(self, worker: int, sources: Sequence[Sequence[Any]]) -> str:
+    def describe(self, worker: int, sources: Sequence[Any]) -> str:
         """What a worker does, in words."""
 
         def named(index: int) -> str:
             try:
-                return f"{index} ({shorten(sources[self.member(worker)][index], 80)})"
+                return f"{index} ({shorten(sources[index], 80)})"
             except Exception:  # it cannot be unpickled
                 return f"{index}"
 

@@ -125,6 +125,15 @@ class Deferred(Generic[Batch]):
         finally:
             turn.lock.release()
 
+    def begin(self) -> None:
+        """Begin now; the first batch is waited for when it is asked for."""
+        self._take_first_turn()
+        try:
+            if self._batches is None:
+                self._batches = self._first()
+        finally:
+            self._turn.lock.release()
+
     def _take_first_turn(self) -> None:
         if self._is_foreign():
             raise IteratorError(

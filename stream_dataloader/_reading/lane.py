@@ -27,7 +27,6 @@ class Lane:
     """Reads streams into one row.
 
     Attributes:
-        batch_lane: Its number, as the batch has it.
         current: The stream that is open.
         draws_without_item: Sources that it took since it read an item.
         idle: No source is left for it; it stays idle.
@@ -39,10 +38,9 @@ class Lane:
     ) -> None:
         reading = opener.reading
         self.index = index
-        self.batch_lane = opener.reader.lanes[row]
         self._row = row
         self._reading = reading
-        self._killers = reading.killers
+        self._killers = reading.recovery.killers
         self._rules = reading.plan.rules
         self._is_packed = self._rules.windows == "packed"
         self._opener = opener
@@ -87,7 +85,7 @@ class Lane:
                     stream.gaps.clear()
                 if count := current.position - position:
                     source, starts = stream.info.source_index, position == current.begin
-                    run = (self.batch_lane, t, count, source, position, stream.fresh, starts, stream.seed)
+                    run = (self.index, t, count, source, position, stream.fresh, starts, stream.seed)
                     if stream.marks and self._rules.time_steps is not None:
                         draft.runs += itertools.chain.from_iterable(Run._make(run).cut(stream.starts()))
                     else:
@@ -107,7 +105,7 @@ class Lane:
                     draft.ends.append((self._row, t - 1))
                 self.close()
         except StreamError as error:
-            draft.fail(self.batch_lane, error, fresh=self.fresh)
+            draft.fail(self.index, error, fresh=self.fresh)
             return False
         return True
 

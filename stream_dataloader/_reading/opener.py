@@ -37,15 +37,14 @@ class Opener:
     """Opens the sources that the lanes of a reader are granted.
 
     Attributes:
-        lanes: Those of the reader, as the schedule of its member numbers them.
+        lanes: Those of the reader.
         opens_early: Some may be opened ahead of need.
         taken: The grants that each lane took in this step.
     """
 
     def __init__(self, reading: Reading, number: int, queue: SourceQueue, meter: Meter) -> None:
         self.reading, self.reader, self.queue = reading, reading.readers[number], queue
-        self._number, self._first = number, reading.first_lane
-        self.lanes = range(self.reader.lanes.start - self._first, self.reader.lanes.stop - self._first)
+        self._number, self.lanes = number, self.reader.lanes
         self._plan = reading.plan
         self._meter = meter
         self._held: list[Held] = [() if reading.plan.rules.lookahead else None] * reading.plan.rules.lanes
@@ -84,20 +83,20 @@ class Opener:
                 stream = opened.result()
                 self._meter.waited_for_opening(begin)
                 self._count_retries(stream)
-        self.reading.board.reading[self._first + lane] = 0 if stream is None else stream.info.source_index + 1
+        self.reading.board.reading[lane] = 0 if stream is None else stream.info.source_index + 1
         return stream
 
     def resume(self, lane: int, start: LaneState) -> OpenedStream | None:
         """The stream that a lane was reading before, if any, opened there."""
         if start.grant == NONE:
             return None
-        self.reading.board.reading[self._first + lane] = self._source(start.grant) + 1
+        self.reading.board.reading[lane] = self._source(start.grant) + 1
         return self._open(start.grant, lane, start)
 
     def close_stream(self, lane: int, stream: OpenedStream) -> None:
         """Close a stream that a lane leaves."""
         stream.close()
-        self.reading.board.reading[self._first + lane] = 0
+        self.reading.board.reading[lane] = 0
 
     def _count_retries(self, stream: OpenedStream) -> None:
         """Count how often a stream is opened again, in the thread of its lane: a number has one writer."""
@@ -173,7 +172,7 @@ class Opener:
             found = stream.error(OpenError, f"the source cannot be had: {shorten(failure)}")
             found.__cause__ = failure
             stream.fail(found)
-        elif self.reading.killers.get(index) == -1:
+        elif self.reading.recovery.killers.get(index) == -1:
             stream.fail(stream.error(OpenError, "workers died again and again over opening it"))
         return stream
 

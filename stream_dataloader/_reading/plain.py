@@ -68,7 +68,7 @@ def _parts_here(plan: ReadingPlan, table: SessionTable) -> Begun[StreamBatch]:
 def _read_as_worker(plan: ReadingPlan, table: SessionTable, iteration: int, number: int, workers: int) -> PartReader:
     """Read the lanes of one worker of several, which nobody tells what the others do."""
     reading, rules, key = Reading.alone(plan, None, workers), plan.rules, plain_session(number, iteration)
-    if len(reading.own) == 1:
+    if len(reading.readers) == 1:
         return PartReader(reading, number, SourceQueue(rules, reading.order(table.take_epoch(key.owner))))
     row, order = table.join(key, number, reading.times, reading.order)
     queue = SessionQueue(row, number, rules, order, table.locked, lambda: False, gives_up=False)
@@ -97,12 +97,12 @@ class PlainParts:
         plan = reader.reading.plan
         self._queue, self._rules = reader.queue, plan.rules
         readers = [reader.reader]
-        self._judge = Judge(readers, [plan.lists.sources])
+        self._judge = Judge(readers, plan.lists.sources)
         self._skipped: set[int] = set()
         self._regrouper = Regrouper(
             readers,
             plan.rules.time_steps,
-            [plan.fill_value],
+            plan.fill_value,
             self._judge,
             mark_ends=plan.mark_ends,
         )

@@ -15,7 +15,7 @@ from stream_dataloader._reading.activity import ActivityBoard, Meters
 from stream_dataloader._reading.lists import SourceLists
 from stream_dataloader._schedule.order import Order
 from stream_dataloader._schedule.outlook import Outlook
-from stream_dataloader._schedule.rules import Reader, Rules, deal_members
+from stream_dataloader._schedule.rules import Reader, Rules, deal_lanes
 from stream_dataloader._schedule.sections import Cuts, Lengths, Section
 from stream_dataloader._schedule.snapshot import Snapshot
 from stream_dataloader.errors import ReadError, StreamError, shorten
@@ -106,13 +106,12 @@ class Recovery(NamedTuple):
     """What workers do differently after one of them died.
 
     Attributes:
-        killers: Sources that killed their worker, each with its member, and the time from which on they are not to be
-            read; -1: nor opened.
+        killers: Sources that killed their worker, and the time from which on they are not to be read; -1: nor opened.
         cautious: Open no source early, so that one that kills its worker is known for sure.
         number: How often workers were started again in this epoch.
     """
 
-    killers: Mapping[tuple[int, int], int]
+    killers: Mapping[int, int]
     cautious: bool
     number: int = 0
 
@@ -122,15 +121,14 @@ NO_RECOVERY = Recovery({}, cautious=False)
 
 @dataclass(frozen=True)
 class Reading:
-    """How one member of a batch is read in a session: what all of its readers have in common.
+    """How a dataset is read in a session: what all readers have in common.
 
     Attributes:
         plan: What is read, and how.
         start: Where to begin; None: with the next epoch of the process that iterates.
-        readers: Who reads which lanes of the batch, of all members.
+        readers: Who reads which lanes.
         board: Where to say what is being done.
         meters: Where to count what is done.
-        member: The member whose lanes are read.
         slots: Makes what windows are written to, of whether they are wanted whole.
         recovery: What is different after a worker died.
         locally: It is read in the thread that asks for batches.
@@ -141,7 +139,6 @@ class Reading:
     readers: Sequence[Reader]
     board: ActivityBoard
     meters: Meters
-    member: int = 0
     slots: Callable[[bool], Slots] = Slots
     recovery: Recovery = NO_RECOVERY
     locally: bool = False
@@ -149,7 +146,7 @@ class Reading:
     @classmethod
     def alone(cls, plan: ReadingPlan, start: Start | None, num_workers: int = 0) -> Reading:
         """The reading of a dataset by itself, which no loader looks at."""
-        readers = deal_members([plan.rules.lanes], [num_workers])
+        readers = deal_lanes(plan.rules.lanes, num_workers)
         board, meters = ActivityBoard(readers, shared=False), Meters(range(len(readers)), shared=False)
         return cls(plan, start, readers, board, meters, locally=not num_workers)
 
@@ -162,26 +159,11 @@ class Reading:
         """Where in the epoch to begin; None at its beginning."""
         return None if self.start is None else self.start.resume
 
-    @cached_property
-    def own(self) -> list[tuple[int, Reader]]:
-        """The member's readers, with their numbers among all."""
-        return [(number, reader) for number, reader in enumerate(self.readers) if reader.member == self.member]
-
     @property
     def times(self) -> list[int]:
         """When each of them begins: nobody has to wait for it to come before that."""
         begin = self.resume.step * self.plan.rules.lanes if self.resume else 0
-        return [begin + reader.lanes.start - self.first_lane for _, reader in self.own]
-
-    @property
-    def first_lane(self) -> int:
-        """The member's first lane, as the batch numbers them."""
-        return self.own[0][1].lanes.start
-
-    @cached_property
-    def killers(self) -> dict[int, int]:
-        """Sources of the member that killed their worker; see `Recovery`."""
-        return {source: time for (member, source), time in self.recovery.killers.items() if member == self.member}
+        return [begin + reader.lanes.start for reader in self.readers]
 
     @cached_property
     def known_lengths(self) -> Lengths | None:
@@ -192,7 +174,7 @@ class Reading:
         plan, lengths = self.plan, self.plan.lists.lengths
         if lengths is None or self.start is None or not plan.rules.deterministic or plan.rules.time_steps is None:
             return None
-        if plan.on_error != "raise" or self.killers:
+        if plan.on_error != "raise" or self.recovery.killers:
             return None
         if plan.rules.padding_mode == "cycle" and not lengths.all():  # who finds no item says so for its own lanes
             return None

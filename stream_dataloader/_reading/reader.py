@@ -122,7 +122,7 @@ class PartReader:
                 try:
                     states[lane.index] = stream.state()
                 except StreamError as error:
-                    draft.fail(lane.batch_lane, error, fresh=lane.fresh)
+                    draft.fail(lane.index, error, fresh=lane.fresh)
         return LaneReports(taken, array("q", numbers).tobytes(), states)
 
     def _read(self, draft: PartDraft) -> None:
@@ -152,7 +152,7 @@ class PartReader:
             if self.reading.marks_ends and not draft.faults:  # the last, as it may wait for streams' next items
                 last = {run.lane: run for run in runs_of(draft.runs)}
                 for row, lane in enumerate(self._lanes):
-                    if (run := last.get(lane.batch_lane)) is not None:
+                    if (run := last.get(lane.index)) is not None:
                         time = first + self._total + lane.index  # of what is taken ahead
                         working[number] = time + 1
                         if lane.ends(time):
@@ -163,7 +163,7 @@ class PartReader:
         except BaseException as error:
             # Something like sys.exit() in a stream ends the worker: note what was being read.
             board = self.reading.board
-            board.exiting[number] = board.exiting[number] or board.reading[lane.batch_lane]
+            board.exiting[number] = board.exiting[number] or board.reading[lane.index]
             board.interrupted[number] = isinstance(error, KeyboardInterrupt)
             raise
         working[number] = 0
@@ -194,10 +194,9 @@ class PartReader:
 
 
 def read_here(reading: Reading) -> PartReader:
-    """Read all lanes of a member in this thread."""
+    """Read all lanes in this thread."""
     assert reading.start is not None
-    ((number, _),) = reading.own
-    return PartReader(reading, number, SourceQueue(reading.plan.rules, reading.order(reading.start.epoch)))
+    return PartReader(reading, 0, SourceQueue(reading.plan.rules, reading.order(reading.start.epoch)))
 
 
 _local: WeakItems[PartReader] = WeakItems()

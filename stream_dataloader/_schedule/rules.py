@@ -85,40 +85,26 @@ class Reader(NamedTuple):
     Attributes:
         worker_id: The worker.
         lanes: The lanes, consecutive; at least one.
-        member: Whose lanes they are, if the lanes of a batch draw from several lists; see `deal_members`.
     """
 
     worker_id: int
     lanes: range
-    member: int = 0
 
 
-def deal_members(lanes: Sequence[int], workers: Sequence[int], *, lane_by_lane: bool = False) -> tuple[Reader, ...]:
-    """Who reads which lanes of a batch, in lane order, where each of its members has lanes, and workers, of its own.
-
-    Lanes are dealt to workers, which are numbered over all members. A member without workers is read where batches are
-    asked for; it counts as a worker behind those.
+def deal_lanes(lanes: int, workers: int, *, lane_by_lane: bool = False) -> tuple[Reader, ...]:
+    """Deal a batch's lanes to workers, in lane order; without workers, all to one reader.
 
     Args:
-        lanes: How many lanes each member has.
-        workers: How many workers each has.
         lane_by_lane: Each lane of a worker has a reader of its own, which a thread of that worker drives.
 
     Example:
-        >>> [(reader.worker_id, list(reader.lanes)) for reader in deal_members([5], [2])]
+        >>> [(reader.worker_id, list(reader.lanes)) for reader in deal_lanes(5, 2)]
         [(0, [0, 1, 2]), (1, [3, 4])]
-        >>> [(reader.worker_id, list(reader.lanes), reader.member) for reader in deal_members([1, 3], [0, 2])]
-        [(2, [0], 0), (0, [1, 2], 1), (1, [3], 1)]
     """
     found: list[Reader] = []
-    begins = itertools.accumulate(lanes, initial=0)
-    first, local = 0, sum(min(own, width) for own, width in zip(workers, lanes, strict=True))
-    for member, (begin, width, count) in enumerate(zip(begins, lanes, workers, strict=False)):
-        number = first if count else local
-        for worker_id, owned in enumerate(_cut(range(begin, begin + width), count), number):
-            cut = _cut(owned, len(owned)) if lane_by_lane and count else [owned]
-            found += [Reader(worker_id, own, member) for own in cut]
-        first, local = first + min(count, width), local + (not count)
+    for worker_id, owned in enumerate(_cut(range(lanes), workers)):
+        cut = _cut(owned, len(owned)) if lane_by_lane and workers else [owned]
+        found += [Reader(worker_id, own) for own in cut]
     return tuple(found)
 
 

@@ -44,7 +44,7 @@ class Begin(NamedTuple):
 
     Attributes:
         session: The number of the iteration, among those of the pool.
-        start: The place, of the reader's member.
+        start: The place.
         recovery: What is different after a worker died.
         limit: The step to read up to, as credit.
         seed: Seeds the global generators of a worker process that is kept, beside its number.

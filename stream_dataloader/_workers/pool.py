@@ -15,7 +15,6 @@ import functools
 import multiprocessing
 import os
 import warnings
-from collections.abc import Sequence
 from multiprocessing.process import BaseProcess
 from typing import Any
 
@@ -70,14 +69,11 @@ class Pool:
         shared = not self._threads
         # Threads that were left alone have the board before.
         self.board = self.work.tally.board = ActivityBoard(self.work.readers, shared=shared)
-        several = [
-            sum(reader.member == number for reader in self.work.readers) > 1 for number in range(len(self.work.members))
-        ]
-        members = zip(self.work.members, several, strict=True)
-        self._rows = [Rows(member.rules, shared=shared) if many else None for member, many in members]
+        several = len(self.work.readers) > 1
+        self._rows = Rows(self.work.dataset.rules, shared=shared) if several else None
 
-    def start(self, starts: Sequence[Start], recovery: Recovery) -> Session:
-        """Start an iteration, where each member starts; the one before must be closed.
+    def start(self, start: Start, recovery: Recovery) -> Session:
+        """Start an iteration at a place; the one before must be closed.
 
         Raises:
             RuntimeError: There is no memory for slots, and the user insists on it.
@@ -88,12 +84,12 @@ class Pool:
                 'it may have no worker processes; pass num_workers=0, or worker_method="thread"'
             )
         try:
-            return self._start(starts, recovery)
+            return self._start(start, recovery)
         except BaseException:
             self.discard()
             raise
 
-    def _start(self, starts: Sequence[Start], recovery: Recovery) -> Session:
+    def _start(self, start: Start, recovery: Recovery) -> Session:
         if (workers := self.workers) is not None:
             if died := workers.died():
                 text = f"{'; '.join(died.values())} between two epochs; all workers are started anew"
@@ -104,17 +100,16 @@ class Pool:
         if self.workers is None and self.leases is not None and self.leases.unfit:  # items have changed
             self.leases = None
         self.sessions += 1
-        start = starts[0].epoch, recovery.number, 0 if starts[0].resume is None else starts[0].resume.step
-        rules = self.work.members[0].rules
-        seed = base_seed(workers_seed(rules.seed, start[0], rules.groups.first, *start[1:]))
-        limit = start[2] + 1 + self._prefetch
-        own = [Begin(self.sessions, start_, recovery, limit, seed) for start_ in starts]
+        step, rules = 0 if start.resume is None else start.resume.step, self.work.dataset.rules
+        seed = base_seed(workers_seed(rules.seed, start.epoch, rules.groups.first, recovery.number, step))
+        limit = step + 1 + self._prefetch
+        begin = Begin(self.sessions, start, recovery, limit, seed)
         if self.workers is None:
-            self._start_workers(own, seed)
+            self._start_workers(begin)
         else:
             self._wait_for_rows(self.workers)
             for reader in self.workers.readers:
-                self.workers.mail.send(reader, own[self.work.readers[reader].member])
+                self.workers.mail.send(reader, begin)
         assert self.workers is not None
         self.workers.is_read = True
         for reader in self.workers.readers:
@@ -132,11 +127,11 @@ class Pool:
         while max(workers.behind) >= KEPT_ROWS:
             waiting.receive(0)
 
-    def _start_workers(self, begins: Sequence[Begin], seed: int) -> None:
+    def _start_workers(self, begin: Begin) -> None:
         work, settings = self.work, self.work.settings
         self.board.clear()
         shared = Shared(
-            work.members,
+            work.dataset,
             work.readers,
             self.board,
             work.tally.meters,
@@ -147,7 +142,7 @@ class Pool:
         if self._threads:
             workers = self._new_workers()
             for reader in workers.readers:
-                workers.mail.send(reader, begins[work.readers[reader].member])
+                workers.mail.send(reader, begin)
                 start_thread(reader, settings.worker_init_fn, shared, workers.mail.ports[reader])
             return
         folder = torch_quirks.shared_folder()  # before a forkserver makes one
@@ -159,7 +154,7 @@ class Pool:
             workers = self._new_workers()
             try:
                 for number in range(settings.num_workers):
-                    self._start_process(workers, number, shared, begins, seed, folder)
+                    self._start_process(workers, number, shared, begin, folder)
             except (BrokenPipeError, ConnectionResetError, EOFError):  # one died over its start, which `receive` finds
                 pass
         deliver(interrupts)
@@ -169,18 +164,14 @@ class Pool:
         self._ending = Ending(self, workers.leave)
         return workers
 
-    def _start_process(
-        self, workers: Workers, number: int, shared: Shared, begins: Sequence[Begin], seed: int, folder: str | None
-    ) -> None:
+    def _start_process(self, workers: Workers, number: int, shared: Shared, begin: Begin, folder: str | None) -> None:
         settings = self.work.settings
         own = [reader for reader in workers.readers if self.work.readers[reader].worker_id == number]
-        member = self.work.readers[own[0]].member
         for reader in own:  # it reads while others are started
-            workers.mail.send(reader, begins[member])
+            workers.mail.send(reader, begin)
         job = Job(
             number=number,
             workers=settings.num_workers,
-            member=member,
             readers=own,
             ports=[workers.mail.ports[reader] for reader in own],
             shared=shared,
@@ -188,7 +179,7 @@ class Pool:
             mail=workers.mail if self.method_of_start == "fork" else None,
             folder=folder,
             dtype=torch.get_default_dtype(),
-            seed=seed,
+            seed=begin.seed,
         )
         process: BaseProcess = self._context.Process(target=job.run, daemon=True)
         workers.processes.append(process)

@@ -50,7 +50,6 @@ class Job:
 
     number: int
     workers: int
-    member: int
     readers: Sequence[int]
     ports: Sequence[ProcessPort]
     shared: Shared
@@ -89,7 +88,7 @@ class Job:
         seed = self.seed + self.number
         seed_worker(seed)
         torch_worker._worker_info = torch_worker.WorkerInfo(
-            id=self.number, num_workers=self.workers, seed=seed, dataset=self.shared.members[self.member]
+            id=self.number, num_workers=self.workers, seed=seed, dataset=self.shared.dataset
         )
         if self.init.value is not None:
             try:

@@ -181,14 +181,11 @@ class Session:
     def _death(self, step: int, died: dict[int, str]) -> WorkerDeathError:
         workers, board = self._workers, self._workers.board
         deaths = "; ".join(f"{how} {self._doing(w) if w >= 0 else 'while it started'}" for w, how in died.items())
-        known = [worker for worker in died if worker >= 0]
-        member = board.member(known[0]) if known else 0
-        suspects = [board.suspects(worker) for worker in known if board.member(worker) == member]
+        suspects = [board.suspects(worker) for worker in died if worker >= 0]
         what = advice(workers.processes, board, died, workers.method)
         return WorkerDeathError(
             f"{deaths}; batch {step} was being put together. {what}; max_restarts= goes on with new workers",
             suspects=frozenset().union(*suspects),
-            member=member,
         )
 
     # Waits
@@ -225,7 +222,7 @@ class Session:
         return "; ".join(states)
 
     def _doing(self, worker: int) -> str:
-        return self._workers.board.describe(worker, [member.sources for member in self._work.members])
+        return self._workers.board.describe(worker, self._work.dataset.sources)
 
     # The end
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.context import BaseContext
 from typing import Any
@@ -10,7 +10,6 @@ from typing import Any
 from stream_dataloader import _options as options
 from stream_dataloader.dataset import StreamDataset
 from stream_dataloader.errors import shorten
-from stream_dataloader.members import SideBySide
 from stream_dataloader.protocols import Transport, WorkerMethod
 
 
@@ -68,23 +67,10 @@ class WorkerSettings:
 
 def check_dataset(dataset: Any) -> Any:
     """`dataset`, which a loader can read."""
-    if not isinstance(dataset, (StreamDataset, SideBySide)):
+    if not isinstance(dataset, StreamDataset):
         raise TypeError(
             f"dataset must be a StreamDataset, and is a {type(dataset).__name__}; sources go into "
             "StreamDataset(sources, open_stream, batch_size), Hugging Face's datasets into stores.open, and several "
             "StreamDatasets into interleave([...])"
         )
     return dataset
-
-
-def workers_of(given: Any, dataset: StreamDataset | SideBySide) -> list[int]:
-    """The number of workers of each member: as given, or a number shared by lanes."""
-    lanes = [member.batch_size for member in dataset.members]
-    if not isinstance(dataset, SideBySide):
-        return [options.num_workers(given, lanes[0])]
-    if isinstance(given, Sequence):
-        if len(given) != len(lanes):
-            raise ValueError(f"num_workers has {len(given)} numbers, and there are {len(lanes)} members; give one each")
-        return [options.num_workers(number, own) for number, own in zip(given, lanes, strict=True)]
-    count = options.integer("num_workers", given, 0)
-    return [min(own, max(1, round(count * own / sum(lanes)))) if count else 0 for own in lanes]

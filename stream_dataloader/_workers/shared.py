@@ -2,7 +2,7 @@
 
 ::
 
-    rows    of a member with several readers: session, row | session, row       two sessions of a kept worker
+    rows    of several readers: session, row | session, row       two sessions of a kept worker
 
 Guarantee: a row is used again only once all workers have left the session that it was for.
 """
@@ -36,7 +36,7 @@ KEPT_ROWS = 2  # a worker may still be in the session before the one that others
 
 
 class Rows(SharedFields):
-    """The rows of requests of one member's readers."""
+    """The rows of requests of several readers."""
 
     def __init__(self, rules: Rules, *, shared: bool) -> None:
         self._rules = rules
@@ -77,31 +77,28 @@ class Shared:
             can be ended from outside, and a message carries one step.
     """
 
-    members: Sequence[StreamDataset]
+    dataset: StreamDataset
     readers: Sequence[Reader]
     board: ActivityBoard
     meters: Meters
-    rows: Sequence[Rows | None]
+    rows: Rows | None
     slots: SlotPool | None
     in_threads: bool
 
     def enter(self, number: int, closed: Callable[[], bool], begin: Begin) -> PartReader:
         """Begin to read a session as a reader, in the thread that reads."""
-        member = self.readers[number].member
         slots = Slots if self.slots is None else functools.partial(PooledSlots, self.slots, begin.session)
-        plan = self.members[member].plan()
-        reading = Reading(plan, begin.start, self.readers, self.board, self.meters, member, slots, begin.recovery)
-        rows, asked = self.rows[member], closed if self.in_threads else None
+        plan = self.dataset.plan()
+        reading = Reading(plan, begin.start, self.readers, self.board, self.meters, slots, begin.recovery)
+        asked = closed if self.in_threads else None
         queue: SourceQueue
-        if rows is None:
+        if self.rows is None:
             queue = SourceQueue(plan.rules, reading.order(begin.start.epoch), asked)
         elif reading.known_lengths is not None:
-            lanes = [lane - reading.first_lane for lane in self.readers[number].lanes]
-            order = reading.order(begin.start.epoch)
+            order, lanes = reading.order(begin.start.epoch), self.readers[number].lanes
             queue = KnownQueue(plan.rules, order, asked, reading.known_lengths, begin.start.resume, lanes)
         else:
-            place = [own for own, _ in reading.own].index(number)
-            queue = rows.enter(reading, begin.session, place, closed, gives_up=self.in_threads)
+            queue = self.rows.enter(reading, begin.session, number, closed, gives_up=self.in_threads)
         return PartReader(reading, number, queue)
 
     def most_steps(self, parts: list[Part]) -> int:
@@ -113,15 +110,11 @@ class Shared:
         return self.slots.most_steps
 
     def __getstate__(self) -> dict[str, Any]:
-        members = [  # its class may be one that workers would not find
-            (ByValue(type(dataset), "the dataset's class"), dataset.__getstate__()) for dataset in self.members
-        ]
-        return self.__dict__ | {"members": members}
+        kind = ByValue(type(self.dataset), "the dataset's class")  # it may be one that workers would not find
+        return self.__dict__ | {"dataset": (kind, self.dataset.__getstate__())}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        members: list[StreamDataset] = []
-        for kind, inside in state["members"]:
-            dataset = object.__new__(kind.value)
-            dataset.__setstate__(inside)
-            members.append(dataset)
-        self.__dict__.update(state | {"members": members})
+        kind, inside = state["dataset"]
+        dataset = object.__new__(kind.value)
+        dataset.__setstate__(inside)
+        self.__dict__.update(state | {"dataset": dataset})

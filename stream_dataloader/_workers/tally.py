@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from stream_dataloader._assembly.part import Part
@@ -62,14 +62,14 @@ class Tally:
         """For how long the lane that has been late for longest has been so."""
         return (clock() - min((since for since in self._late_since if since is not None), default=clock())) / 1e9
 
-    def late_lanes(self, sources: Sequence[Sequence[Any]]) -> tuple[LateLane, ...]:
-        """The lanes that the newest batch does without; `sources` are those of each member."""
+    def late_lanes(self, sources: Sequence[Any]) -> tuple[LateLane, ...]:
+        """The lanes that the newest batch does without."""
         now, found = clock(), []
         for number, (reader, since) in enumerate(zip(self._readers, self._late_since, strict=True)):
             if since is not None:
                 index = -1 if self.board is None else self.board.source(number)
                 try:
-                    named = "" if index < 0 else shorten(sources[reader.member][index], 80)
+                    named = "" if index < 0 else shorten(sources[index], 80)
                 except Exception:  # it cannot be unpickled
                     named = ""
                 found.append(LateLane(reader.lanes.start, (now - since) / 1e9, index, named))
@@ -93,6 +93,15 @@ class Tally:
         counts["bytes"] += items * self._item_bytes
         counts["cells"] += cells if cells > items else items
         counts["late_cells"] += longest * (len(parts) - self._late_since.count(None))
+        self._pass(begin, step)
+
+    def joined(self, begin: int, step: int, counts: Mapping[str, int], cells: int) -> None:
+        """A batch was joined of those of other loaders, which counted what is in it."""
+        for name, count in {"batches": 1, "cells": cells, **counts}.items():
+            self.counts[name] += count
+        self._pass(begin, step)
+
+    def _pass(self, begin: int, step: int) -> None:
         now, mark = clock(), self._mark
         self._total_ns += now - (begin if mark is None else mark)
         self._wait_ns += now - begin
@@ -103,7 +112,7 @@ class Tally:
         self._mark = self._waits_since = None
         self._late_since = [None] * len(self._late_since)
 
-    def stats(self, slots_in_use: int, slots: int, sources: Sequence[Sequence[Any]]) -> LoaderStats:
+    def stats(self, slots_in_use: int, slots: int, sources: Sequence[Any]) -> LoaderStats:
         """What was done until now; of a wait that goes on, too."""
         of_workers, of_batches = self.meters.events(), tuple(self._events)
         now, mark, waits_since = clock(), self._mark, self._waits_since  # another thread may be reading

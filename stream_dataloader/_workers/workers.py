@@ -29,7 +29,7 @@ FAREWELL_SECONDS = 4.0  # to all workers together, to end or to close their stre
 class Assignment(NamedTuple):
     """What workers read, and how they are started."""
 
-    members: Sequence[StreamDataset]
+    dataset: StreamDataset
     readers: Sequence[Reader]
     settings: WorkerSettings
     tally: Tally

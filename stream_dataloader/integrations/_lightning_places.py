@@ -156,7 +156,7 @@ def stream_loaders(loaders: Iterable[Any]) -> list[StreamDataLoader[Any]]:
 
 def of_all_ranks(loader: StreamDataLoader[Any], state: State) -> State:
     """The whole of which each rank has a part; of model-parallel ones, several have the same."""
-    place = loader._ranks[0]._place
+    place = loader._ranks._place
     if place.world_size == 1 or not is_started():
         return state
     return merge_states(list(dict(gathered((place.rank, state))).values()))

@@ -14,7 +14,7 @@ import numpy as np
 from stream_dataloader._html import runs_of
 from stream_dataloader._schedule.order import Order
 from stream_dataloader._schedule.replay import Replay
-from stream_dataloader._schedule.rules import deal_members
+from stream_dataloader._schedule.rules import deal_lanes
 from stream_dataloader.batch import StreamBatch
 from stream_dataloader.dataloader import StreamDataLoader
 from stream_dataloader.dataset import StreamDataset
@@ -119,4 +119,4 @@ def _of_batches(batches: Iterable[StreamBatch], most: int | None, workers: int |
 
 
 def _workers(lanes: int, workers: int) -> tuple[range, ...]:
-    return tuple(reader.lanes for reader in deal_members([lanes], [workers]))
+    return tuple(reader.lanes for reader in deal_lanes(lanes, workers))

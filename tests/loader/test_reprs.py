@@ -48,7 +48,7 @@ REPRS = [
     ),
     (
         side_by_side([(words(2), 1), (words(1), 2)]),
-        "StreamDataLoader(SideBySide(StreamDataset(2 sources, range, batch_size=1, time_steps=4, seed=7), "
+        "JointLoader(SideBySide(StreamDataset(2 sources, range, batch_size=1, time_steps=4, seed=7), "
         "StreamDataset(1 sources, range, batch_size=2, time_steps=4, seed=7), ends_with='first'), num_workers=0)",
     ),
     (

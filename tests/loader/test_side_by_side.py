@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from worker_streams import few, kill_self
 
 from stream_dataloader import Sections, StreamDataLoader, StreamDataset, errors, merge_states, side_by_side
-from stream_dataloader._assembly.regroup import Regrouper
 from stream_dataloader.testing import check_resume
 
 
@@ -306,15 +305,6 @@ def test_a_collate_fn_takes_the_windows_of_all_lanes(num_workers):
     assert [batch.tolist() for batch in found] == windows_of(three().loader())
 
 
-@pytest.mark.parametrize("num_workers", [0, 3])
-def test_batches_are_put_together_in_place(num_workers, monkeypatch):
-    monkeypatch.delattr(Regrouper, "_column")  # what puts readers' windows side by side, if they lie elsewhere
-    found = three(ends_with="first").loader(num_workers)
-    for batch in found:
-        assert batch.data.shape == (2, 6, 3)
-    assert found.stats().copies == 0
-
-
 def deadly(path, times, **options):
     """A source of 25 kills its worker at an item, the first times that it is read."""
     die = few(path, kill_self, times)
@@ -365,3 +355,59 @@ def test_a_state_of_all_ranks_is_dealt_to_others():
         other = rank(number, 2)
         other.load_state_dict(merged)
         assert windows_of(other) == of_ranks[number][3:]
+
+
+def numbered(path):
+    """Three members whose workers leave their numbers, the last of which breaks."""
+
+    def broken(source):
+        yield from range(source // 2)
+        raise OSError("lost")
+
+    factories = (range, range, broken)
+    datasets = [StreamDataset([8, 8], each, 1, time_steps=2, fill_value=0) for each in factories]
+    return side_by_side([(own, 2) for own in datasets], 3, worker_init_fn=lambda number: (path / str(number)).touch())
+
+
+def test_workers_and_lanes_are_numbered_over_all_members(tmp_path):
+    loader = numbered(tmp_path)
+    iterator = iter(loader)
+    assert next(iterator).worker_id.tolist() == [0, 0, 1, 1, 2, 2]
+    assert {path.name for path in tmp_path.iterdir()} == {"0", "1", "2"}
+    next(iterator)
+    with pytest.raises(errors.StreamError, match=r"^members\[2\]: source 0 ") as raised:
+        next(iterator)
+    assert (raised.value.lane, raised.value.worker_id) == (4, 2)
+    events = loader.stats().events
+    assert {event.worker for event in events if event.kind == "open"} == {0, 1, 2}
+
+
+@pytest.mark.filterwarnings("ignore:skipped")
+def test_what_members_skip_is_told_with_the_batchs_lanes():
+    def broken(source):
+        yield from range(source)
+        raise OSError("lost")
+
+    datasets = [
+        StreamDataset([4], range, 1, time_steps=2),
+        StreamDataset([2], broken, 1, time_steps=2, on_error="skip"),
+    ]
+    loader = side_by_side([(own, 1) for own in datasets], ends_with="longest")
+    assert len(list(loader)) == 2
+    assert [(failure.lane, failure.source_index) for failure in loader.failures] == [(1, 0)]
+    assert loader.stats().skipped == 1
+
+
+def test_an_endless_member_is_asked_only_for_what_is_delivered():
+    opened = []
+
+    def watched(source):
+        opened.append(source)
+        yield source
+
+    ending = StreamDataset([2], range, 1, time_steps=2)
+    endless = StreamDataset(list(range(9)), watched, 1, time_steps=1 + 1, windows="aligned", **ENDLESS)
+    loader = side_by_side([(endless, 1), (ending, 1)])
+    for epoch in range(3):
+        assert len(list(loader)) == 1
+        assert opened == list(range(epoch + 1))

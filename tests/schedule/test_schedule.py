@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from stream_dataloader import StreamDataLoader, StreamDataset, split_batch_size
 from stream_dataloader._schedule.order import Order
-from stream_dataloader._schedule.rules import deal_members
+from stream_dataloader._schedule.rules import deal_lanes
 
 
 @given(st.integers(1, 50), st.integers(0, 60), st.booleans())
@@ -21,12 +21,12 @@ def test_lanes_are_split_evenly_and_in_order(batch_size, num_workers, lane_by_la
     assert sizes[0] - sizes[-1] <= 1
     assert sizes == sorted(sizes, reverse=True)
 
-    readers = deal_members([batch_size], [num_workers], lane_by_lane=lane_by_lane)
+    readers = deal_lanes(batch_size, num_workers, lane_by_lane=lane_by_lane)
     assert [lane for reader in readers for lane in reader.lanes] == list(range(batch_size))
     for worker, size in enumerate(sizes):
         lanes = [len(reader.lanes) for reader in readers if reader.worker_id == worker]
         assert lanes == ([1] * size if lane_by_lane and num_workers else [size])
-    assert len(deal_members([batch_size], [num_workers])) == len(sizes)
+    assert len(deal_lanes(batch_size, num_workers)) == len(sizes)
 
 
 @random_cases(700)

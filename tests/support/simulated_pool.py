@@ -73,12 +73,12 @@ class SimulatedPool:
     def died(self):
         return {}
 
-    def start(self, starts, recovery):
-        dataset, workers = self._loader._ranks[0].reading, self._loader.num_workers
-        alone = Reading.alone(dataset.plan(), starts[0], workers)
+    def start(self, start, recovery):
+        dataset, workers = self._loader._ranks.reading, self._loader.num_workers
+        alone = Reading.alone(dataset.plan(), start, workers)
         rows = Rows(dataset.rules, shared=False) if workers > 1 else None
-        shared = Shared([dataset], alone.readers, alone.board, alone.meters, [rows], None, in_threads=False)
-        begin = Begin(1, starts[0], recovery, NEVER, 0)
+        shared = Shared(dataset, alone.readers, alone.board, alone.meters, rows, None, in_threads=False)
+        begin = Begin(1, start, recovery, NEVER, 0)
 
         def open_reader(worker, closed):
             return shared.enter(worker, closed, begin)

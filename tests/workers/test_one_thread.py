@@ -11,7 +11,7 @@ import pytest
 from helpers import soon
 
 from stream_dataloader import StreamDataLoader, StreamDataset, get_stream_info
-from stream_dataloader._schedule.rules import deal_members
+from stream_dataloader._schedule.rules import deal_lanes
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create", "ignore:num_workers is")
 
@@ -89,7 +89,7 @@ def test_a_stream_is_opened_read_and_closed_once_in_the_one_thread_of_its_lane(o
     assert len(whats) == 20 if steps is None else len(whats) > 6
     assert all(of_stream.count("open") == of_stream.count("close") <= 2 for of_stream in whats.values())
     assert early or max(map(len, threads_of_streams.values())) <= 2, "one an epoch"
-    expected = {lane: {r.worker_id} for r in deal_members([7], [workers]) for lane in r.lanes}
+    expected = {lane: {r.worker_id} for r in deal_lanes(7, workers) for lane in r.lanes}
     assert workers_of_lanes == expected
 
 

@@ -84,11 +84,11 @@ class ScriptedPool:
     def __init__(self, work, script):
         self.work, self.script, self.owner = work, script, os.getpid()
 
-    def start(self, starts, recovery):
-        (dataset,), readers, meters = self.work.members, self.work.readers, self.work.tally.meters
+    def start(self, start, recovery):
+        dataset, readers, meters = self.work.dataset, self.work.readers, self.work.tally.meters
         rows = Rows(dataset.rules, shared=False) if len(readers) > 1 else None
-        shared = Shared([dataset], readers, ActivityBoard(readers), meters, [rows], None, in_threads=True)
-        begin = Begin(1, starts[0], recovery, NEVER, 0)
+        shared = Shared(dataset, readers, ActivityBoard(readers), meters, rows, None, in_threads=True)
+        begin = Begin(1, start, recovery, NEVER, 0)
         self.readers = [shared.enter(number, lambda: False, begin) for number in range(len(readers))]
         return self
 

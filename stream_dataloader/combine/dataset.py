@@ -1,28 +1,23 @@
-"""`SideBySide`: datasets that have lanes of one batch each, when their epoch ends, and what a state of them is."""
+"""`SideBySide`: datasets that have lanes of one batch each, and when their epoch ends."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Iterator, Sequence
+from typing import Literal
 
 from torch.utils.data import IterableDataset
 
 from stream_dataloader import _options as options
-from stream_dataloader._schedule.state_check import number
 from stream_dataloader.batch import StreamBatch
 from stream_dataloader.dataset import StreamDataset
-from stream_dataloader.errors import StateError
 
 __all__ = ["SideBySide"]
-
-_VERSION = 1  # of states
 
 
 class SideBySide(IterableDataset[StreamBatch]):
     """What a loader of `side_by_side` reads, its `dataset`: the members, each with the lanes that it has here."""
 
     lengths = None  # of one list; each member has its own
-    epoch_request = 0, 0  # nobody calls its `set_epoch`; see `StreamDataset`
 
     def __init__(self, members: Sequence[StreamDataset], ends_with: Literal["first", "longest"] | int) -> None:
         super().__init__()
@@ -61,35 +56,6 @@ class SideBySide(IterableDataset[StreamBatch]):
         if not counts:
             raise TypeError('all members have padding_mode="cycle", so there is no len(); pass batches_per_epoch=')
         return min(counts) if self.ends_with == "first" else max(counts)
-
-    def state(self, epoch: int, step: int, over: Sequence[bool], states: list[dict[str, Any]]) -> dict[str, Any]:
-        """A state of all members, as plain data: the step that comes next, which have ended, and their own states."""
-        return {
-            "version": _VERSION,
-            "side_by_side": len(self.members),
-            "ends_with": self.ends_with,
-            "epoch": epoch,
-            "step": step,
-            "over": list(over),
-            "members": states,
-        }
-
-    def states_in(self, state: Any) -> list[Any]:
-        """The members' own states in a state."""
-        if not isinstance(state, Mapping) or "side_by_side" not in state:
-            raise StateError("this is no state of a side_by_side loader; pass what its state_dict() returned")
-        if state.get("version") != _VERSION:
-            raise StateError(f"the state is of version {state.get('version')}, and this library reads {_VERSION}")
-        here = {"side_by_side": len(self.members), "ends_with": self.ends_with}
-        for name, value in here.items():
-            if state.get(name) != value:
-                what = "the number of members" if name == "side_by_side" else name
-                raise StateError(f"the state was saved with {what} {state.get(name)!r}, and this loader has {value!r}")
-        if missing := {"epoch", "step", "over", "members"} - state.keys():
-            raise StateError(f"the state is not whole: it has no {sorted(missing)[0]}; pass all of it")
-        for name in ("epoch", "step"):
-            number(name, state[name])
-        return list(state["members"])
 
     def __iter__(self) -> Iterator[StreamBatch]:
         raise TypeError("datasets side by side are read by the loader that side_by_side returns")

@@ -1,15 +1,4 @@
-"""`side_by_side`: some lanes of a batch read one dataset, the others another, each with a queue of its own.
-
-::
-
-    member 0: whole videos     lane 0   a a a a | a a a a | a a b b        each member is scheduled like a loader of its
-                               lane 1   c c c c | c c . . | d d d d        own, and has workers of its own
-    member 1: random windows   lane 2   x x x x | y y y y | z z z z        all of them write into one batch
-                               lane 3   u u u u | v v v v | w w w w
-
-Guarantees: each member's lanes are bit for bit those that it has alone, so all promises of `StreamDataLoader` hold for
-them; and a state is that of all members after the same batch.
-"""
+"""`side_by_side`: some lanes of a batch read one dataset, the others another, each with a queue of its own."""
 
 from __future__ import annotations
 
@@ -18,10 +7,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from stream_dataloader import _options as options
+from stream_dataloader.combine.dataset import SideBySide
+from stream_dataloader.combine.loader import JointLoader
 from stream_dataloader.dataloader import StreamDataLoader
 from stream_dataloader.dataset import StreamDataset
 from stream_dataloader.errors import shorten
-from stream_dataloader.members import SideBySide
 from stream_dataloader.protocols import CollateFn, Transport, WorkerMethod
 
 if TYPE_CHECKING:
@@ -52,6 +42,9 @@ class LoaderOptions(TypedDict, total=False):
     process_group: Any
     worker_method: WorkerMethod
     patience: float | None
+
+
+_KNOWN = LoaderOptions.__annotations__
 
 
 def side_by_side(
@@ -104,8 +97,10 @@ def side_by_side(
             own = f"members[{number}] ends by itself, with padding_mode={dataset.rules.padding_mode!r}"
             remedy = 'leave it out, or give all members padding_mode="cycle"'
             raise ValueError(f"batches_per_epoch is {batches_per_epoch}, and {own}; {remedy}")
-    sides: Any = SideBySide(datasets, ends_with)
-    return StreamDataLoader(sides, num_workers, batches_per_epoch=batches_per_epoch, **loader_options)  # type: ignore[arg-type]
+    given: dict[str, Any] = {**loader_options}
+    unknown = {name: value for name, value in given.items() if name not in _KNOWN}
+    options.refuse_misplaced(unknown, StreamDataset, StreamDataLoader)
+    return JointLoader(SideBySide(datasets, ends_with), num_workers, batches_per_epoch, given)
 
 
 def _check_members(members: Any) -> list[StreamDataset]:

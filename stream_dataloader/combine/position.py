@@ -1,0 +1,299 @@
+"""Where a loader of several loaders stands, from one epoch to the next.
+
+::
+
+    member 0            0 1 2 3 4 |                ends with the epoch, or is padded behind its end
+    member 1, endless   7 8 9 10 11 | 12 13 ...    its own epoch goes on from one epoch of the loader to the next
+    loader's step       0 1 2 3 4 |  0  1
+
+Guarantee: a state is that of all members after the same batch. Members that end begin each epoch anew, and those that
+never end go on where they stand, unless another epoch was set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from stream_dataloader import _options as options
+from stream_dataloader._items.layout import Layout
+from stream_dataloader._loader.delivery import Delivery
+from stream_dataloader._loader.position import KeptLanes
+from stream_dataloader._reading.plan import Start
+from stream_dataloader._schedule.position import EpochStart, Position
+from stream_dataloader._schedule.state_check import number as check_number
+from stream_dataloader.errors import StateError, StreamError
+
+if TYPE_CHECKING:
+    from stream_dataloader.combine.dataset import SideBySide
+    from stream_dataloader.dataloader import StreamDataLoader
+
+State = dict[str, Any]
+
+_VERSION = 1  # of states
+
+
+class Place(NamedTuple):
+    """A place in an epoch.
+
+    Attributes:
+        step: How many of its batches come before.
+        over: For each member, whether it has ended in the epoch.
+        states: For each member where it stands; None at the beginning of the epoch.
+    """
+
+    step: int
+    over: tuple[bool, ...]
+    states: tuple[State | None, ...]
+
+
+class Record(NamedTuple):
+    """Where all members stand between two batches: each member's makes its state; None for one that has ended."""
+
+    step: int
+    members: tuple[Callable[[], State] | None, ...]
+
+
+class JointEpoch(Delivery[Record]):
+    """An epoch of all members, as it is delivered."""
+
+    epochs = None  # no run is read in epochs here: endless members go on in their own
+
+    def __init__(self, number: int, place: Place, first: Record) -> None:
+        self.number = number
+        self.place = place
+        self.members_over = list(place.over)
+        super().__init__(first)
+
+
+class JointPosition:
+    """Where a loader of loaders stands; it answers as `LoaderPosition` does.
+
+    Args:
+        dataset: The members.
+        loaders: Each member's own loader.
+        length: Number of batches of an epoch, if all members are endless; None: epochs are the members'.
+    """
+
+    def __init__(self, dataset: SideBySide, loaders: Sequence[StreamDataLoader[Any]], length: int | None) -> None:
+        self._dataset, self._loaders, self._length = dataset, loaders, length
+        self._position = Position()
+        self._resting: dict[int, State] = {}  # where endless members stand that go on in the next epoch
+        self.epoch: JointEpoch | None = None
+        self.kept_lanes: KeptLanes | None = None
+        self.loaded: tuple[Mapping[str, Any], Collection[str]] | None = None
+        self.failures: list[StreamError] = []
+
+    @property
+    def is_between_epochs(self) -> bool:
+        return self.epoch is None or self.epoch.over
+
+    @property
+    def number(self) -> int:
+        """The number of the epoch that began last."""
+        return 0 if self._position.begun is None else self._position.begun.epoch.number
+
+    @property
+    def coming_number(self) -> int:
+        return self._position.coming().epoch.number
+
+    @property
+    def layout(self) -> Layout | None:
+        """What items look like, which all members' do alike; None if that is not known."""
+        found = (loader._position.layout for loader in self._loaders)
+        return next((layout for layout in found if layout is not None), None)
+
+    def set_epoch(self, epoch: int) -> None:
+        self._position.set_epoch(options.integer("epoch", epoch, 0, 2**62))
+        self._rest()
+        self.epoch = None
+
+    def _rest(self) -> None:
+        """Note where endless members stand, which go on in the next epoch."""
+        if self.epoch is not None:
+            for number, state in enumerate(self.epoch.record().members):
+                if self._dataset.endless[number] and state is not None:
+                    self._resting[number] = state()
+
+    def _coming(self) -> tuple[EpochStart, Place]:
+        """What comes next, and where that begins."""
+        self._rest()
+        coming = self._position.coming()
+        if coming.place is not None:
+            return coming, coming.place
+        resting = self._resting if self._position.is_by_itself else {}  # else endless members begin anew, too
+        count = len(self._loaders)
+        return coming, Place(0, (False,) * count, tuple(resting.get(number) for number in range(count)))
+
+    @property
+    def coming_step(self) -> int:
+        return self._coming()[1].step
+
+    coming_count = coming_step
+
+    @property
+    def coming_begun(self) -> int:
+        """How many sources lanes have begun before the coming epoch's place."""
+        return sum(loader._position.coming_begun for loader in self._loaders)
+
+    @property
+    def stop(self) -> int | None:
+        """How many batches an epoch has; None if members end it."""
+        return self._length
+
+    def ends(self, epoch: JointEpoch) -> bool:
+        """Whether an epoch ends before the step that comes next, for which some members have nothing."""
+        return self._dataset.is_end(epoch.members_over)
+
+    def prepare(self) -> JointEpoch:
+        """Have each member's loader stand where it goes on in the coming epoch."""
+        coming, place = self._coming()
+        for loader, state, over in zip(self._loaders, place.states, place.over, strict=True):
+            if state is not None:
+                loader.load_state_dict(state)
+            elif not over:
+                loader._position.begin_anew(coming.run)
+        return JointEpoch(coming.run, place, self._record(place.step, place.over))
+
+    def begin(self, epoch: JointEpoch) -> None:
+        """The coming epoch has begun; the loaded state is used."""
+        self._rest()
+        self._position.begin(epoch.step, lambda: None)
+        self.loaded, self.epoch = None, epoch
+
+    def _record(self, step: int, over: Sequence[bool]) -> Record:
+        members: list[Callable[[], State] | None] = []
+        for loader, is_over in zip(self._loaders, over, strict=True):
+            members.append(None if is_over else loader._position.state_later())
+        return Record(step, tuple(members))
+
+    def advance(self, epoch: JointEpoch) -> None:
+        """Another batch is about to be delivered."""
+        epoch.keep(self._record(epoch.step + 1, epoch.members_over))
+
+    # States
+
+    def state_dict(self, step: int | None) -> State:
+        epoch = self.epoch
+        if epoch is not None and not self._position.was_left:
+            record = epoch.record(step)
+            if not (epoch.over and record.step == epoch.step):
+                return self.state_of(epoch, record)
+            step = None
+        coming, place = self._coming()
+        if step not in (None, place.step):
+            raise ValueError(
+                f"the state after {step} batches is not known: epoch {coming.epoch.number} has not begun, and begins "
+                f"with batch {place.step}"
+            )
+        states = [
+            _beginning(loader, coming.run) if state is None else state
+            for loader, state in zip(self._loaders, place.states, strict=True)
+        ]
+        return self._whole(coming.run, place.step, place.over, states)
+
+    def state_of(self, epoch: JointEpoch, record: Record) -> State:
+        """The state at a place in an epoch; at its end, that of the next one's beginning."""
+        count = self._sure_count(epoch.number)
+        is_end = count is not None and record.step >= count
+        states = []
+        for loader, state, endless in zip(self._loaders, record.members, self._dataset.endless, strict=True):
+            begins_anew = state is None or (is_end and not endless)
+            states.append(_beginning(loader, epoch.number + 1) if begins_anew or state is None else state())
+        if is_end:
+            return self._whole(epoch.number + 1, 0, [False] * len(states), states)
+        ends = zip(states, self._dataset.endless, strict=True)
+        over = [not endless and state["epoch"] > epoch.number for state, endless in ends]  # some know it beforehand
+        return self._whole(epoch.number, record.step, over, states)
+
+    def _whole(self, epoch: int, step: int, over: Sequence[bool], states: Sequence[State]) -> State:
+        return {
+            "version": _VERSION,
+            "side_by_side": len(self._loaders),
+            "ends_with": self._dataset.ends_with,
+            "epoch": epoch,
+            "step": step,
+            "over": list(over),
+            "members": list(states),
+        }
+
+    def read(self, state: Any, changes: Collection[str] = ()) -> list[Any]:
+        """What a state says, of each member; nothing changes but what ranks adopt.
+
+        Raises:
+            StateError: It is no state of such a loader, or of one of other members.
+        """
+        loaded = []
+        for number, (loader, own) in enumerate(zip(self._loaders, self._members_in(state), strict=True)):
+            try:
+                loaded.append(loader._position.read(own, changes))
+            except StateError as error:
+                raise StateError(f"members[{number}]: {error}") from error
+        return loaded
+
+    def _members_in(self, state: Any) -> list[State]:
+        if not isinstance(state, Mapping) or "side_by_side" not in state:
+            raise StateError("this is no state of a side_by_side loader; pass what its state_dict() returned")
+        if state.get("version") != _VERSION:
+            raise StateError(f"the state is of version {state.get('version')}, and this library reads {_VERSION}")
+        here = {"side_by_side": len(self._loaders), "ends_with": self._dataset.ends_with}
+        for name, value in here.items():
+            if state.get(name) != value:
+                what = "the number of members" if name == "side_by_side" else name
+                raise StateError(f"the state was saved with {what} {state.get(name)!r}, and this loader has {value!r}")
+        if missing := {"epoch", "step", "over", "members"} - state.keys():
+            raise StateError(f"the state is not whole: it has no {sorted(missing)[0]}; pass all of it")
+        for name in ("epoch", "step"):
+            check_number(name, state[name])
+        return list(state["members"])
+
+    def load(self, state: Mapping[str, Any], changes: Collection[str], loaded: Sequence[Any]) -> None:
+        run, states, over = state["epoch"], [], []
+        ended = zip(self._loaders, state["members"], state["over"], self._dataset.endless, loaded, strict=True)
+        for loader, own, saved, endless, read in ended:
+            loader.load_state_dict(own, changes)
+            states.append(loader.state_dict())
+            over.append(bool(saved) or (not endless and read.epoch > run))
+        self._position.load(run, Place(state["step"], tuple(over), tuple(states)), None)
+        self._resting, self.epoch, self.loaded = {}, None, (state, changes)
+        saved_lanes, lanes = 0, list[int]()
+        for loader in self._loaders:
+            kept = loader._kept_lanes
+            assert kept is not None
+            lanes += [lane if lane < 0 else saved_lanes + lane for lane in kept.lanes]
+            saved_lanes += kept.saved
+        self.kept_lanes = KeptLanes(saved_lanes, lanes)
+
+    def later(self, state: Mapping[str, Any], count: int) -> None:
+        """None: only reading tells the state some batches later."""
+
+    def forget_place(self) -> None:
+        """What was loaded, or reached, was of another rank."""
+        self._position.forget_place()
+        self._resting, self.epoch = {}, None
+
+    # Lengths
+
+    def count(self, epoch: int) -> int:
+        """Number of batches of an epoch; raises TypeError if it is not known."""
+        return self._dataset.count(lambda number: self._loaders[number]._position.count(epoch))
+
+    def _sure_count(self, epoch: int) -> int | None:
+        """The same, if no stream may change it; None otherwise."""
+        try:
+            return self._length or self._dataset.count(lambda number: self._loaders[number]._position.sure_count(epoch))
+        except TypeError:
+            return None
+
+    def warn_of_rest(self) -> None:
+        """Nothing: members' loaders warn by themselves."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy goes on where this one stands."""
+        self._rest()
+        return self.__dict__ | {"epoch": None, "_position": self._position.at_rest()}
+
+
+def _beginning(loader: StreamDataLoader[Any], epoch: int) -> State:
+    """The state of a loader at the beginning of an epoch."""
+    return loader._position.states.of(Start(epoch))

@@ -1,0 +1,264 @@
+"""Reads an epoch of several loaders, a batch of each at a time.
+
+Guarantees: of endless members a batch is asked for only if it is delivered. Of errors at one step, that of the lowest
+lane is raised. An iteration that is dropped drops those of its members.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from stream_dataloader._advice import Setup
+from stream_dataloader._device import OneAhead
+from stream_dataloader._loader.iteration import Output
+from stream_dataloader._reading.deferred import Begun, Deferred, Turn
+from stream_dataloader._schedule.rules import deal_lanes
+from stream_dataloader._workers.settings import WorkerSettings
+from stream_dataloader._workers.tally import Tally, clock
+from stream_dataloader.batch import StreamBatch
+from stream_dataloader.combine.join import Join, Side
+from stream_dataloader.combine.position import JointPosition
+from stream_dataloader.errors import StreamError
+from stream_dataloader.stats import Events, LoaderStats, TraceEvent
+
+if TYPE_CHECKING:
+    from stream_dataloader.dataloader import StreamDataLoader
+
+#: What members' loaders count of the batches that are joined.
+_COUNTED = ("items", "begun", "late_cells", "bytes")
+
+
+class Member(NamedTuple):
+    """One of the loaders that are read together."""
+
+    side: Side
+    loader: StreamDataLoader[Any]
+    endless: bool
+
+
+class JointIteration:
+    """An iterator over the batches of one epoch of several loaders."""
+
+    def __init__(
+        self, members: Sequence[Member], position: JointPosition, join: Join, output: Output, tally: Tally
+    ) -> None:
+        self._members, self._position, self._join, self.output, self._tally = members, position, join, output, tally
+        self.closed = False
+        self._taken: Counter[str] = Counter()  # what members counted for the newest step
+        self.epoch = position.prepare()
+        collate_fn = None if output.collate_fn is None else list
+        self._iterators: list[Deferred[Any] | None] = []
+        for member, over in zip(members, self.epoch.place.over, strict=True):
+            begin = functools.partial(member.loader._begin, collate_fn, parts=output.parts, whole_steps=output.parts)
+            self._iterators.append(None if over else Deferred(begin, member.loader._turn))
+        try:
+            for iterator in self._iterators:  # all have workers before the first waits for its batch
+                if iterator is not None:
+                    iterator.begin()
+        except BaseException:
+            self.close()
+            raise
+        position.begin(self.epoch)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        begin, epoch = self._tally.wait(), self.epoch
+        given = self._next_of_all()
+        layouts = [member.loader._position.layout for member in self._members]
+        try:
+            if self.output.collate_fn is None:
+                state = functools.partial(self._position.state_of, epoch, epoch.last)
+                made: Any = self._join.batch(given, layouts, epoch.number, epoch.step - 1, state)
+            else:
+                windows = self._join.windows(given, next((each for each in layouts if each is not None), None))
+                try:
+                    made = self.output.collate_fn(windows)
+                except StopIteration as error:  # would look like the epoch's end
+                    raise RuntimeError("collate_fn raised StopIteration") from error
+            self._count(begin)
+            return self.output.finish(made)
+        except BaseException:
+            self.close()
+            raise
+
+    def parts(self) -> Iterator[StreamBatch]:
+        """Each worker's part of each step, in order, to the end."""
+        epoch = self.epoch
+        while True:
+            begin = self._tally.wait()
+            try:
+                given = self._next_of_all()
+            except StopIteration:
+                return
+            pairs = zip(self._members, given, strict=True)
+            parts = [
+                self._join.part(member.side, part, epoch.number, epoch.step - 1)
+                for member, own in pairs
+                for part in own or ()
+            ]
+            self._count(begin)
+            yield from map(self.output.finish, parts)
+
+    def _count(self, begin: int) -> None:
+        cells = self._members[-1].side.lanes.stop * self._join.time_steps
+        self._tally.joined(begin, self.epoch.step - 1, self._taken, cells)
+
+    def _next_of_all(self) -> list[Any]:
+        """What each member gives for the next step, None for one that has ended."""
+        epoch, position = self.epoch, self._position
+        given: list[Any] = [None] * len(self._members)
+        if self.closed:
+            raise StopIteration
+        errors: list[Exception] = []
+        self._taken.clear()
+        try:
+            is_end = epoch.step == position.stop
+            for endless in (False, True):
+                is_end = is_end or (endless and position.ends(epoch))
+                for number, member in enumerate(self._members):
+                    if member.endless is endless and not is_end:
+                        self._take(number, given, errors)
+            if errors and not is_end:
+                raise errors[0]
+        except BaseException:
+            self.close()
+            raise
+        if is_end:
+            epoch.finished = True
+            self.close()
+            raise StopIteration
+        position.advance(epoch)
+        return given
+
+    def _take(self, number: int, given: list[Any], errors: list[Exception]) -> None:
+        """Take a member's next, note that it has ended, or its error."""
+        member, iterator = self._members[number], self._iterators[number]
+        if iterator is None or self.epoch.members_over[number]:
+            return
+        failures, counts = member.loader.failures, member.loader._starter.counts
+        known, before = len(failures), dict(counts)
+        try:
+            given[number] = next(iterator)
+            self._taken.update({name: counts[name] - before[name] for name in _COUNTED})
+        except StopIteration:
+            self.epoch.members_over[number] = True
+        except Exception as error:
+            errors.append(member.side.tell(error))
+            errors.sort(key=lambda error: getattr(error, "lane", -1))
+        finally:
+            for failure in failures[known:]:
+                found = member.side.tell(failure)
+                assert isinstance(found, StreamError)
+                self._position.failures.append(found)
+
+    def close(self) -> None:
+        """End the iteration: workers that are not kept end, streams are closed."""
+        self.closed = True
+        self._tally.end()
+        for iterator in self._iterators:
+            if iterator is not None:
+                iterator.close()
+
+
+class JointStarter:
+    """Starts iterations over several loaders; it answers as `Starter` does."""
+
+    def __init__(self, members: Sequence[Member], join: Join, settings: WorkerSettings, turn: Turn) -> None:
+        self._members, self._join, self._turn, self._settings = members, join, turn, settings
+        lanes = members[-1].side.lanes.stop
+        self._tally = Tally(deal_lanes(lanes, 0), join.time_steps, shared=False)
+        self._newest: Callable[[], JointIteration | None] = type(None)
+
+    def renew(self, settings: WorkerSettings) -> None:
+        """Have other workers for the next iteration."""
+        self._settings = settings
+        for member in self._members:
+            member.loader._renew(worker_init_fn=shifted(settings.worker_init_fn, member.side.first_worker))
+
+    @property
+    def is_reading(self) -> bool:
+        """An epoch is being read: its iterator is there, and has not seen the end."""
+        iteration = self._newest()
+        if iteration is None or self._turn.reader() is None:
+            return False
+        return not iteration.closed or iteration.epoch.end_is_ahead
+
+    def begin(self, position: JointPosition, output: Output) -> Begun[Any]:
+        """Begin to read what comes next; anything else that is read ends."""
+        begin = clock()
+        self.end()
+        iteration = JointIteration(self._members, position, self._join, output, self._tally)
+        self._tally.begin(begin)
+        self._newest = weakref.ref(iteration)
+        batches = iteration.parts() if output.parts else iteration
+        if output.device is not None and output.device.type == "cuda":
+            batches = OneAhead(batches, output.device, iteration.epoch.hold)
+        return batches, iteration.close
+
+    def end(self) -> None:
+        """End what is being read: its iterator raises from now on."""
+        self._turn.end()
+        if (iteration := self._newest()) is not None:
+            iteration.close()
+        for member in self._members:
+            member.loader._starter.end()
+
+    def dismiss(self) -> None:
+        """End what is being read, and wait for the end of worker processes."""
+        self.end()
+        for member in self._members:
+            member.loader._dismiss_workers()
+
+    def stats(self) -> LoaderStats:
+        own, all_stats = self._tally.stats(0, 0, [()]), [member.loader.stats() for member in self._members]
+        names = ("slots_in_use", "slots", "copies", "skipped", "gaps", "restarts")
+        sums = {name: sum(getattr(stats, name) for stats in all_stats) for name in names}
+        shifts = [member.side.first_worker for member in self._members]
+        late = [
+            late._replace(lane=late.lane + member.side.lanes.start)
+            for member, stats in zip(self._members, all_stats, strict=True)
+            for late in stats.late
+        ]
+        rules = [member.loader.dataset.rules for member in self._members]
+        setup = Setup(
+            lanes=self._members[-1].side.lanes.stop,
+            time_steps=rules[0].time_steps,
+            packed=all(each.windows == "packed" for each in rules),
+            sources=sum(each.num_sources for each in rules),
+            num_workers=self._settings.num_workers,
+            prefetch_factor=self._settings.batches_ahead,
+        )
+        return dataclasses.replace(
+            own,
+            **sums,
+            late=tuple(late),
+            workers=tuple(itertools.chain.from_iterable(stats.workers for stats in all_stats)),
+            events=Events(lambda: _joined(own.events, [stats.events for stats in all_stats], shifts)),
+            setup=setup,
+        )
+
+
+def _joined(
+    own: Sequence[TraceEvent], of_members: Sequence[Sequence[TraceEvent]], shifts: Sequence[int]
+) -> list[TraceEvent]:
+    events = list(own)
+    for one, shift in zip(of_members, shifts, strict=True):
+        events += [event._replace(worker=event.worker + shift) for event in one if event.worker >= 0]
+    return sorted(events, key=lambda event: event.begin_ns)
+
+
+def shifted(function: Callable[[int], Any] | None, first: int) -> Callable[[int], Any] | None:
+    """A `worker_init_fn` whose workers are numbered from `first`."""
+    return None if function is None else functools.partial(_call_shifted, function, first)
+
+
+def _call_shifted(function: Callable[[int], Any], first: int, worker: int) -> Any:
+    return function(first + worker)
