@@ -10,6 +10,7 @@ import multiprocessing
 import os
 from contextlib import AbstractContextManager, nullcontext
 from multiprocessing import forkserver, util
+from multiprocessing import process as multiprocessing_process
 from multiprocessing.process import BaseProcess
 from typing import Any
 
@@ -51,6 +52,17 @@ def heed_reaping(started: BaseProcess) -> None:
     popen: Any = getattr(started, "_popen", None)
     if popen is not None and not isinstance(popen, _Heedful) and popen.method != "forkserver":  # of another's children
         popen.__class__ = type("Popen", (_Heedful, type(popen)), {})
+
+
+def forget(ended: BaseProcess) -> None:
+    """Have no Python code run where the object of a process that has ended goes.
+
+    Python discards what is raised there, such as the KeyboardInterrupt of a signal that arrives at that moment.
+    multiprocessing has two callbacks there: it closes its pipe, and takes the process from a set of weak references.
+    """
+    if (popen := getattr(ended, "_popen", None)) is not None:
+        popen.close()
+    multiprocessing_process._dangling.discard(ended)  # type: ignore[attr-defined]
 
 
 class _Heedful:

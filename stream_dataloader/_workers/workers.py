@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from stream_dataloader._memory.endings import WeakItems
 from stream_dataloader._reading.activity import ActivityBoard
 from stream_dataloader._schedule.rules import Reader
+from stream_dataloader._workers import torch_quirks
 from stream_dataloader._workers.channel import CLOSE, EXIT, ProcessMail, ThreadMail
 from stream_dataloader._workers.process import how_it_ended
 from stream_dataloader._workers.settings import WorkerSettings
@@ -110,6 +111,7 @@ class Workers:
             for process in self.processes:
                 if process.pid is not None:
                     process.join()
+                torch_quirks.forget(process)
             self._over = True
 
 

@@ -11,7 +11,9 @@ from multiprocessing.reduction import ForkingPickler
 
 import cloudpickle
 import numpy as np
+import pytest
 import torch
+from helpers import START_METHODS
 from torch.utils.data._utils import worker as torch_worker
 
 from stream_dataloader import StreamDataLoader, StreamDataset
@@ -74,3 +76,17 @@ def test_what_pythons_multiprocessing_keeps_by_its_own_names():
     child.start()
     assert child in process._children
     child.join()
+
+
+@pytest.mark.parametrize("method", START_METHODS)
+def test_multiprocessing_runs_no_code_where_the_object_of_an_ended_worker_goes(method):
+    loader = StreamDataLoader(StreamDataset([9], range, 1, time_steps=1), 1, multiprocessing_context=method)
+    batches = iter(loader)
+    next(batches)
+    (worker,) = multiprocessing.active_children()
+    popen = worker._popen
+    assert worker in process._dangling
+    for _ in batches:
+        pass
+    assert worker not in process._dangling
+    assert popen.finalizer is None or not popen.finalizer.still_active()
