@@ -27,7 +27,7 @@ class TraceEvent(NamedTuple):
         kind: `"step"`: a worker reads its lanes' windows of a batch. `"open"`: it opens a stream. `"open ahead"`: so
             does its background thread. `"grant"`: it waits until it may take the next source. `"batch"`: the trainer
             waits for a batch. `"train"`: what the trainer does between two batches.
-        begin_ns: When it began, by `time.monotonic_ns`.
+        start_ns: When it began, by `time.monotonic_ns`.
         stop_ns: When it was over.
         number: The batch, or the source that is opened; -1 if there is none.
         thread: Which of the worker's threads it was, counted from 0; with `patience` each lane has one.
@@ -35,7 +35,7 @@ class TraceEvent(NamedTuple):
 
     worker: int
     kind: str
-    begin_ns: int
+    start_ns: int
     stop_ns: int
     number: int
     thread: int = 0
@@ -241,7 +241,7 @@ def _difference(now: Any, then: Any, leave_out: tuple[str, ...] = ()) -> Any:
 
 def _chrome_events(events: Sequence[TraceEvent]) -> Iterator[dict[str, Any]]:
     """Events as Chrome's trace viewer takes them: microseconds from the first; a process and thread a row."""
-    first = min((event.begin_ns for event in events), default=0)
+    first = min((event.start_ns for event in events), default=0)
     yield {"ph": "M", "name": "process_name", "pid": 0, "args": {"name": "stream_dataloader"}}
     threads = sorted({(event.worker, event.thread) for event in events})
     rows = {thread: 2 * number for number, thread in enumerate(threads)}
@@ -250,14 +250,14 @@ def _chrome_events(events: Sequence[TraceEvent]) -> Iterator[dict[str, Any]]:
         for tid, name in enumerate(("trainer",) if worker < 0 else (who, f"{who}, ahead"), row):
             yield {"ph": "M", "name": "thread_name", "pid": 0, "tid": tid, "args": {"name": name}}
             yield {"ph": "M", "name": "thread_sort_index", "pid": 0, "tid": tid, "args": {"sort_index": tid}}
-    for event in sorted(events, key=lambda event: event.begin_ns):
+    for event in sorted(events, key=lambda event: event.start_ns):
         what = "source" if event.kind in ("open", "open ahead") else "batch"
         yield {
             "ph": "X",
             "name": event.kind,
             "pid": 0,
             "tid": rows[event.worker, event.thread] + (event.kind == "open ahead"),
-            "ts": (event.begin_ns - first) / 1000,
-            "dur": (event.stop_ns - event.begin_ns) / 1000,
+            "ts": (event.start_ns - first) / 1000,
+            "dur": (event.stop_ns - event.start_ns) / 1000,
             "args": {} if event.number < 0 else {what: event.number},
         }

@@ -141,7 +141,7 @@ def _in_order(
         events.append(TraceEvent(-1, "batch", begin, stop, step))
         if mark is not None:
             events.append(TraceEvent(-1, "train", mark, begin, step - 1))
-    return sorted(events, key=lambda event: event.begin_ns)
+    return sorted(events, key=lambda event: event.start_ns)
 
 
 def _bytes_of(layout: Layout) -> int:

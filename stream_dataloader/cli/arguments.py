@@ -107,14 +107,15 @@ def with_options(given: Sequence[tuple[str, Any]], make: Callable[..., _Made]) -
 
 def add_size(parser: ArgumentParser, otherwise: str = "as they are") -> None:
     """Add the argument about pictures."""
-    shown = f"of pictures (default: {otherwise})"
+    shown = f"of pictures: width x height, where size= of a stream is (height, width) (default: {otherwise})"
     parser.add_argument("--size", type=_size, metavar="WxH", help=shown)
 
 
 def add_target(
     parser: ArgumentParser,
     name: str = "TARGET",
-    *option_arguments: str,
+    *,
+    option_argument: str = "--option",
     also: str = "",
     format_argument: str = "--format",
 ) -> None:
@@ -128,7 +129,7 @@ def add_target(
     broken = "what a broken source does (default: %(default)s)"
     add("--on-error", choices=["raise", "skip"], default="raise", help=broken)
     what = "what opens media (VideoStream's fps=10, say) or of a store's format"
-    add_options(parser, "--stream-option", *option_arguments, of=what)
+    add_options(parser, option_argument, of=what)
 
 
 def add_lanes(parser: _ActionsContainer) -> None:
@@ -136,7 +137,7 @@ def add_lanes(parser: _ActionsContainer) -> None:
     add, shown = parser.add_argument, "(default: %(default)s)"
     add("--batch-size", "--lanes", type=positive, default=4, metavar="B", help=f"lanes {shown}")
     add("--time-steps", type=positive, default=16, metavar="T", help=f"of a window {shown}")
-    add("--workers", type=natural, default=0, help=f"processes; 0: none {shown}")
+    add("--workers", "--num-workers", type=natural, default=0, help=f"processes; 0: none {shown}")
     add("--windows", choices=["aligned", "packed"], default="aligned")
     add("--schedule", choices=["balanced", "longest_first"], help="long ones early; balanced needs --shuffle")
     add("--shuffle", action="store_true", help="read in a random order")

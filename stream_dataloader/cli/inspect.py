@@ -37,7 +37,7 @@ _HEADS = ("source", "codec", "size", "rate", "frames", "duration", "keys", "byte
 
 
 def add(parser: ArgumentParser) -> None:
-    add_target(parser, "TARGET", "--option")
+    add_target(parser)
     add = parser.add_argument
     add("--json", action="store_true", help="print JSON")
     add("--streams", type=natural, default=0, metavar="N", help="list N streams of a store")
@@ -111,7 +111,7 @@ def _media(target: Target, options: Namespace) -> tuple[dict[str, Any], list[str
     sizes = list(dict.fromkeys(row.size for row in found if row.size))
     if len(sizes) > 1:
         told = ", ".join(sizes)
-        lines.append(f"sizes differ ({told}): see --size, --stream-option")
+        lines.append(f"sizes differ ({told}): see --size, --option")
     rows = [dataclasses.asdict(row) for row in found]
     about = {"path": options.target, "kind": target.kind, "sources": rows, "totals": totals}
     return about, lines
@@ -136,7 +136,7 @@ def _lanes(target: Target, options: Namespace) -> tuple[dict[str, Any], list[str
         drawn = timeline(loader)
     busy = [0] * drawn.lanes
     for segment in drawn.segments:
-        busy[segment.lane] += segment.stop - segment.begin
+        busy[segment.lane] += segment.stop - segment.start
     longest = busy.index(max(busy))
     of_workers = [sum(busy[lane] for lane in lanes) for lanes in drawn.workers]
     lines = [

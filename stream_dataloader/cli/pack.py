@@ -27,14 +27,20 @@ from stream_dataloader.stores._base.formats import FORMATS
 
 
 def add(parser: ArgumentParser) -> None:
-    add_target(parser, "SOURCE", format_argument="--from-format")
+    add_target(parser, "SOURCE", format_argument="--from-format", option_argument="--stream-option")
     add = parser.add_argument
     add("out", metavar="OUT", help="where the store will be; there must be nothing")
     formats = [name for name, one in FORMATS.items() if one.packer is not None]
     shown = "(default: %(default)s)"
     add("--format", dest="out_format", choices=formats, default="memmap", help=shown)
     add_options(parser, "--option", of="the store's format", dest="out_option")
-    add("--workers", type=natural, default=available_cores(), help=f"processes; 0: none {shown}")
+    more = "stores.pack has 0"
+    add(
+        *("--workers", "--num-workers"),
+        type=natural,
+        default=available_cores(),
+        help=f"processes; 0: none (default: as many as cores, %(default)s; {more})",
+    )
     add("--verify", action="store_true", help="read the store again and compare checksums")
     add("--quiet", action="store_true", help="show no progress")
 

@@ -37,7 +37,7 @@ Leaves = Iterator[tuple[StreamBatch, torch.Tensor]]
 
 
 def add(parser: ArgumentParser) -> None:
-    add_target(parser, "TARGET", "--option")
+    add_target(parser)
     add_lanes(parser)
     add, shown = parser.add_argument, "(default: %(default)s)"
     add("--batches", type=positive, help="how many to show (default: all)")

@@ -32,7 +32,7 @@ from stream_dataloader.stats import LoaderStats
 
 
 def add(parser: ArgumentParser) -> None:
-    add_target(parser, "TARGET", "--option", also=", or MODULE:FUNCTION")
+    add_target(parser, also=", or MODULE:FUNCTION")
     add_lanes(parser)
     add, shown = parser.add_argument, "(default: %(default)s)"
     add("--json", action="store_true", help="print JSON")

@@ -27,7 +27,7 @@ _SUFFIXES = (".png", ".svg", ".pdf")
 
 
 def add(parser: ArgumentParser) -> None:
-    add_target(parser, "TARGET", "--option")
+    add_target(parser)
     add_lanes(parser)
     add, suffixes = parser.add_argument, ", ".join(_SUFFIXES)
     add("--json", action="store_true", help="print JSON")

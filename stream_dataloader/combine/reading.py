@@ -252,7 +252,7 @@ def _joined(
     events = list(own)
     for one, shift in zip(of_members, shifts, strict=True):
         events += [event._replace(worker=event.worker + shift) for event in one if event.worker >= 0]
-    return sorted(events, key=lambda event: event.begin_ns)
+    return sorted(events, key=lambda event: event.start_ns)
 
 
 def shifted(function: Callable[[int], Any] | None, first: int) -> Callable[[int], Any] | None:

@@ -46,7 +46,7 @@ class Hdf5Store(Store):
 
     A group that holds datasets is a stream; one of groups has a stream in each of them.
     An item is a dict, nested as the groups are. All streams need the leaves of the first.
-    Needs the extra `h5py`.
+    Needs the extra `hdf5`.
 
     Args:
         path: A file, or a folder: all `.h5` and `.hdf5` files below it, in natural order.

@@ -38,7 +38,7 @@ class AudioVisualStream:
         channels: 1 mixes to mono; None keeps the file's own channels.
         samples: Samples a frame; None takes as many as fit between two frames, rounded; some may be
             left out or given twice. Files of different rates need `samples`, or `fps` in `video`.
-        stream: Which of the file's audio streams, from 0.
+        track: Which of the file's audio tracks, from 0.
 
     Raises:
         ValueError: An option has a value that it cannot have.
@@ -51,7 +51,7 @@ class AudioVisualStream:
     rate: int | None = None
     channels: int | None = None
     samples: int | None = None
-    stream: int = 0
+    track: int = 0
 
     def __post_init__(self) -> None:
         check_numbers(self, samples=("give 1 or more, or None for as many as fit between two frames", 1))
@@ -65,7 +65,7 @@ class AudioVisualStream:
             window=1,
             rate=self.rate,
             channels=self.channels,
-            stream=self.stream,
+            track=self.track,
             on_corrupt=corrupt,
             limits=self.video.limits,
         )

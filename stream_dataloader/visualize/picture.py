@@ -42,7 +42,7 @@ class Segment(NamedTuple):
 
     Attributes:
         lane: The lane.
-        begin: Its first time step, counted over the epoch: step * T + t.
+        start: Its first time step, counted over the epoch: step * T + t.
         stop: The time step behind its last.
         source: Index of the stream's source.
         position: The first step's index within its stream.
@@ -51,7 +51,7 @@ class Segment(NamedTuple):
     """
 
     lane: int
-    begin: int
+    start: int
     stop: int
     source: int
     position: int
@@ -83,7 +83,7 @@ class Timeline:
     def padding_share(self) -> float:
         """How much of all cells is padding, 0 to 1."""
         cells = self.lanes * self.batches * self.time_steps
-        read = sum(segment.stop - segment.begin for segment in self.segments)
+        read = sum(segment.stop - segment.start for segment in self.segments)
         return 1 - read / cells if cells else 0.0
 
     @property
@@ -113,12 +113,12 @@ class Timeline:
         drawn = np.full((self.lanes, columns), "·")
         letters = [_LETTERS[segment.source % len(_LETTERS)] for segment in self.segments]
         for letter, segment in zip(letters, self.segments, strict=True):
-            begin = -(-segment.begin // scale)
+            begin = -(-segment.start // scale)
             stop = -(-segment.stop // scale)
             drawn[segment.lane, begin:stop] = letter
         for letter, segment in zip(letters, self.segments, strict=True):
             if segment.starts:
-                drawn[segment.lane, segment.begin // scale] = letter.upper()
+                drawn[segment.lane, segment.start // scale] = letter.upper()
         ruler = ""
         for step in range(self.batches):
             at = step * self.time_steps // scale
@@ -193,17 +193,17 @@ def _figure(timeline: Timeline, theme: str, sources: Any) -> Any:
     axes.barh(range(lanes), width, _BAR, color=padding)
     segments = timeline.segments
     colours = _colours(segments)
-    lengths = [segment.stop - segment.begin for segment in segments]
-    begins = [segment.begin for segment in segments]
+    lengths = [segment.stop - segment.start for segment in segments]
+    begins = [segment.start for segment in segments]
     axes.barh([segment.lane for segment in segments], lengths, _BAR, begins, color=colours)
     for segment, steps, colour in zip(segments, lengths, colours, strict=True):
         if segment.starts:
             top = segment.lane - _BAR / 2
-            axes.vlines(segment.begin, top, top + _BAR, color=ink, linewidth=1.6)
+            axes.vlines(segment.start, top, top + _BAR, color=ink, linewidth=1.6)
         name = shown(segment.source if sources is None else sources[segment.source])
         inches = steps / width * 9.6
         if row_inches >= 0.2 and inches >= 0.09 * len(name) + 0.08:  # there is room
-            at = segment.begin + steps / 2, segment.lane
+            at = segment.start + steps / 2, segment.lane
             letters = "#ffffff" if colour in _DARK_COLOURS else "#111111"
             how: dict[str, Any] = {"ha": "center", "va": "center", "color": letters, "fontsize": 8}
             axes.text(*at, name, clip_on=True, parse_math=False, **how)

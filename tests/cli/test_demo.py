@@ -98,7 +98,7 @@ def test_folder_is_streamed_and_what_is_broken_reported(tmp_path, run, write_sou
     assert (numbers["videos"], numbers["items"]) == (5, 31)
     broken, sound = re.findall(r"^stream-dataloader: skipped: (.*)$", errors, re.MULTILINE)
     assert "broken.mp4" in broken
-    assert "sound.mp4 has no video stream 0; it has only audio" in sound
+    assert "sound.mp4 has no video track 0; it has only audio" in sound
     assert "5/5" in errors
     assert "notes.txt" not in told + errors
     assert len(decode(output / "grid.mp4")) == 4 * numbers["batches"]

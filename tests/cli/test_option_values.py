@@ -67,11 +67,11 @@ def test_what_is_refused_is_named_with_its_option(tmp_path, run, source, given):
     (tmp_path / "a.md").write_text("a")
     stores.pack(([3], range), tmp_path / "a.lmdb", format="lmdb", num_workers=0)
     path = tmp_path / source
-    last, flag = ("pack", path, tmp_path / "out", "--workers", "0"), "--stream-option"
+    last = ("pack", path, tmp_path / "out", "--workers", "0", "--stream-option")
     if source == "a.lmdb":
-        last, flag = ("verify", path), "--option"
-    for command in (("inspect", path), last):
-        status, _, errors = run(*command, flag, given)
+        last = ("verify", path, "--option")
+    for command in (("inspect", path, "--option"), last):
+        status, _, errors = run(*command, given)
         assert (status, given in errors) == (2, True)
 
 

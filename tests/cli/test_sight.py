@@ -143,7 +143,7 @@ def test_lanes_are_told_without_reading(run, videos, numbers, texts):
     status, told, errors = run("inspect", texts, "--batch-size", 2)
     assert (status, told) == (2, "")
     assert "only reading tells how long" in errors
-    assert run("inspect", texts, "--stream-option", "units=bytes", "--batch-size", 2)[0] == 0
+    assert run("inspect", texts, "--option", "units=bytes", "--batch-size", 2)[0] == 0
     assert "say how many by --batch-size" in run("inspect", numbers, "--workers", 2)[2]
 
 

@@ -32,11 +32,11 @@ def cells(batches):
 def cells_of(timeline):
     return {
         (found.lane, at): (
-            *(found.source, found.position + at - found.begin),
-            *(found.starts and at == found.begin, found.fresh),
+            *(found.source, found.position + at - found.start),
+            *(found.starts and at == found.start, found.fresh),
         )
         for found in timeline.segments
-        for at in range(found.begin, found.stop)
+        for at in range(found.start, found.stop)
     }
 
 

@@ -40,9 +40,9 @@ def check_batches(stats, batches):
     assert numbers(stats.events, "batch") == [batch.batch_index for batch in batches]
     assert numbers(stats.events, "train") == [batch.batch_index - 1 for batch in batches]
     row = [event for event in stats.events if event.worker == -1]
-    assert all(one.stop_ns <= other.begin_ns for one, other in itertools.pairwise(row)), "they overlap"
-    spans = sum(event.stop_ns - event.begin_ns for event in row) / 1e9
-    assert sum(e.stop_ns - e.begin_ns for e in row if e.kind == "batch") / 1e9 <= stats.wait_seconds + 1e-9
+    assert all(one.stop_ns <= other.start_ns for one, other in itertools.pairwise(row)), "they overlap"
+    spans = sum(event.stop_ns - event.start_ns for event in row) / 1e9
+    assert sum(e.stop_ns - e.start_ns for e in row if e.kind == "batch") / 1e9 <= stats.wait_seconds + 1e-9
     assert spans <= stats.seconds + 1e-9
 
 

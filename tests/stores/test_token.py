@@ -58,8 +58,8 @@ BEGINNING = [np.roll(tokens, 1) for tokens in ENDING]
 #: What tells where documents begin: the documents, how they are written, and options.
 MARKED = {
     "index": (ENDING, lambda path: write_megatron(path, ENDING, sequences=2), {}),
-    "end": (ENDING, lambda path: write_headed(f"{path}.bin", np.concatenate(ENDING)), {"end": MARK}),
-    "begin": (BEGINNING, lambda path: write_headed(f"{path}.bin", np.concatenate(BEGINNING)), {"begin": MARK}),
+    "end": (ENDING, lambda path: write_headed(f"{path}.bin", np.concatenate(ENDING)), {"eos_token": MARK}),
+    "begin": (BEGINNING, lambda path: write_headed(f"{path}.bin", np.concatenate(BEGINNING)), {"bos_token": MARK}),
 }
 
 
@@ -191,9 +191,9 @@ def test_what_does_not_fit_is_refused(tmp_path):
         ({"dtype": "uint8"}, ValueError),
         ({"dtype": "S1"}, ValueError),
         ({"stream": "line"}, ValueError),
-        ({"end": 1 << 16}, ValueError),
-        ({"end": 3, "begin": 3}, ValueError),
-        ({"end": "<eos>"}, TypeError),
+        ({"eos_token": 1 << 16}, ValueError),
+        ({"eos_token": 3, "bos_token": 3}, ValueError),
+        ({"eos_token": "<eos>"}, TypeError),
     ):
         with pytest.raises(error):
             stores.open(tmp_path / "x.bin", **options)

@@ -103,7 +103,7 @@ def test_sound_whose_clock_is_wrong_stays_with_its_picture(tmp_path, a_frame, on
 
 def test_files_without_sound(talk, tmp_path):
     silent = clips.write_clip(tmp_path / "silent.mp4")
-    with pytest.raises(OpenError, match=r"silent\.mp4 has no audio stream 0; it has only video"):
+    with pytest.raises(OpenError, match=r"silent\.mp4 has no audio track 0; it has only video"):
         list(StreamDataLoader(StreamDataset([silent], AudioVisualStream(), 1, time_steps=5)))
-    with pytest.raises(OpenError, match="has no audio stream 1"):
-        list(StreamDataLoader(StreamDataset([talk], AudioVisualStream(stream=1), 1, time_steps=5)))
+    with pytest.raises(OpenError, match="has no audio track 1"):
+        list(StreamDataLoader(StreamDataset([talk], AudioVisualStream(track=1), 1, time_steps=5)))

@@ -209,7 +209,7 @@ def matching(pattern: str, cache: FileCache | None = None) -> Iterator[str]:
 
 
 def _on_server(pattern: str, cache: FileCache) -> list[str]:
-    core = package("fsspec.core", pattern, "fsspec")
+    core = package("fsspec.core", pattern, "remote")
     try:
         file_system, path = core.url_to_fs(pattern, **cache.storage_options)
         found = [file_system.unstrip_protocol(one) for one in without_hidden(file_system.glob(path), path)]

@@ -59,8 +59,8 @@ class TokenStore(Store):
         path: A file, a folder, a pattern `"train-*.bin"`, or a URL. Files are
             read in the order of their names.
         stream: What a stream is: a `"file"`, or a `"document"` of one.
-        end: The token that ends a document. None: the index says where.
-        begin: The token that begins a document, in place of `end`.
+        eos_token: The token that ends a document. None: the index says where.
+        bos_token: The token that begins a document, in place of `eos_token`.
         targets: Items are `{"input": token, "target": next token}`. Targets are
             int64.
         ignore_index: The target where a document or a file ends; give the loss the same.
@@ -79,8 +79,8 @@ class TokenStore(Store):
         path: str | os.PathLike[str],
         *,
         stream: Literal["file", "document"] = "file",
-        end: int | None = None,
-        begin: int | None = None,
+        eos_token: int | None = None,
+        bos_token: int | None = None,
         targets: bool = False,
         ignore_index: int = IGNORE_INDEX,
         dtype: Any = None,
@@ -92,7 +92,7 @@ class TokenStore(Store):
             raise ValueError(f"stream is {stream!r}; use 'file' or 'document'")
         self._stored = _dtype("stored_dtype", stored_dtype)
         self._dtype = _dtype("dtype", dtype)
-        self._marker = _marker(end, begin)
+        self._marker = _marker(eos_token, bos_token)
         ignore_index = check_ignore_index(ignore_index, targets=targets, tokens=self._known_tokens())
         dtype, stored_dtype = self._dtype and str(self._dtype), self._stored and str(self._stored)
         super().__init__(path, **given_options(locals()))
@@ -187,7 +187,7 @@ class _Index:
         if self._marker is not None:
             return self.opened.lease(place).handle.documents()
         if file.bounds is None:
-            raise StoreError(f"{file.name} has no index; give end= or begin=")
+            raise StoreError(f"{file.name} has no index; give eos_token= or bos_token=")
         return file.bounds
 
     def __len__(self) -> int:
@@ -266,10 +266,10 @@ def _dtype(option: str, value: Any) -> np.dtype[Any] | None:
     return found
 
 
-def _marker(end: int | None, begin: int | None) -> Marker | None:
-    if begin is not None and end is not None:
-        raise ValueError("end and begin are both given; one tells documents apart")
-    name, token = ("begin", begin) if end is None else ("end", end)
+def _marker(eos_token: int | None, bos_token: int | None) -> Marker | None:
+    if bos_token is not None and eos_token is not None:
+        raise ValueError("eos_token and bos_token are both given; one tells documents apart")
+    name, token = ("bos_token", bos_token) if eos_token is None else ("eos_token", eos_token)
     if token is None:
         return None
-    return Marker(whole_number(name, token, "give a token", 0), end is not None)
+    return Marker(whole_number(name, token, "give a token", 0), eos_token is not None)

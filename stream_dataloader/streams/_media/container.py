@@ -111,11 +111,11 @@ def choose_stream(
         kinds = ", ".join(sorted({s.type for s in container.streams}))
         there = f"it has {len(streams)} of them, numbered from 0" if streams else f"it has only {kinds}"
         if not kinds:
-            there = "no stream at all is described in it: it was cut off, or is no media file; fetch it again"
-        raise ValueError(f"{container.name} has no {kind} stream {index}; {there}")
+            there = "no track at all is described in it: it was cut off, or is no media file; fetch it again"
+        raise ValueError(f"{container.name} has no {kind} track {index}; {there}")
     stream: Any = streams[index]
     if stream.codec_context is None:
-        raise ValueError(f"{container.name}: FFmpeg has no decoder for its {kind} stream {index}")
+        raise ValueError(f"{container.name}: FFmpeg has no decoder for its {kind} track {index}")
     stream.thread_type = "NONE"
     stream.codec_context.thread_count = 1
     if kind == "video" and not stream.codec_context.is_hwaccel:

@@ -36,7 +36,7 @@ def open_file(path: str, name: str) -> Any:
     try:
         import h5py
     except ImportError as error:
-        raise ImportError(f"reading {name} needs h5py: pip install 'stream-dataloader[h5py]'") from error
+        raise ImportError(f"reading {name} needs h5py: pip install 'stream-dataloader[hdf5]'") from error
     try:
         return h5py.File(path, "r", locking="best-effort")
     except BlockingIOError as error:

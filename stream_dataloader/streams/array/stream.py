@@ -29,7 +29,7 @@ class ArrayStream:
     """Opens arrays: each row of the first axis is an item.
 
     A source is the path or URL of a `.npy` or HDF5 file, a NumPy array, a tensor, a mapping of those,
-    or `(source, start, stop)`: some rows of one. HDF5 files need the extra `h5py`.
+    or `(source, start, stop)`: some rows of one. HDF5 files need the extra `hdf5`.
 
     Args:
         dataset: The dataset of HDF5 files, such as `"events/frames"`. Of several names, or a mapping of

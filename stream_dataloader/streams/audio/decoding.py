@@ -60,7 +60,7 @@ class AudioDecoder:
             first = self._first if self._first is not None else self._stream.codec_context
             self.rate, self.channels = int(first.sample_rate), int(first.layout.nb_channels)
             if self.rate < 1 or self.channels < 1:
-                raise ValueError(f"{self._path}: nothing in its audio stream {self._index} can be decoded")
+                raise ValueError(f"{self._path}: nothing in its audio track {self._index} can be decoded")
             self._own = self.rate, first.layout.name, self.channels
             self.layout = layout_name(self.channels, first.layout.name)
             self.start_seconds = self._clock.origin_seconds  # of sample 0
@@ -97,7 +97,7 @@ class AudioDecoder:
         """Check at the end that there is audio, as much as the file says."""
         check_audio_not_cut(str(self._path), self._container, self._stream, self._clock, decoded_seconds)
         if not decoded_seconds and self._container.format.name not in _COUNTING_FORMATS:
-            raise ValueError(f"{self._path}: its audio stream {self._index} has no sample that can be decoded")
+            raise ValueError(f"{self._path}: its audio track {self._index} has no sample that can be decoded")
 
     def pieces(self) -> Iterator[Samples]:
         """Consecutive pieces `(C, n)`, from the sample that `seek` returned on."""

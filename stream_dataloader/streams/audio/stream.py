@@ -53,7 +53,7 @@ class AudioStream:
         channels: The number of channels to mix to, scaled so that nothing exceeds full scale;
             a single one is copied to each. None keeps the file's own.
         pad_last: Whether samples that do not fill a window are an item, padded with zeros.
-        stream: Which of the file's audio streams, from 0.
+        track: Which of the file's audio tracks, from 0.
         on_corrupt: What to do about data that is damaged or missing: `"raise"` an error; `"keep"`
             silence in its place, and damaged frames as they are; or `"drop"` it. Only `"raise"` can seek.
         cache: Where files from URLs are kept.
@@ -87,7 +87,7 @@ class AudioStream:
     rate: int | None = None
     channels: int | None = None
     pad_last: bool = True
-    stream: int = 0
+    track: int = 0
     on_corrupt: OnCorrupt = "raise"
     cache: FileCache | None = None
     limits: Limits | None = None
@@ -100,7 +100,7 @@ class AudioStream:
             hop=("give 1 or more, or None for window", 1),
             rate=(f"give 1 to {_HIGHEST_RATE} samples a second, or None for the file's", 1, _HIGHEST_RATE),
             channels=("give 1 or more, or None for the file's", 1),
-            stream=("streams are numbered from 0", 0),
+            track=("tracks are numbered from 0", 0),
         )
 
     def __call__(self, source: Any, *, start: int = 0) -> _Windows:
@@ -124,7 +124,7 @@ class AudioStream:
         rate, end = self.rate, None
         if rate is None or section.stop is None:
             with open_local(section.path, self.cache) as local, open_container(local.path) as container:
-                stream = choose_stream(container, "audio", self.stream)
+                stream = choose_stream(container, "audio", self.track)
                 file_rate = stream.codec_context.sample_rate
                 end = declared_samples(local.path, container, stream)
             if end is None and (section.stop is None or isinstance(section.start + section.stop, float)):
@@ -230,7 +230,7 @@ class SampleReader:
 
     def __init__(self, path: Any, options: Any, start: int | float = 0, offset: int = 0) -> None:
         self._may_be_cut = options.on_corrupt != "raise"
-        self.decoder = AudioDecoder(path, options.stream, options.on_corrupt)
+        self.decoder = AudioDecoder(path, options.track, options.on_corrupt)
         with closed_on_error(self):
             self.rate = options.rate or self.decoder.rate
             self.channels = options.channels or self.decoder.channels

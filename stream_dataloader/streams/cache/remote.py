@@ -86,7 +86,7 @@ class RemoteFile:
                     options[protocol] |= {"skip_instance_cache": True}
             self._file_system, self._path = url_to_fs(url, **options)
         except ImportError as error:
-            remedy = "pip install 'stream-dataloader[fsspec]'; s3:// needs s3fs, gs:// gcsfs, abfs:// adlfs"
+            remedy = "pip install 'stream-dataloader[remote]'; s3:// needs s3fs, gs:// gcsfs, abfs:// adlfs"
             raise ImportError(f"{shown(url)} needs a package that is not installed: {error} ({remedy})") from error
         except Exception as error:
             if (known := final_error(url, error)) is None:

@@ -232,14 +232,14 @@ def _decoded(path: str, stream: int) -> FrameIndex:
 
 
 def segment_videos(
-    paths: Iterable[Any], *, max_frames: int, stream: int = 0, progress: bool = True, cache: FileCache | None = None
+    paths: Iterable[Any], *, max_frames: int, track: int = 0, progress: bool = True, cache: FileCache | None = None
 ) -> list[tuple[str, int, int]]:
     """Cut long videos into sections of at most `max_frames` frames, of nearly equal length.
 
     Args:
         paths: The files.
         max_frames: The most frames of a section.
-        stream: Which of the files' video streams, from 0.
+        track: Which of the files' video tracks, from 0.
         progress: Show a progress bar.
         cache: Where files from URLs are kept; None is the cache that all streams share.
 
@@ -261,7 +261,7 @@ def segment_videos(
 
     def times_of(path: str) -> FrameTimes:
         with open_local(path, cache) as local:
-            return frame_index(local.path, stream).times
+            return frame_index(local.path, track).times
 
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
         found: Iterable[FrameTimes] = pool.map(times_of, paths)

@@ -261,7 +261,7 @@ class FrameReader:
             what = f"{self._path} is cut off: it has {tally.packets} frames, and its header declares {declared}"
             raise ValueError(f'{what}; use on_corrupt="drop" for what there is')
         if not tally.frames:
-            raise ValueError(f"{self._path}: its video stream {self._index} has no frame that can be decoded")
+            raise ValueError(f"{self._path}: its video track {self._index} has no frame that can be decoded")
 
     def _refuse(self, what: str, error: Exception | None = None) -> None:
         if self.on_corrupt == "raise":

@@ -56,7 +56,7 @@ class VideoStream(FrameOptions):
         fps: Resample by time stamps: item n is the frame shown n / fps seconds after the first.
         start: The first frame: an int is its number, a float is seconds after the video's first.
         stop: The end, not included, like `start`; None is the video's end.
-        stream: Which of the file's video streams, from 0.
+        track: Which of the file's video tracks, from 0.
         with_times: Yield dicts of `frame`, `pts_seconds` (float64, the container's) and `is_key` (bool).
         on_corrupt: What to do about damaged frames: `"raise"` an error, `"keep"` them as decoded, or
             `"drop"` them. Only `"raise"` can seek; the others take what is left of a file.
@@ -84,7 +84,7 @@ class VideoStream(FrameOptions):
     fps: float | Fraction | None = None
     start: int | float = 0
     stop: int | float | None = None
-    stream: int = 0
+    track: int = 0
     with_times: bool = False
     on_corrupt: OnCorrupt = "raise"
     device: Any = None
@@ -93,9 +93,7 @@ class VideoStream(FrameOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_numbers(
-            self, frame_step=("give 1 for every frame, or more", 1), stream=("streams are numbered from 0", 0)
-        )
+        check_numbers(self, frame_step=("give 1 for every frame, or more", 1), track=("tracks are numbered from 0", 0))
         if self.fps is not None and not (isinstance(self.fps, Real) and 0 < self.fps < math.inf):
             raise ValueError(f"fps is {self.fps!r}; give a rate above 0, or None for the video's own frames")
         _, start, stop = section_of(("", self.start, self.stop))
@@ -124,7 +122,7 @@ class VideoStream(FrameOptions):
         if self.on_corrupt != "raise":
             return None
         local, selection = self.open(source)
-        with local, closing(FrameReader(local.path, self.stream)) as reader:
+        with local, closing(FrameReader(local.path, self.track)) as reader:
             return selection.length(reader)
 
     def open(self, source: Any) -> tuple[LocalFile, Selection]:
@@ -156,7 +154,7 @@ class OpenVideo(PictureItems):
         options, path = self._options, self._selection.section.path
         device = None if by_cpu else options.device
         try:
-            reader = FrameReader(path, options.stream, options.on_corrupt, device, options.limits)
+            reader = FrameReader(path, options.track, options.on_corrupt, device, options.limits)
         except DeviceError as error:
             if not options.device_fallback:
                 raise
