@@ -166,7 +166,7 @@ def measure_agreement(quick: bool) -> Iterator[Result]:
 def session_of(rank: int, ranks: int, store: TCPStore, name: str) -> Rendezvous:
     """A rank's meeting with the others; one rank keeps the store, as among processes."""
     with mock.patch.object(dist, "get_rank", return_value=rank):
-        return Rendezvous(RankPlace(rank, ranks, "all", True), store, name, _PATIENCE_SECONDS)
+        return Rendezvous(RankPlace(rank, ranks, name), store, _PATIENCE_SECONDS)
 
 
 def in_step(session: Rendezvous, barrier: threading.Barrier) -> tuple[float, float]:

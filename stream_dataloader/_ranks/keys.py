@@ -31,7 +31,6 @@ LEFT = "left"  # of each rank: the error why it left before
 # before it has a prefix, under one that all ranks know
 CALL = "call"  # of each rank: its calls that are not answered
 CALLS = "calls"  # how often any rank has changed its calls
-STARTS = "starts"  # of each rank: how often its processes were started, where several are one rank
 
 
 def of_rank(what: str, rank: int) -> str:

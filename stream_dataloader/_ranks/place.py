@@ -16,7 +16,7 @@ class RankPlace(NamedTuple):
     rank: int = 0
     world_size: int = 1
     peers: str = ""  # names those ranks, where there are several sets of them
-    twins: bool = False  # several processes may be the same rank
+    among_others: bool = False  # torch.distributed has other processes, and nothing says which of them share the epoch
 
 
 def is_started() -> bool:
@@ -27,8 +27,8 @@ def is_started() -> bool:
 def find_place(rank: int | None, world_size: int | None, process_group: Any) -> RankPlace:
     """This process's place: as given, or as torch.distributed has it, or alone."""
     if rank is not None and world_size is not None:
-        twins = is_started() and world_size != dist.get_world_size()
-        return RankPlace(rank, world_size, f"ranks of {world_size}", twins)
+        among_others = is_started() and world_size != dist.get_world_size()
+        return RankPlace(rank, world_size, f"ranks of {world_size}", among_others)
     if not is_started():
         if process_group is not None:
             raise ValueError("process_group= needs torch.distributed: call init_process_group() before iterating")

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-import weakref
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch.distributed as dist
 
 from stream_dataloader import _options as options
 from stream_dataloader._ranks.agreement import AgreedSteps, Steps
 from stream_dataloader._ranks.place import OwnRank, RankPlace, is_started
-from stream_dataloader._ranks.rendezvous import Rendezvous, counted_name
+from stream_dataloader._ranks.rendezvous import Rendezvous
 from stream_dataloader._schedule.rules import Groups
 from stream_dataloader._schedule.saved_state import LoadedState, SourceIdentity, from_plain, groups_of
 from stream_dataloader._schedule.snapshot import Snapshot
@@ -19,9 +20,6 @@ from stream_dataloader._schedule.state_check import number
 from stream_dataloader._workers.torch_quirks import default_store
 from stream_dataloader.dataset import StreamDataset
 from stream_dataloader.errors import StateError
-
-if TYPE_CHECKING:
-    from torch.distributed.distributed_c10d import Store
 
 
 class Ranks:
@@ -44,8 +42,6 @@ class Ranks:
         self._seed = dataset.rules.seed
         self._place = RankPlace()
         self.reading = dataset  # by this rank, by the rules of its groups
-        self._store: weakref.ref[Store] | None = None  # where this loader has its name
-        self._name, self._sessions = "", 0  # if several processes are the same rank
 
     @property
     def alone(self) -> bool:
@@ -107,7 +103,16 @@ class Ranks:
                     stacklevel=5,
                 )
             return Steps(count)
-        rendezvous = self._next_rendezvous()
+        if self._place.among_others:
+            if not is_decided:
+                raise ValueError(
+                    f"world_size is {self._place.world_size}, and torch.distributed has {dist.get_world_size()} "
+                    "processes: nothing says which of them are to agree on the number of batches. Pass process_group=, "
+                    "the group whose processes share the epoch, instead of rank= and world_size=; or pass lengths="
+                )
+            return Steps(count)
+        store = default_store()
+        rendezvous = Rendezvous(self._place, store, self._timeout or store.timeout.total_seconds())
         try:
             rendezvous.begin({"batch_size": rules.lanes, **terms, "number of batches": count})
         except BaseException:
@@ -119,18 +124,7 @@ class Ranks:
         return Steps(count)
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_place": RankPlace(), "_store": None}
-
-    def _next_rendezvous(self) -> Rendezvous:
-        store = default_store()
-        name = None
-        if self._place.twins:
-            if self._store is None or self._store() is not store:
-                self._store, self._sessions = weakref.ref(store), 0
-                self._name = counted_name(store, self._place.peers)
-            self._sessions += 1
-            name = f"{self._name}/{self._sessions}"
-        return Rendezvous(self._place, store, name, self._timeout or store.timeout.total_seconds())
+        return self.__dict__ | {"_place": RankPlace()}
 
 
 def identity_of(dataset: StreamDataset, scheduled: int | None = None) -> SourceIdentity:

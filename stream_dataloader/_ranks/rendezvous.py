@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
 
 _LOOK_SECONDS = 0.005
-_KEPT_EPOCHS = 2  # a process that is the same rank as another may lag behind
+_KEPT_EPOCHS = 2  # another rank may lag behind
 _GRACE_SECONDS = 5.0  # for the same epoch to begin in another thread, before ranks that differ meet
 
 
@@ -129,23 +129,14 @@ def prefix_of(peers: str) -> str:
     return f"stream_dataloader/{peers}/{attempt}"
 
 
-def counted_name(store: Store, peers: str) -> str:
-    """Names the next loader of ranks that are several processes each, of which each counts."""
-    use, prefix = use_of(store), prefix_of(peers)
-    if peers not in use.starts:
-        use.starts[peers] = store.add(f"{prefix}/{keys.of_rank(keys.STARTS, dist.get_rank())}", 1)
-    use.numbers[peers] = use.numbers.get(peers, 0) + 1
-    return f"{prefix}/{use.starts[peers]}/{use.numbers[peers]}"
-
-
 class Rendezvous:
-    """An epoch that the ranks begin together; `name`: the prefix of all its keys, None: rank 0 chooses one."""
+    """An epoch that the ranks begin together."""
 
-    def __init__(self, place: RankPlace, store: Store, name: str | None, patience: float) -> None:
+    def __init__(self, place: RankPlace, store: Store, patience: float) -> None:
         self.place = place
         self._patience = patience
         self._store: Any = store
-        self._name = name or ""
+        self._name = ""  # the prefix of all its keys, once rank 0 has chosen one
         self._keeps_store = dist.get_rank() == 0
         self.written: set[str] = set()  # keys that this rank has set, in full
         self.speaker = StoreThread(self.connect)  # for the main thread
@@ -173,9 +164,7 @@ class Rendezvous:
 
     def _meet(self, terms: Mapping[str, Any], wanted: Wanted, connection: StoreConnection) -> None:
         """Find where the other ranks are, and begin there."""
-        if self._name:
-            self._begin(terms, connection)
-        elif self.place.rank:
+        if self.place.rank:
             self._name = ask_for_name(connection, self.place, wanted)
             connection.move(self._name)
             self._begin(terms, connection)
@@ -204,11 +193,7 @@ class Rendezvous:
         complaint = _complaint(rank, json.loads(mine), first)
         if complaint:  # before this rank is counted, as the last one to come looks for it
             connection.put_first(keys.DIFFERS, keys.pack(RankError(complaint, [rank])))
-        arrived = connection.count(keys.HERE)
-        if not (complaint or arrived or terms["deterministic"]):
-            complaint = f"two processes are rank {rank}, and read the same with deterministic=True only"
-            connection.put_first(keys.DIFFERS, keys.pack(RankError(complaint, [rank])))
-        if arrived == self.place.world_size:  # what the first to differ said holds for all
+        if connection.count(keys.HERE) == self.place.world_size:  # what the first to differ said holds for all
             differs = connection.text(keys.DIFFERS) if connection.has(keys.DIFFERS) else keys.YES
             connection.put_first(keys.READY, differs)
         ready = connection.wait(keys.READY, "begin the epoch", keys.HERE, meanwhile)

@@ -42,8 +42,6 @@ class StoreUse:
         self.lock = threading.Lock()  # for all that follows
         self.calls: dict[str, dict[str, Any]] = {}  # not answered yet: nonce and epoch, by peers
         self.invitations: list[Any] = []  # to the epochs that this rank begins
-        self.starts: dict[str, int] = {}  # how often ranks that count were started, by peers
-        self.numbers: dict[str, int] = {}
 
 
 _uses: weakref.WeakKeyDictionary[Store, StoreUse] = weakref.WeakKeyDictionary()
