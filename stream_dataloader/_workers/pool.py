@@ -63,7 +63,7 @@ class Pool:
         if not self._threads:
             given = settings.multiprocessing_context
             self._context = multiprocessing.get_context(given) if given is None or isinstance(given, str) else given
-            _warn_of_cores(settings.num_workers)
+            warn_of_cores(settings.num_workers)
 
     def _renew_memory(self) -> None:
         shared = not self._threads
@@ -260,7 +260,8 @@ class Pool:
         return slot
 
 
-def _warn_of_cores(workers: int) -> None:
+def warn_of_cores(workers: int) -> None:
+    """Warn of more worker processes than cores, as torch's `DataLoader` does."""
     cores = available_cores()
     if workers > cores:
         warnings.warn(

@@ -68,6 +68,10 @@ class Join:
         self._member = self._repeated([side.number for side in sides])
         self._workers = [side.first_worker for side in sides]
 
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy reads anew: it knows no layout, whose classes another process may not have."""
+        return self.__dict__ | {"_layout": None, "_first": "", "_fitting": {}}
+
     def _repeated(self, numbers: Sequence[int]) -> torch.Tensor:
         listed = [number for side, number in zip(self._sides, numbers, strict=True) for _ in side.lanes]
         return torch.tensor(listed, dtype=torch.int64, device="cpu")

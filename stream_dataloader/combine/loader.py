@@ -17,9 +17,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from stream_dataloader import _options as options
+from stream_dataloader._advice import available_cores
 from stream_dataloader._device import Destination
 from stream_dataloader._loader.attributes import KeptLength
 from stream_dataloader._reading.deferred import Deferred, Turn
+from stream_dataloader._workers.pool import warn_of_cores
 from stream_dataloader._workers.settings import WorkerSettings
 from stream_dataloader.batch import StreamBatch
 from stream_dataloader.combine.dataset import SideBySide
@@ -70,6 +72,8 @@ class JointLoader(StreamDataLoader[Any]):
             self._members.append(Member(side, loader, member.is_endless))
         time_steps = dataset.members[0].rules.time_steps
         assert time_steps is not None
+        if self._settings.worker_method == "process" and max(workers) <= available_cores():
+            warn_of_cores(self.num_workers)  # else a member's loader has warned
         self._join = Join(
             sides,
             time_steps,

@@ -72,7 +72,7 @@ def side_by_side(
             by its index.
         batches_per_epoch: Number of batches of an epoch, if all members have `padding_mode="cycle"`. None: such a run
             has no end.
-        **loader_options: As for `StreamDataLoader`.
+        **loader_options: As for `StreamDataLoader`; `max_restarts`, `prefetch_factor` and `timeout` are each member's.
 
     Raises:
         ValueError: There are no members; they disagree on `time_steps`, or have none; `ends_with` names a member that

@@ -411,3 +411,12 @@ def test_an_endless_member_is_asked_only_for_what_is_delivered():
     for epoch in range(3):
         assert len(list(loader)) == 1
         assert opened == list(range(epoch + 1))
+
+
+def test_a_copy_continues_in_mid_epoch_by_itself():
+    loader = TWO.loader()
+    batches = iter(loader)
+    next(batches)
+    copied = pickle.loads(pickle.dumps(loader))
+    assert copied.state_dict() == loader.state_dict()
+    assert [key(batch) for batch in copied] == [key(batch) for batch in batches]

@@ -46,7 +46,10 @@ def test_samples_that_webdataset_wrote_come_back(tmp_path):
 
 @pytest.mark.parametrize("seed", range(20))
 def test_groups_are_those_of_webdataset(tmp_path, seed):
-    """Names with dots and slashes in any place, and capitals, sorted by what webdataset takes for the key."""
+    """Names with dots and slashes in any place, and capitals, sorted by what webdataset takes for the key.
+
+    Hidden ones are left out: no store here takes them for data, and webdataset does.
+    """
     rng = random.Random(seed)
     names = {"".join(rng.choices("ab./_", k=rng.randrange(1, 6))) + rng.choice((".txt", ".X.txt", ".BIN", ".a.b", "."))}
     while len(names) < 40:
@@ -55,7 +58,8 @@ def test_groups_are_those_of_webdataset(tmp_path, seed):
         )
     members = {}
     for name in sorted(names):
-        if not (name.startswith("/") or ".." in name.split("/") or name.endswith("/")):
+        parts = name.split("/")
+        if not (name.startswith("/") or name.endswith("/") or any(part.startswith(".") for part in parts)):
             key, extension = webdataset.tariterators.base_plus_ext(name)
             members.setdefault((str(key), (extension or name).lower()), name)
     found = [(members[place], members[place].encode()) for place in sorted(members)]
