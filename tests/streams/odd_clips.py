@@ -100,12 +100,48 @@ def not_coded(number, packet):
     """Make a VOP of FFmpeg's encoder one that is not coded, as where nothing moves (ISO/IEC 14496-2, 6.2.5)."""
     data = bytes(packet)
     begin = data.find(b"\0\0\1\xb6") + 4
-    bits = "".join(f"{byte:08b}" for byte in data[begin : begin + 6])
-    if number not in (5, 6, 17, 30) or bits[:2] == "00":
-        return data
-    bits = bits[: bits.index("0", 2) + 1 + 1 + 5 + 1] + "00"
+    is_intra = data[begin] >> 6 == 0
+    return data if number not in (5, 6, 17, 30) or is_intra else data[:begin] + _nothing(data[begin : begin + 6])
+
+
+def _nothing(head):
+    """A P-VOP that is not coded, of the time of another VOP, from what follows that one's start code."""
+    bits = "".join(f"{byte:08b}" for byte in head)
+    bits = bits[:2].replace("00", "01") + bits[2 : bits.index("0", 2) + 1 + 1 + 5 + 1] + "00"
     bits += "1" * (-len(bits) % 8)
-    return data[:begin] + int(bits, 2).to_bytes(len(bits) // 8, "big")
+    return int(bits, 2).to_bytes(len(bits) // 8, "big")
+
+
+def packed(folder, name, tag="DX50"):
+    """A packed bitstream, as of DivX and Xvid: a P and its B picture in one packet, then one that is not coded.
+
+    ::
+
+        encoded   I0  P2      B1  P4      B3
+        packed    I0  P2 B1   N   P4 B3   N
+    """
+    whole = encoded(folder / "whole.avi", "mpeg4", bf="1", b_strategy="0")
+    with av.open(str(whole)) as old, av.open(str(folder / name), "w") as out:
+        stream = out.add_stream_from_template(old.streams.video[0])
+        stream.codec_context.codec_tag = tag
+        pictures = [bytes(packet) for packet in old.demux(video=0) if packet.size]
+        packets, last = [], None
+        for data in pictures:
+            begin = data.find(b"\0\0\1\xb6")
+            kind = data[begin + 4] >> 6
+            if kind == 2:
+                packets[-1] = (packets[-1][0] + data, packets[-1][1])
+                packets.append((b"\0\0\1\xb6" + _nothing(last), False))
+            else:
+                head = data[:begin] + b"\0\0\1\xb2DivX503b1393p" if kind == 0 else data[:begin]
+                packets.append((head + data[begin:], kind == 0))
+                last = data[begin + 4 : begin + 10]
+        for number, (data, is_key) in enumerate(packets):
+            packet = av.Packet(data)
+            packet.stream, packet.time_base, packet.is_keyframe = stream, Fraction(1, 25), is_key
+            packet.pts = packet.dts = number
+            out.mux(packet)
+    return folder / name
 
 
 def hidden(number, packet):
@@ -165,6 +201,8 @@ MAKERS = {
     "keys-vp9": lambda f: encoded(f / "a.webm", "libvpx-vp9", key=True, **{"cpu-used": "8", "lag-in-frames": "8"}),
     "keys-ffv1": lambda f: encoded(f / "a.mkv", "ffv1", key=True, level="1"),
     "keys-msmpeg4": lambda f: encoded(f / "a.avi", "msmpeg4", key=True),
+    "packed": lambda f: packed(f, "a.avi"),
+    "packed-mkv": lambda f: packed(f, "a.mkv"),
     "hidden-vp8": lambda f: remuxed(encoded(f / "whole.webm", "libvpx"), f / "a.webm", hidden),
     "wmv": lambda f: encoded(f / "a.asf", "wmv2"),
     "joined-sooner": lambda f: joined(f, "mpeg2video", 90_000),
