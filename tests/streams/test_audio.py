@@ -552,6 +552,14 @@ def declaring(name, declared, samples):
         return header[:4] + sizes[0] + header[8:40] + sizes[1] + data
     if name.endswith("rf64"):
         return rf64(data[:declared]) + data[declared:]
+    if name.endswith("w64"):
+        riff, other = b".\x91\xcf\x11\xa5\xd6(\xdb\x04\xc1\0\0", b"\xf3\xac\xd3\x11\x8c\xd1\0\xc0O\x8e\xdb\x8a"
+        start = b"riff" + riff + struct.pack("<Q", 104 + declared) + b"wave" + other
+        sound = b"data" + other + struct.pack("<Q", 24 + declared)
+        return start + b"fmt " + other + struct.pack("<Q", 40) + wave_header(len(data))[20:36] + sound + data
+    if name.endswith("caf"):
+        described = struct.pack(">4sq d4sIIIII", b"desc", 32, 8000, b"lpcm", 0, 2, 1, 1, 16)
+        return b"caff\0\1\0\0" + described + struct.pack(">4sqI", b"data", 4 + declared, 0) + rest
     if name.endswith("au"):
         return struct.pack(">4sIIIII", b".snd", 24, declared or 2**32 - 1, 3, 8000, 1) + rest
     rate = b"\x40\x0b\xfa" + bytes(7)  # 8,000, as 80 bits
@@ -560,7 +568,7 @@ def declaring(name, declared, samples):
     return struct.pack(">4sI4s", b"FORM", 4 + len(common) + len(sound) + declared, b"AIFF") + common + sound + rest
 
 
-@pytest.mark.parametrize("name", ["a.wav", "a.rf64", "a.au", "a.aiff"])
+@pytest.mark.parametrize("name", ["a.wav", "a.rf64", "a.w64", "a.caf", "a.au", "a.aiff"])
 def test_a_file_longer_than_its_header_says_is_an_error_that_says_so(name, tmp_path):
     samples, path, stream = np.arange(-30_000, 30_000), tmp_path / name, AudioStream(window=1000)
     path.write_bytes(declaring(name, 20_000, samples))
@@ -593,6 +601,22 @@ def test_a_wav_file_whose_sizes_ran_over_is_read_to_its_end(gigabytes, tmp_path)
     assert not found[:silent].any()
     assert np.array_equal(found[silent : silent + len(samples)], np.float32(samples / 2**15))
     assert len(found) == -(-(silent + len(samples)) // 1000) * 1000
+
+
+@pytest.mark.parametrize("name", ["a.w64", "a.caf"])
+def test_chunks_behind_the_samples_are_no_samples(name, tmp_path):
+    samples, path, stream = np.arange(10_000), tmp_path / name, AudioStream(window=1000)
+    whole = bytearray(declaring(name, 20_000, samples))
+    notes = b"x" * 4000  # such as a program's overview of the samples
+    if name == "a.w64":
+        whole[16:24] = struct.pack("<Q", len(whole) + 24 + len(notes))
+        whole += b"levl\xf3\xac\xd3\x11\x8c\xd1\0\xc0O\x8e\xdb\x8a" + struct.pack("<Q", 24 + len(notes)) + notes
+    else:
+        whole += struct.pack(">4sq", b"ovvw", len(notes)) + notes
+    path.write_bytes(whole)
+    found = np.concatenate(items(stream(path)), 1)
+    assert stream.length(path) == 10
+    assert np.array_equal(found, np.float32(samples[None] / 2**15))
 
 
 @pytest.mark.parametrize("name", ["a.wav", "a.au"])

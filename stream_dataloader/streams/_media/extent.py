@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 from typing import BinaryIO
 
-__all__ = ["missing", "riff_end", "runs_over", "surplus"]
+__all__ = ["missing", "riff_end", "runs_over", "sample_bytes", "surplus"]
 
 _SEGMENT, _EBML = 0x18538067, 0x1A45DFA3  # Matroska, RFC 9559
 _OPEN_RIFF_BYTES = 0x7FFF0000  # what writes to a pipe puts this size, or a larger one
@@ -65,10 +65,36 @@ def surplus(path: str) -> str | None:
     size = os.path.getsize(path)
     with open(path, "rb") as file:
         head = file.read(64)
-    end = None if head[8:12] == b"AVI " else riff_end(head) or _sound_end(head)
+        end = _caf_end(file, size) if head[:4] == b"caff" else riff_end(head) or _sound_end(head)
+    if head[8:12] == b"AVI ":
+        return None
     if end is None or size <= end + _TAGS_BYTES:
         return None
     return f"it has {size} bytes, and its header declares {end}"
+
+
+def sample_bytes(path: str) -> int | None:
+    """Number of bytes of samples by the data chunk of a W64 or CAF file; None for others, and if it leaves that open.
+
+    FFmpeg takes all that follows for samples, chunks of names and markers too, where it says how long they are.
+    """
+    with open(path, "rb") as file:
+        head = file.read(16)
+        if head != _W64 and head[:4] != b"caff":
+            return None
+        position, own, name = (40, 24, 16) if head == _W64 else (8, 0, 4)
+        for _ in range(_MOST_BOXES):
+            file.seek(position)
+            chunk = file.read(name + 8)
+            if len(chunk) < name + 8:
+                break
+            size = int.from_bytes(chunk[name:], "little" if own else "big", signed=True)
+            if chunk[:4] == b"data":
+                return size - (own or 4) if size > 0 else None  # CAF's begins with a count of edits
+            if size < own:
+                break
+            position += (size + 7) // 8 * 8 if own else name + 8 + size
+    return None
 
 
 def _sound_end(head: bytes) -> int | None:
@@ -98,7 +124,7 @@ def _caf_end(file: BinaryIO, size: int) -> int:
     for _ in range(_MOST_BOXES):
         file.seek(position)
         chunk = file.read(12)
-        if len(chunk) < 12:
+        if len(chunk) < 12 or not (position == 8 or chunk[:4].isalnum()):  # what goes on behind it is no chunk
             return position
         length = int.from_bytes(chunk[4:], "big", signed=True)
         if length < 0:  # the data last to the end

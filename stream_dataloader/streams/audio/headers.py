@@ -12,7 +12,7 @@ from fractions import Fraction
 from typing import Any
 
 from stream_dataloader.streams._media.container import check_not_cut
-from stream_dataloader.streams._media.extent import riff_end
+from stream_dataloader.streams._media.extent import riff_end, sample_bytes
 
 __all__ = ["FrameClock", "check_audio_not_cut", "declared_samples"]
 
@@ -89,6 +89,11 @@ def declared_samples(path: str, container: Any, stream: Any) -> int | None:
             return None
     if not (context.name.startswith("pcm_") or context.name == "flac"):
         return None
+    if container.format.name in ("w64", "caf") and context.name.startswith("pcm_"):
+        if (size := sample_bytes(path)) is None:
+            return None
+        bits = re.search(r"\d+", context.name)  # none in the names of A-law and mu-law
+        return size // (int(bits[0]) // 8 if bits else 1) // context.layout.nb_channels
     samples = Fraction(duration) * time_base * context.sample_rate
     return int(samples) if samples.denominator == 1 else None
 
