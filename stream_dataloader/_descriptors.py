@@ -7,7 +7,11 @@ to memory with batches, to a socket, to a store. So free ones of the three are t
 
 A placeholder is an `O_PATH` descriptor, for which reading and writing fail as for one that is closed (EBADF).
 
-Guarantee: what is created within `above_standard` is 3 or higher, also if several threads create something.
+Worker processes, which run code of users, have the null device there for good: what libraries write is lost, as before,
+and programs that streams start are safe, too.
+
+Guarantees: what is created within `above_standard` is 3 or higher, also if several threads create something. In a
+process that was started within `standard_for_children`, 0, 1 and 2 are open before code of users is imported.
 """
 
 from __future__ import annotations
@@ -18,7 +22,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 _FIRST_OTHER = 3
-_FLAGS = getattr(os, "O_PATH", os.O_RDONLY) | getattr(os, "O_CLOEXEC", 0)
+_CLOSED_BY_EXEC = getattr(os, "O_CLOEXEC", 0)
+_FLAGS = getattr(os, "O_PATH", os.O_RDONLY) | _CLOSED_BY_EXEC
 
 _turn = threading.RLock()  # a signal handler may create something while it is held
 _users = 0
@@ -44,6 +49,29 @@ def hold_standard() -> None:
             while (descriptor := os.open("/", _FLAGS)) < _FIRST_OTHER:
                 _placeholders.append(descriptor)
             os.close(descriptor)
+
+
+@contextmanager
+def standard_for_children() -> Iterator[None]:
+    """Start processes: they inherit the null device in place of standard streams that are closed here."""
+    with above_standard():
+        _open_placeholders()
+        yield
+
+
+def open_standard() -> None:
+    """Have those of 0, 1 and 2 that are closed be the null device, here and in programs that are started from here."""
+    hold_standard()
+    _open_placeholders()
+
+
+def _open_placeholders() -> None:
+    with _turn:
+        if _placeholders:
+            null = os.open(os.devnull, os.O_RDWR | _CLOSED_BY_EXEC)
+            for descriptor in _placeholders:
+                os.dup2(null, descriptor, inheritable=True)
+            os.close(null)
 
 
 def _release() -> None:

@@ -23,7 +23,7 @@ import torch
 from stream_dataloader._advice import available_cores
 from stream_dataloader._assembly.slot_pool import SlotLeases, SlotPool
 from stream_dataloader._assembly.slots import Slot
-from stream_dataloader._descriptors import above_standard
+from stream_dataloader._descriptors import standard_for_children
 from stream_dataloader._memory.endings import Ending, deliver, interrupts_held
 from stream_dataloader._memory.pickling import ByValue
 from stream_dataloader._notices import warn
@@ -147,10 +147,10 @@ class Pool:
             return
         folder = torch_quirks.shared_folder()  # before a forkserver makes one
         if self.method_of_start == "forkserver":
-            with above_standard():
+            with standard_for_children():
                 torch_quirks.preload_forkserver()
         # multiprocessing's own processes are started here, too, the first time
-        with above_standard(), interrupts_held(self.method_of_start) as interrupts, torch_quirks.on_cpu():
+        with standard_for_children(), interrupts_held(self.method_of_start) as interrupts, torch_quirks.on_cpu():
             workers = self._new_workers()
             try:
                 for number in range(settings.num_workers):

@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 import torch
 from torch.utils.data._utils import worker as torch_worker
 
-from stream_dataloader._descriptors import hold_standard
+from stream_dataloader._descriptors import open_standard
 from stream_dataloader._memory import main_module
 from stream_dataloader._memory.pickling import ByValue, note_fork
 from stream_dataloader._reading.activity import ActivityBoard
@@ -73,7 +73,7 @@ class Job:
             _leave(self.folder)
 
     def _set_up(self, parent: Parent) -> None:
-        hold_standard()
+        open_standard()
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # forkserver does not pass on a blocked one
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         if self.mail is not None:

@@ -1,6 +1,7 @@
 """Programs that were started without standard streams: 0, 1 and 2 are the lowest free descriptors."""
 
 import itertools
+import json
 import subprocess
 import sys
 
@@ -122,3 +123,51 @@ def test_nor_in_a_program_that_is_started_without_them(method, tmp_path):
     command = ["sh", "-c", 'exec "$0" "$@" <&- >&- 2>&-', sys.executable, "program.py", "found", "012", method]
     subprocess.run(command, timeout=250, check=False, cwd=tmp_path)
     assert (tmp_path / "found").read_text() == "right"
+
+
+OPENING = """
+import json, os, sys
+import numpy as np
+from stream_dataloader import StreamDataLoader, StreamDataset
+
+def open_file():
+    return os.open(__file__, os.O_RDONLY)
+
+AT_IMPORT = -1 if __name__ == "__main__" else open_file()  # in workers that import the program
+
+class Opens:
+    def __init__(self):
+        self.at_unpickling = -1
+
+    def __getstate__(self):
+        return {"at_unpickling": None}
+
+    def __setstate__(self, state):
+        self.at_unpickling = open_file()
+
+    def __call__(self, source):
+        yield np.array([AT_IMPORT, self.at_unpickling, open_file()])
+        yield np.array([os.path.samefile(f"/proc/self/fd/{number}", os.devnull) for number in (0, 1, 2)]) + 0
+
+if __name__ == "__main__":
+    dataset = StreamDataset(range(2), Opens(), 2, time_steps=1)
+    loader = StreamDataLoader(dataset, 2, multiprocessing_context=sys.argv[2])
+    found, null = (batch.data[0].tolist() for batch in loader)
+    with open(sys.argv[1], "w") as file:
+        json.dump([found, null], file)
+"""
+
+
+@pytest.mark.parametrize(
+    ("method", "closed"),
+    [("fork", "2>&-"), *itertools.product(["spawn", "forkserver"], ["<&- >&- 2>&-", "2>&-"])],
+)
+def test_files_that_users_open_in_workers_are_no_standard_streams(method, closed, tmp_path):
+    (tmp_path / "program.py").write_text(OPENING, encoding="utf-8")
+    command = ["sh", "-c", f'exec "$0" "$@" {closed}', sys.executable, "program.py", "found", method]
+    subprocess.run(command, timeout=250, check=False, cwd=tmp_path, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    found, null = json.loads((tmp_path / "found").read_text())
+    own = 2 if method == "fork" else 0  # nothing is imported or unpickled in a forked worker
+    assert all(descriptor > 2 for worker in found for descriptor in worker[own:]), "a library's warning overwrites it"
+    closed_ones = [number for number in (0, 1, 2) if method != "fork" or number == 2]
+    assert all(worker[number] for worker in null for number in closed_ones), "programs that a stream starts have it"
