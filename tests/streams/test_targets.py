@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from stream_dataloader import Sections, StreamDataLoader, StreamDataset, stores
+from stream_dataloader import Sections, StateError, StreamDataLoader, StreamDataset, stores
 from stream_dataloader.streams import TextStream
 from stream_dataloader.testing import check_resume
 
@@ -136,3 +136,14 @@ def test_a_number_that_is_a_token_or_no_target_is_refused(tmp_path):
     assert TextStream(vocabulary={"a": 5}, targets=True, ignore_index=np.int64(0)).ignore_index == 0
     for name in ("file", "row"):  # of which it is not known whether they pad
         assert KINDS[name](tmp_path, ignore_index=0)
+
+
+@pytest.mark.parametrize("kind", ["file", "row"])
+def test_a_run_does_not_go_on_with_other_targets(tmp_path, kind):
+    def loader(**targets):
+        return StreamDataLoader(StreamDataset(*KINDS[kind](tmp_path, **targets), 1, time_steps=4, seed=0))
+
+    state = next(iter(loader(ignore_index=-1))).state_dict()
+    loader(ignore_index=-1).load_state_dict(state)
+    with pytest.raises(StateError, match="other sources"):
+        loader(ignore_index=-2).load_state_dict(state)

@@ -246,7 +246,8 @@ class Rows:
     @functools.cached_property
     def fingerprint(self) -> str:
         files = "".join(f"{file.digest} {_short(file.name, self._path)} " for file in self.files)
-        kind = " elements" * bool(self._lists) + " targets" * (self._ignore_index is not None)
+        targets = "" if self._ignore_index is None else f" targets {self._ignore_index}"
+        kind = " elements" * bool(self._lists) + targets
         return hashed(f"{files}{self._key} {self._columns}{kind}")
 
     def __len__(self) -> int:

@@ -109,7 +109,8 @@ class TokenStore(Store):
         files = [TokenFile(name, self._stored, self._cache) for name in names]
         for file in files:
             self._check(file)
-        return _Index(files, self._marker, by_document=self._by_document)
+        ignored = self._ignore_index if self._targets else None
+        return _Index(files, self._marker, ignored, by_document=self._by_document)
 
     def _check(self, file: TokenFile) -> None:
         what = f"the {file.dtype} of {file.name}"
@@ -167,7 +168,9 @@ class TokenStore(Store):
 class _Index:
     """See `Store._read_index`."""
 
-    def __init__(self, files: list[TokenFile], marker: Marker | None, *, by_document: bool) -> None:
+    def __init__(
+        self, files: list[TokenFile], marker: Marker | None, ignored: int | None, *, by_document: bool
+    ) -> None:
         self.files, self._marker = files, marker
         self.opened = Handles(self._open)
         self._bounds = [np.array([0, file.count]) for file in files]
@@ -177,7 +180,7 @@ class _Index:
         self.firsts = [0, *accumulate(counts)]
         self.lengths = np.concatenate(list(map(np.diff, self._bounds)))
         told = [(file.digest, str(file.dtype)) for file in files]
-        self.fingerprint = hashed(repr((by_document, marker, told)))
+        self.fingerprint = hashed(repr((by_document, marker, ignored, told)))
 
     def _open(self, place: int) -> MappedTokens:
         return MappedTokens(self.files[place], self._marker)
