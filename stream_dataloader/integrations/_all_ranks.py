@@ -73,8 +73,13 @@ class Carried:
     def snapshot(self) -> Carried:
         return Carried([carry.snapshot() for carry in self._all])
 
-    def load(self, ranks: Sequence[Sequence[Mapping[str, Any]]]) -> None:
-        """Load what `state_dict` gave on each rank; model-parallel ones may be there several times."""
+    def load(self, ranks: Sequence[Sequence[Mapping[str, Any]]], loader: StreamDataLoader[Any] | None = None) -> None:
+        """Load what `state_dict` gave on each rank; model-parallel ones may be there several times.
+
+        Args:
+            ranks: The states of all ranks.
+            loader: The loader, if it has loaded its own state as of the same batch: it knows which lanes go on.
+        """
         if any(len(states) != len(self._all) for states in ranks):
             what = f"the checkpoint has {len(ranks[0])} carried states, and here are {len(self._all)}"
             raise StateError(f"{what}; pass the same as carry=, in the same order")
@@ -82,7 +87,7 @@ class Carried:
             by_rank = {state["rank"]: state for state in states}
             own = by_rank.get(carry.place[0])
             is_own = own is not None and own["world_size"] == carry.place[1]
-            carry.load_state_dict(own if own is not None and is_own else merge_states(by_rank.values()))
+            carry.load_state_dict(own if own is not None and is_own else merge_states(by_rank.values()), loader=loader)
 
     def reset(self) -> None:
         for carry in self._all:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from lightning import __version__
@@ -72,7 +72,7 @@ def evaluation_loaders(trainer: Any) -> list[StreamDataLoader[Any]]:
     return [loader for loader in stream_loaders(found) if not any(loader is each for each in trained)]
 
 
-def load_states(combined: Any, states: list[dict[str, Any]], *, needed: bool) -> bool:
+def load_states(combined: Any, states: list[dict[str, Any]], changes: Collection[str], *, needed: bool) -> bool:
     """Have loaders go on from their states, if they do; `needed`: the place is within an epoch."""
     if needed and not states:
         warnings.warn(
@@ -80,7 +80,12 @@ def load_states(combined: Any, states: list[dict[str, Any]], *, needed: bool) ->
             stacklevel=2,
         )
     try:
-        combined._load_state_dicts(states)
+        if changes and len(states) == len(loaders := stateful(combined)):
+            for loader, state in zip(loaders, states, strict=True):
+                given = {"changes": changes} if isinstance(loader, StreamDataLoader) else {}
+                loader.load_state_dict(state, **given)
+        else:
+            combined._load_state_dicts(states)
     except StateError as error:
         if needed:
             raise

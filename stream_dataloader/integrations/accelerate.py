@@ -22,6 +22,7 @@ from accelerate.data_loader import DataLoaderStateMixin
 from accelerate.state import GradientState
 
 from stream_dataloader._loader.epoch import Epoch
+from stream_dataloader._options import check_changes
 from stream_dataloader.dataloader import StreamDataLoader
 from stream_dataloader.errors import StateError
 from stream_dataloader.integrations._all_ranks import CARRIERS, Carried, Carrier, gathered, own_state
@@ -37,6 +38,7 @@ def prepare(
     *,
     device_placement: bool | None = None,
     carry: Carrier | Iterable[Carrier] | None = None,
+    changes: Iterable[str] = (),
 ) -> PreparedLoader[Batch]:
     """Make a loader known to an `Accelerator`: what `accelerator.prepare` does for torch's own loaders.
 
@@ -52,10 +54,12 @@ def prepare(
         carry: What the model carries along the loader's lanes: a `RecurrentState`, `LaneCache` or
             `LaneMemory`, or a list of them. `save_state` and `load_state` include it, of all ranks, as of the last
             batch that it was given.
+        changes: Which differences from the run that saved a checkpoint are meant, such as `["batch_size"]`; see
+            `StreamDataLoader.load_state_dict`. What is carried goes with the lanes that go on.
 
     Raises:
         TypeError: It is no `StreamDataLoader`, or `carry` is something else.
-        ValueError: The accelerator is to split or dispatch batches among its processes.
+        ValueError: The accelerator is to split or dispatch batches among its processes; or `changes` has another name.
 
     Example::
 
@@ -65,13 +69,14 @@ def prepare(
     if isinstance(loader, PreparedLoader):
         return loader
     _check(accelerator, loader)
+    changes = check_changes(changes)
     if device_placement is None:
         device_placement = accelerator.device_placement
     # the loader's own way to a device: it holds the memory of a batch until the copy is done
     if device_placement and loader.device is None and accelerator.device.type != "cpu":
         loader.to(accelerator.device)
     prepared = PreparedLoader(loader)
-    accelerator.register_for_checkpointing(_OfAllRanks(accelerator, prepared, Carried(carry)))
+    accelerator.register_for_checkpointing(_OfAllRanks(accelerator, prepared, Carried(carry), changes))
     return prepared
 
 
@@ -197,9 +202,9 @@ class PreparedLoader(Generic[Batch], DataLoaderStateMixin):
         """Where this rank's loader stands, as of the batch in hand; see `StreamDataLoader.state_dict`."""
         return self.loader.state_dict() if self._place is None else self._place.state()
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], changes: Iterable[str] = ()) -> None:
         """Continue from a saved state with the next `iter()`; see `StreamDataLoader.load_state_dict`."""
-        self.loader.load_state_dict(state)
+        self.loader.load_state_dict(state, changes)
         self._place = self._ended = None
 
     @property
@@ -259,8 +264,11 @@ class _Numbered(Generic[Batch]):
 class _OfAllRanks:
     """The state of a loader on all ranks, and of what its model carries."""
 
-    def __init__(self, accelerator: Accelerator, prepared: PreparedLoader[Any], carried: Carried) -> None:
+    def __init__(
+        self, accelerator: Accelerator, prepared: PreparedLoader[Any], carried: Carried, changes: Iterable[str]
+    ) -> None:
         self._accelerator, self._prepared, self._carried = accelerator, prepared, carried
+        self._changes = changes
 
     def state_dict(self) -> dict[str, Any]:
         others = getattr(self._accelerator, "_custom_objects", [])
@@ -275,8 +283,8 @@ class _OfAllRanks:
         if "states" not in saved:
             what = "the checkpoint holds another object's state where this loader's should be"
             raise StateError(f"{what}; prepare loaders in the order of the run that saved it")
-        self._prepared.load_state_dict(own_state(saved["states"]))
+        self._prepared.load_state_dict(own_state(saved["states"]), self._changes)
         if "carried" in saved:
-            self._carried.load(saved["carried"])
+            self._carried.load(saved["carried"], self._prepared.loader)
         if saved["epoch"] < self._prepared.loader.epoch:  # the next iteration is of an epoch of which nothing is left
             self._prepared._ended = saved["epoch"]

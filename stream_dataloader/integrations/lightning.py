@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
+from stream_dataloader._options import check_changes
 from stream_dataloader.batch import StreamBatch
 from stream_dataloader.dataloader import StreamDataLoader
 from stream_dataloader.integrations import _lightning_internals as internals
@@ -37,6 +38,7 @@ class _Resume(NamedTuple):
 
     standing: Standing
     states: list[dict[str, Any]]
+    carried: list[list[dict[str, Any]]] | None  # of all ranks
 
 
 class StreamEpochs(Callback):
@@ -50,14 +52,27 @@ class StreamEpochs(Callback):
             random draws are the same. False: in `fit`, they read the epoch that is trained on.
         carry: What the model carries along the lanes of the training loader: a `RecurrentState`, `LaneCache` or
             `LaneMemory`, or a list of them. Checkpoints hold it, of all ranks.
+        changes: Which differences from the run that saved a checkpoint are meant, such as `["batch_size"]`; see
+            `StreamDataLoader.load_state_dict`.
+
+    Raises:
+        TypeError: `carry` is something else.
+        ValueError: `changes` has another name.
 
     Example::
 
         Trainer(callbacks=[StreamEpochs(), ModelCheckpoint(every_n_train_steps=100)])
     """
 
-    def __init__(self, *, same_validation: bool = True, carry: Carrier | Iterable[Carrier] | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        same_validation: bool = True,
+        carry: Carrier | Iterable[Carrier] | None = None,
+        changes: Iterable[str] = (),
+    ) -> None:
         self._same_validation = same_validation
+        self._changes = check_changes(changes)
         self._carried = Carried(carry)
         self._carried_before = self._carried  # before the batch that was begun last
         self._places = Places()
@@ -91,9 +106,7 @@ class StreamEpochs(Callback):
             states = loops["fit_loop"]["state_dict"].get("combined_loader", [])
             standing = standing_of(loops["fit_loop"])
             loops["fit_loop"] = taken_up(loops["fit_loop"], standing)
-            self._resume = _Resume(standing, states)
-            if self._carried and (carried := checkpoint.get(_CARRIED)) is not None:
-                self._carried.load(carried)
+            self._resume = _Resume(standing, states, checkpoint.get(_CARRIED))
 
     def _prepare(self, trainer: Trainer) -> None:
         combined, resume = internals.train_loaders(trainer), self._resume
@@ -114,8 +127,10 @@ class StreamEpochs(Callback):
         states = resume.states
         if stage is not Stage.WITHIN:
             states = [internals.at_beginning(state, epoch + (stage is Stage.AT_END)) for state in states]
-        if not internals.load_states(combined, states, needed=stage is not Stage.BETWEEN):
+        if not internals.load_states(combined, states, self._changes, needed=stage is not Stage.BETWEEN):
             self._carried.reset()
+        elif self._carried and resume.carried is not None:
+            self._carried.load(resume.carried, self._carried_along(combined.flattened))
         self._places.restart(combined.flattened)
         if stage is Stage.BETWEEN or not states:
             self._set_epoch(trainer, epoch)
@@ -123,6 +138,14 @@ class StreamEpochs(Callback):
             for loader in stream_loaders(combined.flattened):
                 if loader.batches_per_epoch is None:
                     loader.set_epoch(epoch)
+
+    def _carried_along(self, loaders: Iterable[Any]) -> StreamDataLoader[Any] | None:
+        """The loader whose lanes carry; None if it may be one of several, whose lanes are those that they were."""
+        found = stream_loaders(loaders)
+        if len(found) > 1 and "batch_size" in self._changes:
+            what = f"there are {len(found)} training loaders, so it is not known whose lanes carry= goes along"
+            raise ValueError(f'{what}; go on with the batch_size that was saved, and without changes=["batch_size"]')
+        return found[0] if len(found) == 1 else None
 
     def _set_epoch(self, trainer: Any, epoch: int) -> None:
         for loader in stream_loaders(internals.train_loaders(trainer).flattened):

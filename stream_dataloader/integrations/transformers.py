@@ -23,6 +23,7 @@ from torch.utils.data import DataLoader
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, get_last_checkpoint
 
+from stream_dataloader._options import check_changes
 from stream_dataloader.batch import StreamBatch
 from stream_dataloader.dataloader import StreamDataLoader
 from stream_dataloader.dataset import StreamDataset
@@ -52,6 +53,8 @@ class StreamTrainerMixin:
         model_inputs: Makes the model's keyword arguments of a `StreamBatch`; None stands for `ModelInputs()`.
         carry: What the model carries along the lanes of `train_dataset`: a `RecurrentState`, `LaneCache` or
             `LaneMemory`, or a list of them. Checkpoints hold it, of all ranks.
+        changes: Which differences from the run that saved a checkpoint are meant, such as `["batch_size"]`; see
+            `StreamDataLoader.load_state_dict`. The Trainer's epochs keep the number of batches that they had.
 
     Raises:
         ValueError: The arguments ask for what a stream cannot do; says what and the remedy.
@@ -73,6 +76,7 @@ class StreamTrainerMixin:
         *args: Any,
         model_inputs: Callable[[StreamBatch], Mapping[str, Any]] | None = None,
         carry: Carrier | Iterable[Carrier] | None = None,
+        changes: Iterable[str] = (),
         **kwargs: Any,
     ) -> None:
         # wherever a dataset stands: a trainer's class may have arguments of its own
@@ -81,6 +85,7 @@ class StreamTrainerMixin:
         named = {name: _with_loaders(value, settings) for name, value in kwargs.items()}
         self._given_inputs = model_inputs
         self._carried = Carried(carry)
+        self._changes = check_changes(changes)
         self._run: TrainerRun | None = None  # the one that is being trained
         self._begin: Mapping[str, Any] | None = None  # where the loader stood at first: where each new run begins
         self._batches: int | None = None  # those of a Trainer's epoch
@@ -117,7 +122,7 @@ class StreamTrainerMixin:
             self._batches = batches_an_epoch(loader, math.ceil(self.args.num_train_epochs))
         state, batches = self._begin, self._batches
         if self._checkpoint is not None:
-            state, counted = self._load(self._checkpoint)
+            state, counted = self._load(loader, self._checkpoint)
             batches = counted or batches
         self._run = TrainerRun(loader, self._make_inputs(), state, batches)
         # the generator is its own, so that the model's random draws are the same with a resume and without
@@ -172,15 +177,17 @@ class StreamTrainerMixin:
             torch.save({"states": states, "batches": self._run.batches, "carried": carried}, partial)
             partial.replace(folder / STATE_NAME)
 
-    def _load(self, folder: Path) -> tuple[Mapping[str, Any], int | None]:
+    def _load(self, loader: StreamDataLoader[Any], folder: Path) -> tuple[Mapping[str, Any], int | None]:
+        """Load a checkpoint; return where the loader stands, with the options of now, and a Trainer's epoch."""
         file = folder / STATE_NAME
         if not file.exists():
             what = f"the checkpoint {folder} has no {STATE_NAME}, which says where the stream was"
             raise StateError(f"{what}: it is not whole, or not of a StreamTrainer; resume from another one")
         saved = torch.load(file, weights_only=True)
+        loader.load_state_dict(own_state(saved["states"]), self._changes)
         if self._carried:
-            self._carried.load(saved.get("carried", [[]]))
-        return own_state(saved["states"]), saved["batches"]
+            self._carried.load(saved.get("carried", [[]]), loader)
+        return loader.state_dict(), saved["batches"]
 
 
 class StreamTrainer(StreamTrainerMixin, Trainer):

@@ -7,6 +7,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
+from carried import Carriers, check_carried
 from cases import key, keys
 from helpers import run_trainer
 from worker_streams import acting, raising
@@ -339,3 +340,31 @@ def test_a_loop_over_n_batches_that_is_left_loses_none(accelerator_of, length):
     assert seen == whole[: 10 if length == 4 else 4]
     rest = accelerator_of().skip_first_batches(ours, length - 1)
     assert keys(rest) == whole[len(seen) + length - 1 :][:1]
+
+
+@pytest.mark.parametrize("groups", [1, 2, 4])
+@pytest.mark.parametrize(("before", "after"), [(4, 8), (8, 4), (4, 4)])
+def test_what_is_carried_goes_to_another_number_of_lanes(accelerator_of, tmp_path, groups, before, after):
+    lengths = [9 + i % 7 for i in range(24)]
+
+    def build(lanes, **options):
+        accelerator, carriers = accelerator_of(), Carriers()
+        dataset = StreamDataset(lengths, open_stream, lanes, time_steps=3, shuffle=True, seed=0)
+        ours = prepare(accelerator, StreamDataLoader(dataset, virtual_ranks=groups), carry=carriers.all, **options)
+        return accelerator, carriers, ours
+
+    accelerator, carriers, ours = build(before)
+    read = []
+    for batch in itertools.islice(ours, 4):
+        read += check_carried(batch, carriers)
+    accelerator.save_state(str(tmp_path / "saved"))
+    if before != after:
+        accelerator, *_ = build(after)
+        with pytest.raises(StateError, match="batch_size"):
+            accelerator.load_state(str(tmp_path / "saved"))
+    accelerator, carriers, ours = build(after, changes=["batch_size"])
+    accelerator.load_state(str(tmp_path / "saved"))
+    for number, batch in enumerate(ours):
+        assert number or 0 < (~batch.reset).sum() <= min(before, after)
+        read += check_carried(batch, carriers)
+    assert sorted(read) == [(i, j) for i, length in enumerate(lengths) for j in range(length)]

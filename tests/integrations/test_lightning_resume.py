@@ -9,7 +9,7 @@ import torch
 
 lightning = pytest.importorskip("lightning.pytorch")
 
-from carried import Carriers  # noqa: E402
+from carried import Carriers, check_carried  # noqa: E402
 from helpers import FULL, ROOT, run_program  # noqa: E402
 from lightning.pytorch.callbacks import ModelCheckpoint, OnExceptionCheckpoint  # noqa: E402
 from lightning.pytorch.utilities import CombinedLoader  # noqa: E402
@@ -121,6 +121,42 @@ def test_what_is_carried_is_as_of_the_last_batch_trained_on(tmp_path, make, fail
     tail = run(Carrying(), checkpoint=save.ckpt_path)
     assert len(head.sums) == fail - 1
     assert head.sums + tail.sums == whole.sums
+
+
+class OtherLanes(Model):
+    """Carries along, checks what is carried, and fails before a batch."""
+
+    def __init__(self, fail=None):
+        super().__init__()
+        self.carriers, self.read, self.went_on, self.fail = Carriers(), [], [], fail
+
+    def training_step(self, batch, index):
+        if len(self.went_on) == self.fail:
+            raise Break
+        self.went_on.append(int((~batch.reset).sum()))
+        self.read += check_carried(batch, self.carriers)
+        return super().training_step(batch, index)
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize(("before", "after"), [(4, 8), (8, 4), (4, 4)])
+def test_what_is_carried_goes_to_another_number_of_lanes(tmp_path, groups, before, after):
+    lengths = [9 + i % 7 for i in range(24)]
+
+    def run(lanes, model, *callbacks, changes=(), **options):
+        dataset = StreamDataset(lengths, open_stream, lanes, time_steps=3, shuffle=True, seed=0, lengths=lengths)
+        callbacks = [StreamEpochs(carry=model.carriers.all, changes=changes), *callbacks]
+        given = {"model": model, "max_epochs": 1, **options}
+        return fit(StreamDataLoader(dataset, virtual_ranks=groups), tmp_path, callbacks, **given)
+
+    save = OnExceptionCheckpoint(tmp_path, "saved")
+    head = run(before, OtherLanes(4), save)
+    if before != after:
+        with pytest.raises(StateError, match="batch_size"):
+            run(after, OtherLanes(), checkpoint=save.ckpt_path)
+    tail = run(after, OtherLanes(), changes="batch_size", checkpoint=save.ckpt_path)
+    assert 0 < tail.went_on[0] <= min(before, after)
+    assert sorted(head.read + tail.read) == [(i, j) for i, length in enumerate(lengths) for j in range(length)]
 
 
 @pytest.mark.parametrize("known", [True, False])

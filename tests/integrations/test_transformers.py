@@ -6,6 +6,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
+from carried import Carriers, check_carried
 from helpers import run_trainer
 
 from stream_dataloader import StateError, StreamDataLoader, StreamDataset, get_stream_info, side_by_side
@@ -378,3 +379,43 @@ def test_epochs_of_n_batches_are_the_trainers(trainer_of):
     for _ in range(2):
         whole.evaluate(eval_dataset=build())
     assert whole.model.evaluated == whole.model.seen[:5] * 2
+
+
+class OtherLanes(torch.nn.Module):
+    """Carries along, checks what is carried, and fails before a batch."""
+
+    def __init__(self, fail=None):
+        super().__init__()
+        self.layer, self.carriers, self.fail = torch.nn.Linear(3, 1), Carriers(), fail
+        self.read, self.went_on = [], []
+
+    def forward(self, batch):
+        if len(self.went_on) == self.fail:
+            raise KeyboardInterrupt
+        self.went_on.append(int((~batch.reset).sum()))
+        self.read += check_carried(batch, self.carriers)
+        return {"loss": self.layer(batch.data["x"] / 1000).square().mean()}
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize(("before", "after"), [(4, 8), (8, 4), (4, 4)])
+def test_what_is_carried_goes_to_another_number_of_lanes(trainer_of, groups, before, after):
+    lengths = [9 + i % 7 for i in range(24)]
+
+    def trainer(lanes, model, changes=(), **options):
+        given = StreamDataset(lengths, open_stream, lanes, time_steps=3, shuffle=True, seed=0, lengths=lengths)
+        extra = {"carry": model.carriers.all, "changes": changes, "model_inputs": lambda batch: {"batch": batch}}
+        loader = StreamDataLoader(given, virtual_ranks=groups)
+        return trainer_of(loader, model=model, extra=extra, save_strategy="steps", save_steps=1, **options)
+
+    head, tail = OtherLanes(3), OtherLanes()
+    with pytest.raises(KeyboardInterrupt):
+        trainer(before, head, max_steps=4).train()
+    if before != after:
+        with pytest.raises(StateError, match="batch_size"):
+            trainer(after, OtherLanes(), max_steps=9).train(resume_from_checkpoint=True)
+    trainer(after, tail, ["batch_size"], max_steps=9).train(resume_from_checkpoint=True)
+    assert 0 < tail.went_on[0] <= min(before, after)
+    found = head.read + tail.read
+    assert len(tail.went_on) == 6
+    assert len(set(found)) == len(found), "an item came twice"

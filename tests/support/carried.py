@@ -27,6 +27,7 @@ class Carriers:
     def __init__(self):
         self.state, self.memory, self.cache = RecurrentState(batch_dim=0), LaneMemory(), LaneCache(3)
         self.all = [self.state, self.memory, self.cache]
+        self.first = {}  # where each lane's stream began, for `check_carried`
 
     def count(self, batch, data):
         """For each lane what all three know of its stream: the sum, the number of items, how many steps are seen."""
@@ -41,6 +42,22 @@ class Carriers:
         self.cache.after(batch, data)
         items = [len(self.memory[lane]) for lane in batch.lane.tolist()]
         return [list(lane) for lane in zip(state.tolist(), items, mask.sum((1, 2)).tolist(), strict=True)]
+
+
+def check_carried(batch, carriers):
+    """Check that what is carried knows as much of each lane's stream as was read of it; return the batch's items.
+
+    Where a lane is gone, another one goes on in the middle of its stream, with `reset` set.
+    """
+    real = ~batch.is_padding
+    counts = carriers.count(batch, real[..., None].float())
+    for row, lane in enumerate(batch.lane.tolist()):
+        if batch.reset[row]:
+            carriers.first[lane] = int(batch.position[0, row])
+        read = int(batch.position[:, row].max()) + 1 - carriers.first.get(lane, 0)
+        if real[0, row]:
+            assert counts[row][:2] == [[float(read)], read], "what is carried is another stream's, or nothing"
+    return list(zip(batch.source_index[batch.mask].tolist(), batch.position[batch.mask].tolist(), strict=True))
 
 
 @dataclasses.dataclass
