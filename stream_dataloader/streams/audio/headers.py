@@ -93,7 +93,7 @@ def declared_samples(path: str, container: Any, stream: Any) -> int | None:
         if (size := sample_bytes(path)) is None:
             return None
         bits = re.search(r"\d+", context.name)  # none in the names of A-law and mu-law
-        return size // (int(bits[0]) // 8 if bits else 1) // context.layout.nb_channels
+        return size // (int(bits[0]) // 8 if bits else 1) // int(context.layout.nb_channels)
     samples = Fraction(duration) * time_base * context.sample_rate
     return int(samples) if samples.denominator == 1 else None
 
