@@ -382,6 +382,43 @@ def test_a_live_stream_that_breaks_goes_on_from_now_and_tells_of_the_gap(kind, o
     assert (stats.gaps, stats.skipped, stats.retried) == (len(gaps), 0, 1)
 
 
+class Refusing:
+    """Source 1 cannot be opened a few times."""
+
+    def __init__(self, times):
+        self.times = times
+
+    def __call__(self, n):
+        if n and self.times:
+            self.times -= 1
+            raise ConnectionError("refused")
+        return iter(range(9))
+
+
+@pytest.mark.parametrize("patience", [None, 0])
+def test_a_stream_that_could_not_be_opened_at_its_place_lost_nothing(patience, no_backoff):
+    """Only what was open where it was to be read from may have gone on meanwhile."""
+
+    def loader(refused):
+        dataset = StreamDataset(range(2), Refusing(refused), 2, time_steps=3, retries=2, deterministic=False)
+        return StreamDataLoader(dataset, 1, worker_method="thread", patience=patience)
+
+    first = loader(0)
+    for batch in first:
+        if (batch.position == 2).all(1).any():
+            break
+    again = loader(2)
+    again.load_state_dict(batch.state_dict())
+    begin = int(batch.position[:, 1].max()) + 1
+    found = []
+    for batch in again:
+        read = batch.source_index == 1
+        found += zip(batch.position[read].tolist(), batch.data[read].tolist(), strict=True)
+    assert found == [(number, number) for number in range(begin, 9)], "it goes on from now, as if it had been read"
+    assert again.failures == []
+    assert (again.stats().gaps, again.stats().retried) == (0, 2)
+
+
 class Dying:
     """Source 1 kills its worker at item 4; opened again it counts from 100, as a live source does."""
 
