@@ -106,7 +106,8 @@ def test_what_is_left_may_be_nothing_but_empty_streams(dataset):
     loader, left = StreamDataLoader(dataset), int(dataset.lengths.sum())
     for batch in loader:
         left -= int(batch.mask.sum())
-        assert loader.state_dict()["epoch"] == (left == 0)
+        epoch = loader.state_dict()["epoch"]
+        assert epoch == (left == 0), f"epoch {epoch} behind batch {batch.batch_index}, with {left} items left"
 
 
 def test_long_before_the_end_a_state_needs_no_order(monkeypatch):

@@ -73,6 +73,7 @@ def check_read_beside_workers(store, streams):
     assert_same([*items, *here], streams[3], 3, "read while workers did")
     expected = {(n, t): item["obs"]["image"] for n, items in enumerate(streams) for t, item in enumerate(items)}
     assert found.keys() == expected.keys()
-    assert all(np.array_equal(found[key], expected[key]) for key in expected)
+    differing = [key for key in expected if not np.array_equal(found[key], expected[key])]
+    assert not differing, "these keys have other values than were written"
     here.close()
     store.close()

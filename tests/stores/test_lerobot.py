@@ -86,7 +86,8 @@ def test_each_layout_gives_the_right_frames_and_rows(written, name, lengths, ver
     for number, items in enumerate(data.expected_items(lengths)):
         for found, item in zip(read(store(number)), items, strict=True):
             assert list(found) == [*data.CAMERAS, *item]
-            assert all(np.array_equal(found[name], value) for name, value in item.items())
+            differing = [name for name, value in item.items() if not np.array_equal(found[name], value)]
+            assert not differing, "these names have other values than were written"
     assert store.metadata(1) == {"episode_index": 1, "tasks": [data.TASKS[1]]}
     assert store.tasks == dict(enumerate(data.TASKS))
     assert store.verify() == []
