@@ -17,7 +17,7 @@ def dataset_of(kind, folder):
     options = {"time_steps": 4, "seed": 0, "windows": "aligned" if kind == "aligned" else "packed"}
     if kind == "documents of a token file":
         np.tile([5, 6, 7, 8, 9, 0, 4, 0], 20).astype(np.uint16).tofile(folder / "tokens.bin")
-        sources, open_tokens = stores.open(folder / "tokens.bin", stored_dtype="uint16", dtype="int64", end=0)
+        sources, open_tokens = stores.open(folder / "tokens.bin", stored_dtype="uint16", dtype="int64", eos_token=0)
         return StreamDataset(sources, open_tokens, 2, sections=Sections(30, jitter=True), **options)
     if kind == "again and again":
         return StreamDataset(SOURCES, Counting(), 2, "cycle", **options)

@@ -327,7 +327,7 @@ def test_a_file_that_is_being_written_is_told(tmp_path, monkeypatch):
 def test_h5py_is_asked_for_by_name(tmp_path, monkeypatch):
     path = stored(tmp_path / "a.h5", rows=TABLE)
     monkeypatch.setitem(sys.modules, "h5py", None)
-    with pytest.raises(ImportError, match=r"a\.h5 needs h5py: pip install 'stream-dataloader\[h5py\]'"):
+    with pytest.raises(ImportError, match=r"a\.h5 needs h5py: pip install 'stream-dataloader\[hdf5\]'"):
         ArrayStream()(path)
     assert np.array_equal(rows(saved(tmp_path / "a.npy", TABLE)), TABLE)
     with pytest.raises(ValueError, match="is neither"):

@@ -254,7 +254,7 @@ def test_files_made_wholly_of_other_audio_streams(tmp_path):
             frame = av.AudioFrame.from_ndarray(np.full((1, 8000), 100 * value, np.int16), layout="mono")
             frame.sample_rate, frame.pts = 8000, 0
             out.mux(stream.encode(frame))
-    assert joined({"stream": 1}, path)[0, 0] == 100 / 32768
+    assert joined({"track": 1}, path)[0, 0] == 100 / 32768
     with pytest.raises(ValueError, match=r"two.mkv has no audio track 2; it has 2 of them"):
         AudioStream(window=10, track=2)(path)
 

@@ -384,7 +384,7 @@ def test_missing_packages_are_named(server, cache, monkeypatch):
     with pytest.raises(ImportError, match=r"gs://bucket/a needs a package that is not installed: .*gcsfs"):
         cache.open("gs://bucket/a")
     monkeypatch.setitem(sys.modules, "fsspec", None)
-    with pytest.raises(ImportError, match=r"not installed: .*fsspec.* \(pip install 'stream-dataloader\[fsspec\]'"):
+    with pytest.raises(ImportError, match=r"not installed: .*fsspec.* \(pip install 'stream-dataloader\[remote\]'"):
         cache.open(server.put("a.bin", b"a"))
 
 

@@ -52,13 +52,13 @@ WRONG = {
     AudioStream: [
         (ValueError, {"window": [0, -5]}, {}),
         (ValueError, {"hop": [0], "rate": [0, -16000], "channels": [0]}, {"window": 9}),
-        (ValueError, {"stream": [-1], "on_corrupt": ["skip"]}, {"window": 9}),
+        (ValueError, {"track": [-1], "on_corrupt": ["skip"]}, {"window": 9}),
         (TypeError, {"window": [0.5, None]}, {}),
         (TypeError, {"rate": [44.1e3], "pad_last": ["no"]}, {"window": 9}),
     ],
     AudioVisualStream: [
-        (ValueError, {"samples": [0], "rate": [0, 10**9], "channels": [-1], "stream": [-1]}, {}),
-        (TypeError, {"samples": [2.5], "rate": [16e3], "channels": ["2"], "stream": [None]}, {}),
+        (ValueError, {"samples": [0], "rate": [0, 10**9], "channels": [-1], "track": [-1]}, {}),
+        (TypeError, {"samples": [2.5], "rate": [16e3], "channels": ["2"], "track": [None]}, {}),
     ],
     CameraStream: [
         (ValueError, {"size": [(0, 5)], "fps": [0], "buffer_frames": [0], "timeout_seconds": [0]}, {}),
@@ -82,7 +82,7 @@ WRONG = {
         (FileNotFoundError, {"tokenizer": ["missing.json"]}, {}),
     ],
     VideoStream: [
-        (ValueError, {"size": [(0, 10), 5, (4, 5, 6)], "dtype": ["int8"], "frame_step": [0], "stream": [-1]}, {}),
+        (ValueError, {"size": [(0, 10), 5, (4, 5, 6)], "dtype": ["int8"], "frame_step": [0], "track": [-1]}, {}),
         (ValueError, {name: ["no such"] for name in ("layout", "color", "fit", "on_corrupt", "conversion")}, {}),
         (ValueError, {"fps": [0, math.nan], "start": [-1]}, {}),
         (ValueError, {"start": [2]}, {"stop": 1}),
