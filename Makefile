@@ -4,6 +4,8 @@ BIN := .venv/bin
 WORKERS ?= 3
 
 ROOM ?= all
+MARKS ?= slow or random
+FOLDER ?= tests
 
 .PHONY: setup check format test test-all test-deep mutants examples integrations bench docs
 
@@ -27,7 +29,7 @@ test-all:  ## everything: slow tests too, and thousands of random cases where `t
 	$(BIN)/python -m pytest -q -n $(WORKERS) --full
 
 test-deep:  ## what `test-all` has and `test` has not, but for `integrations`
-	$(BIN)/python -m pytest -q -n $(WORKERS) --full -m 'slow or random' --ignore=tests/integrations
+	$(BIN)/python -m pytest -q -n $(WORKERS) --full -m '$(MARKS)' --ignore=tests/integrations $(FOLDER)
 
 mutants:  ## plausible mistakes, one at a time, in a copy: which do the tests of a ROOM notice? minutes a room
 	$(BIN)/python tests/promises/mutants.py $(ROOM)
