@@ -22,14 +22,14 @@ format:  ## put imports and lines in order
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-test:  ## what a change must pass before it is shown to others: about eight minutes on two cores
+test:  ## what a change must pass before it is shown to others: about seven minutes on two cores
 	$(BIN)/python -m pytest -q -n $(WORKERS)
 
 test-all:  ## everything: slow tests too, and thousands of random cases where `test` runs some
 	$(BIN)/python -m pytest -q -n $(WORKERS) --full
 
 test-deep:  ## what `test-all` has and `test` has not, but for `integrations`
-	$(BIN)/python -m pytest -q -n $(WORKERS) --full -m '$(MARKS)' --ignore=tests/integrations $(FOLDER)
+	$(BIN)/python -m pytest -q -n $(WORKERS) --full -m '$(MARKS)' --ignore=tests/integrations $(MORE) $(FOLDER)
 
 mutants:  ## plausible mistakes, one at a time, in a copy: which do the tests of a ROOM notice? minutes a room
 	$(BIN)/python tests/promises/mutants.py $(ROOM)
