@@ -153,10 +153,10 @@ class WorkerDeathError(WorkerError):
         member: The member of `side_by_side` that it read for; 0 of other loaders.
     """
 
-    def __init__(self, message: str, suspects: frozenset[tuple[int, int]] = frozenset(), member: int = 0) -> None:
+    def __init__(self, message: str, suspects: frozenset[tuple[int, int]] = frozenset()) -> None:
         super().__init__(message)
         self.suspects = suspects
-        self.member = member
+        self.member = 0
 
 
 class WorkerTimeoutError(WorkerError, TimeoutError):

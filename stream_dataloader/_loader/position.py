@@ -10,33 +10,22 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from stream_dataloader import _options as options
 from stream_dataloader._items.layout import Layout
 from stream_dataloader._loader.epoch import Epoch
 from stream_dataloader._loader.skipping import place_later
+from stream_dataloader._loader.standing import KeptLanes, Standing
 from stream_dataloader._loader.states import States
 from stream_dataloader._ranks.ranks import Ranks, known_count
 from stream_dataloader._reading.plan import Start
-from stream_dataloader._schedule.position import EpochPlace, Position
+from stream_dataloader._schedule.position import EpochPlace
 from stream_dataloader._schedule.rules import NONE
 from stream_dataloader._schedule.saved_state import LoadedState
 from stream_dataloader._schedule.snapshot import PackedSnapshot, Snapshot
 from stream_dataloader.dataset import StreamDataset
 from stream_dataloader.errors import StreamError
-
-
-class KeptLanes(NamedTuple):
-    """The lanes of a loaded state, as they go on here.
-
-    Attributes:
-        saved: Number of lanes of this rank's groups when the state was saved.
-        lanes: For each lane here the one that it was then; -1 for one that is new.
-    """
-
-    saved: int
-    lanes: list[int]
 
 
 def _kept_lanes(ranks: Ranks, loaded: LoadedState) -> KeptLanes:
@@ -56,7 +45,7 @@ def _kept_lanes(ranks: Ranks, loaded: LoadedState) -> KeptLanes:
     return KeptLanes(rules.groups.count * width, lanes)
 
 
-class LoaderPosition:
+class LoaderPosition(Standing[Epoch]):
     """Where a loader stands.
 
     Args:
@@ -68,27 +57,9 @@ class LoaderPosition:
     def __init__(self, dataset: StreamDataset, ranks: Ranks, length: int | None) -> None:
         self._dataset, self._ranks, self._length = dataset, ranks, length
         self.states = States(dataset, ranks, length)
-        self._position = Position(length)
+        super().__init__(length)
         self._requests_heeded = 0  # of the dataset's set_epoch
-        self.kept_lanes: KeptLanes | None = None
-        self.loaded: tuple[Mapping[str, Any], Collection[str]] | None = None  # while it may be another rank's
         self._resumed_at: int | None = None  # the step at which the last epoch went on from a state
-        self.epoch: Epoch | None = None  # the last; None once another was set or loaded
-        self.failures: list[StreamError] = []
-
-    @property
-    def is_between_epochs(self) -> bool:
-        return self.epoch is None or self.epoch.over
-
-    @property
-    def number(self) -> int:
-        """The number of the epoch that began last."""
-        return 0 if self._position.begun is None else self._position.begun.epoch.number
-
-    @property
-    def coming_number(self) -> int:
-        self._heed_dataset()
-        return self._position.coming().epoch.number
 
     @property
     def left(self) -> int | None:
@@ -213,21 +184,6 @@ class LoaderPosition:
         self._position.load(epoch, None, None)
         self.epoch = self.loaded = None
 
-    def state_dict(self, step: int | None) -> dict[str, Any]:
-        self._heed_dataset()
-        epoch = self.epoch
-        if epoch is not None and not self._position.was_left:
-            record = epoch.record(step)
-            if not (epoch.over and record.step == epoch.step):
-                return self.state_of(epoch, record)
-            step = None
-        if step not in (None, self.coming_step):
-            raise ValueError(
-                f"the state after {step} batches is not known: epoch {self.coming()[1].number} has not begun, and "
-                f"begins with batch {self.coming_step}"
-            )
-        return self.coming_state()
-
     def coming_state(self) -> dict[str, Any]:
         """The state of what comes next."""
         return self.states.of(*self.coming())
@@ -286,7 +242,3 @@ class LoaderPosition:
                 RuntimeWarning,
                 stacklevel=5,
             )
-
-    def __getstate__(self) -> dict[str, Any]:
-        """A copy goes on where this one stands."""
-        return self.__dict__ | {"epoch": None, "_position": self._position.at_rest()}

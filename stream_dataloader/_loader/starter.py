@@ -25,6 +25,7 @@ from stream_dataloader._loader.collector import Begun, StepCollector
 from stream_dataloader._loader.epoch import Epoch
 from stream_dataloader._loader.iteration import Iteration, Output
 from stream_dataloader._loader.position import LoaderPosition
+from stream_dataloader._loader.standing import is_being_read
 from stream_dataloader._memory.endings import Ending
 from stream_dataloader._ranks.ranks import Ranks
 from stream_dataloader._reading.activity import ActivityBoard
@@ -78,10 +79,7 @@ class Starter:
     @property
     def is_reading(self) -> bool:
         """An epoch is being read: its iterator is there, and has not seen the end."""
-        iteration = self._newest()
-        if iteration is None or self._turn.reader() is None:
-            return False
-        return not iteration.closed or iteration.epoch.end_is_ahead
+        return is_being_read(self._newest(), self._turn)
 
     def begin(self, position: LoaderPosition, output: Output) -> Reads[Any]:
         """Begin to read what comes next: what was kept of a run goes on, anything else that is read ends."""

@@ -37,10 +37,6 @@ class SideBySide(IterableDataset[StreamBatch]):
     def batch_size(self) -> int:
         return sum(member.batch_size for member in self.members)
 
-    @property
-    def is_endless(self) -> bool:
-        return all(self.endless)
-
     def is_end(self, over: Sequence[bool]) -> bool:
         """Whether an epoch ends where these members have ended."""
         if isinstance(self.ends_with, int):

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from stream_dataloader import _options as options
 from stream_dataloader._items.layout import Layout
 from stream_dataloader._loader.delivery import Delivery
-from stream_dataloader._loader.position import KeptLanes
+from stream_dataloader._loader.standing import KeptLanes, Standing
 from stream_dataloader._reading.plan import Start
-from stream_dataloader._schedule.position import EpochStart, Position
+from stream_dataloader._schedule.position import EpochStart
 from stream_dataloader._schedule.state_check import number as check_number
-from stream_dataloader.errors import StateError, StreamError
+from stream_dataloader.errors import StateError
 
 if TYPE_CHECKING:
     from stream_dataloader.combine.dataset import SideBySide
@@ -66,7 +66,7 @@ class JointEpoch(Delivery[Record]):
         super().__init__(first)
 
 
-class JointPosition:
+class JointPosition(Standing[JointEpoch]):
     """Where a loader of loaders stands; it answers as `LoaderPosition` does.
 
     Args:
@@ -77,25 +77,8 @@ class JointPosition:
 
     def __init__(self, dataset: SideBySide, loaders: Sequence[StreamDataLoader[Any]], length: int | None) -> None:
         self._dataset, self._loaders, self._length = dataset, loaders, length
-        self._position = Position()
+        super().__init__(None)  # endless members go on in epochs of their own
         self._resting: dict[int, State] = {}  # where endless members stand that go on in the next epoch
-        self.epoch: JointEpoch | None = None
-        self.kept_lanes: KeptLanes | None = None
-        self.loaded: tuple[Mapping[str, Any], Collection[str]] | None = None
-        self.failures: list[StreamError] = []
-
-    @property
-    def is_between_epochs(self) -> bool:
-        return self.epoch is None or self.epoch.over
-
-    @property
-    def number(self) -> int:
-        """The number of the epoch that began last."""
-        return 0 if self._position.begun is None else self._position.begun.epoch.number
-
-    @property
-    def coming_number(self) -> int:
-        return self._position.coming().epoch.number
 
     @property
     def layout(self) -> Layout | None:
@@ -173,19 +156,9 @@ class JointPosition:
 
     # States
 
-    def state_dict(self, step: int | None) -> State:
-        epoch = self.epoch
-        if epoch is not None and not self._position.was_left:
-            record = epoch.record(step)
-            if not (epoch.over and record.step == epoch.step):
-                return self.state_of(epoch, record)
-            step = None
+    def coming_state(self) -> State:
+        """The state of what comes next."""
         coming, place = self._coming()
-        if step not in (None, place.step):
-            raise ValueError(
-                f"the state after {step} batches is not known: epoch {coming.epoch.number} has not begun, and begins "
-                f"with batch {place.step}"
-            )
         states = [
             _beginning(loader, coming.run) if state is None else state
             for loader, state in zip(self._loaders, place.states, strict=True)
@@ -198,8 +171,10 @@ class JointPosition:
         is_end = count is not None and record.step >= count
         states = []
         for loader, state, endless in zip(self._loaders, record.members, self._dataset.endless, strict=True):
-            begins_anew = state is None or (is_end and not endless)
-            states.append(_beginning(loader, epoch.number + 1) if begins_anew or state is None else state())
+            if state is None or (is_end and not endless):
+                states.append(_beginning(loader, epoch.number + 1))
+            else:
+                states.append(state())
         if is_end:
             return self._whole(epoch.number + 1, 0, [False] * len(states), states)
         ends = zip(states, self._dataset.endless, strict=True)
@@ -291,7 +266,7 @@ class JointPosition:
     def __getstate__(self) -> dict[str, Any]:
         """A copy goes on where this one stands."""
         self._rest()
-        return self.__dict__ | {"epoch": None, "_position": self._position.at_rest()}
+        return super().__getstate__()
 
 
 def _beginning(loader: StreamDataLoader[Any], epoch: int) -> State:

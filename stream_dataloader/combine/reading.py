@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from stream_dataloader._advice import Setup
 from stream_dataloader._device import OneAhead
 from stream_dataloader._loader.iteration import Output
+from stream_dataloader._loader.standing import is_being_read
 from stream_dataloader._reading.deferred import Begun, Deferred, Turn
 from stream_dataloader._schedule.rules import deal_lanes
 from stream_dataloader._workers.settings import WorkerSettings
@@ -186,10 +187,7 @@ class JointStarter:
     @property
     def is_reading(self) -> bool:
         """An epoch is being read: its iterator is there, and has not seen the end."""
-        iteration = self._newest()
-        if iteration is None or self._turn.reader() is None:
-            return False
-        return not iteration.closed or iteration.epoch.end_is_ahead
+        return is_being_read(self._newest(), self._turn)
 
     def begin(self, position: JointPosition, output: Output) -> Begun[Any]:
         """Begin to read what comes next; anything else that is read ends."""

@@ -1,0 +1,106 @@
+"""`Standing`: what the positions of a loader and of a loader of loaders have in common.
+
+Guarantee: a state is of what was delivered, not what workers have read ahead; at an epoch's end, of the next one.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from stream_dataloader._loader.delivery import Delivery
+from stream_dataloader._reading.deferred import Turn
+from stream_dataloader._schedule.position import Position
+from stream_dataloader.errors import StreamError
+
+EpochT = TypeVar("EpochT", bound=Delivery[Any])
+
+
+class KeptLanes(NamedTuple):
+    """The lanes of a loaded state, as they go on here.
+
+    Attributes:
+        saved: Number of lanes of this rank's groups when the state was saved.
+        lanes: For each lane here the one that it was then; -1 for one that is new.
+    """
+
+    saved: int
+    lanes: list[int]
+
+
+class Standing(ABC, Generic[EpochT]):
+    """Where a loader stands, from one epoch to the next.
+
+    Args:
+        length: Number of batches of an epoch of an endless run; None: epochs follow each other.
+
+    Attributes:
+        epoch: The epoch that was begun last; None once another was set or loaded.
+        kept_lanes: The lanes of the state that was loaded last; None before one was.
+        loaded: The state that was loaded, and the changes that were meant, while they may be another rank's.
+        failures: Errors of streams that were skipped.
+    """
+
+    def __init__(self, length: int | None) -> None:
+        self._position = Position(length)
+        self.epoch: EpochT | None = None
+        self.kept_lanes: KeptLanes | None = None
+        self.loaded: tuple[Mapping[str, Any], Collection[str]] | None = None
+        self.failures: list[StreamError] = []
+
+    @property
+    def is_between_epochs(self) -> bool:
+        return self.epoch is None or self.epoch.over
+
+    @property
+    def number(self) -> int:
+        """The number of the epoch that began last."""
+        return 0 if self._position.begun is None else self._position.begun.epoch.number
+
+    @property
+    def coming_number(self) -> int:
+        self._heed_dataset()
+        return self._position.coming().epoch.number
+
+    def state_dict(self, step: int | None) -> dict[str, Any]:
+        self._heed_dataset()
+        epoch = self.epoch
+        if epoch is not None and not self._position.was_left:
+            record = epoch.record(step)
+            if not (epoch.over and record.step == epoch.step):
+                return self.state_of(epoch, record)
+            step = None
+        if step not in (None, self.coming_step):
+            raise ValueError(
+                f"the state after {step} batches is not known: epoch {self.coming_number} has not begun, and begins "
+                f"with batch {self.coming_step}"
+            )
+        return self.coming_state()
+
+    def _heed_dataset(self) -> None:
+        """Take up an epoch that was set on the dataset."""
+
+    @property
+    @abstractmethod
+    def coming_step(self) -> int:
+        """How many steps of what comes next come before its place."""
+
+    @abstractmethod
+    def coming_state(self) -> dict[str, Any]:
+        """Return the state of what comes next."""
+
+    @abstractmethod
+    def state_of(self, epoch: EpochT, record: Any) -> dict[str, Any]:
+        """Return the state at a place in an epoch; at its end, that of the next one's beginning."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy goes on where this one stands."""
+        return self.__dict__ | {"epoch": None, "_position": self._position.at_rest()}
+
+
+def is_being_read(iteration: Any, turn: Turn) -> bool:
+    """Whether an iteration has an iterator that has not seen the end; None stands for one that is gone."""
+    if iteration is None or turn.reader() is None:
+        return False
+    return not iteration.closed or iteration.epoch.end_is_ahead
