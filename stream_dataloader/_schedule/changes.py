@@ -1,4 +1,4 @@
-"""What becomes of a place in an epoch when the training goes on with other lanes, windows or a longer list.
+"""Places in an epoch, carried over to other lanes, other windows or a longer list of sources.
 
 ::
 
@@ -6,7 +6,7 @@
     loaded with 2            a b go on;     then, as lanes are free:    c d from where they stood, e f g h ...
     loaded with 6            a b c d go on; the others take             e f
 
-What a list has gained is handed out behind what is left of the pass that is being read.
+Sources that the list gained are handed out after the rest of the current pass.
 
 Guarantee: a pure function of the state; each item that is left is read once.
 """
@@ -21,22 +21,22 @@ from stream_dataloader._schedule.snapshot import Changed, LaneState, Snapshot, n
 from stream_dataloader._schedule.tickets import returned_by_group
 from stream_dataloader.errors import StateError
 
-#: What may be meant to differ, and what a state calls it.
+#: Options that the user may change on purpose, each with its name in a state.
 CHANGES = {"time_steps": "time_steps", "batch_size": "batch_size", "sources": "num_sources"}
 
 
 def with_changes(place: Snapshot, saved: Rules, rules: Rules, epoch: int, given: Mapping[int, int]) -> Snapshot:
-    """The place from which an epoch goes on under other rules.
+    """Return the place from which an epoch goes on under other rules.
 
-    Streams that are read stay in their lanes, and those of lanes that are gone come next, in the order of these lanes.
-    What is read again goes, with `"data"`. What lanes had reserved, they reserve anew.
+    Open streams stay in their lanes. Those of removed lanes come next, in the order of these lanes. Streams that
+    `"data"` was re-reading are dropped. Lanes take new reservations.
 
     Args:
         saved: The rules before.
         given: How many grants, to each group that the state holds.
 
     Raises:
-        StateError: The list grew, and not all groups are known.
+        StateError: The list grew, and the state does not hold all groups.
     """
     growth = () if place.changed is None else place.changed.growth
     if rules.num_sources > saved.num_sources:
@@ -55,7 +55,9 @@ def with_changes(place: Snapshot, saved: Rules, rules: Rules, epoch: int, given:
         others = sorted((*held, *returned[hosted]), key=lambda grant: grant not in place.waiting)
         line = list(filter(order.is_fresh, (*gone, *others)))
         waiting, again = waiting | gone, again + line
-        draws = -len(line)  # those that wait may have no more items, and others behind them do
+        # A lane gives up after some draws without an item. The streams in `line` may have none left, although later
+        # sources have some, so these draws do not count.
+        draws = -len(line)
         for lane in (*own[:width], *[LaneState()] * (width - len(own))):
             lanes.append(lane._replace(draws_without_item=draws, idle=0, reserved=none_reserved(rules)))
     cursors = place.cursors
@@ -65,9 +67,9 @@ def with_changes(place: Snapshot, saved: Rules, rules: Rules, epoch: int, given:
 
 
 def _last_pass(place: Snapshot, saved: Rules, epoch: int, given: Mapping[int, int]) -> int:
-    """The last pass over the list that any group has begun, which none has finished."""
+    """Return the last pass over the list that any group has begun; no group has finished it."""
     if saved.padding_mode != "cycle":
-        return 0  # there is one
+        return 0  # only "cycle" has more than one pass
     if len(given) < saved.groups.total:
         raise StateError(
             f"the state holds virtual ranks {sorted(given)} of {saved.groups.total}, and a longer list needs all with "

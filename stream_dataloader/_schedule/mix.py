@@ -1,4 +1,4 @@
-"""In which order sources are drawn from several lists, by weight: pure functions, no torch, clock or lock.
+"""Order in which sources are drawn from several lists, by weight: pure functions, no torch, clock or lock.
 
 Each list has a *share* p of all draws, its weight over the sum of all. Its k-th draw is *due* at (k + u) / p,
 and draws are made in order of when they are due: u is 1/2, or random in [0, 1) for each draw::
@@ -40,7 +40,7 @@ class Mix:
     Attributes:
         sizes: Number of sources of each list.
         weights: Its weight, positive; any scale.
-        exhausted: What becomes of a list of which all sources were drawn: it is left out, or starts again.
+        exhausted: Whether a list is left out or starts again once all its sources were drawn.
         shuffles: Whether its sources come in a new order in each pass over it.
         schedules: The order in which its sources come.
     """
@@ -82,8 +82,8 @@ class Mix:
 
     def drawn_before(self, block: int, *, endless: bool) -> Counts:
         """`(lists,)`, draws from each list before a block."""
-        # With "leave_out" there is a single block. Where only lists of little weight are left, draws are rare in time,
-        # so blocks of equal time would not hold about equal numbers of draws.
+        # "leave_out" uses a single block. Once only lists of small weight are left, draws become rare in time, so
+        # blocks of equal time would hold very unequal numbers of draws.
         if self.exhausted == "leave_out":
             return (self.quotas if block else np.zeros(len(self.sizes))).astype(np.int64)
         due = np.floor(block * _BLOCK * self.shares + 0.5)
@@ -105,11 +105,11 @@ class _Block(NamedTuple):
 
 
 class DrawOrder:
-    """The order of an epoch's draws: of each the list, and how many sources of it were drawn before.
+    """The order of an epoch's draws: for each draw its list, and the number of earlier draws from that list.
 
     Args:
-        seed: Seeds the draws, with the epoch; None draws as evenly as can be, always in the same order.
-        endless: The order has no end: lists start again and again. Only with `exhausted="repeat"`.
+        seed: Seeds the draws, with the epoch; None draws as evenly as possible, always in the same order.
+        endless: The order has no end, as lists start again and again. Only with `exhausted="repeat"`.
 
     Example:
         >>> mix = Mix((6, 1), (3, 1), "repeat", (False, False), (None, None))
@@ -121,7 +121,8 @@ class DrawOrder:
     def __init__(self, mix: Mix, seed: int | None, epoch: int, *, endless: bool = False) -> None:
         assert not endless or mix.exhausted == "repeat"
         self._mix, self._seed, self._epoch, self._endless = mix, seed, epoch, endless
-        self._recent: tuple[_Block, ...] = ()  # replaced as a whole: two threads may read it at once
+        # Two threads may read this at once, so it is replaced as a whole and never changed in place.
+        self._recent: tuple[_Block, ...] = ()
 
     def __getitem__(self, draw: int) -> tuple[int, int]:
         for block in self._recent:
@@ -131,13 +132,14 @@ class DrawOrder:
         return self[draw]
 
     def _block(self, draw: int) -> _Block:
-        """The block of a draw."""
+        """Compute the block that a draw is in."""
 
         def drawn_before(block: int) -> Counts:
             return self._mix.drawn_before(block, endless=self._endless)
 
         number = 0 if self._mix.exhausted == "leave_out" else draw // _BLOCK
-        while drawn_before(number).sum() > draw:  # shares are rounded: it may be off by a block
+        # Shares are rounded, so the quotient may be off by a block in either direction.
+        while drawn_before(number).sum() > draw:
             number -= 1
         while drawn_before(number + 1).sum() <= draw:
             number += 1
@@ -146,6 +148,6 @@ class DrawOrder:
         lists = np.repeat(np.arange(len(counts)), counts)
         numbers = np.arange(len(lists)) + np.repeat(begin + counts - np.cumsum(counts), counts)
         part = 0.5 if self._seed is None else order_rng(self._seed, self._epoch, 0, number).random(len(lists))
-        # A stable sort: of draws that are due at one moment, the one from the first list comes first.
+        # The sort is stable so that draws that are due at the same moment come in the order of their lists.
         order = np.argsort((numbers + part) / self._mix.shares[lists], kind="stable")
         return _Block(int(begin.sum()), lists[order], numbers[order])

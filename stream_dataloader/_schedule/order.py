@@ -1,6 +1,6 @@
 """The order in which the sources of an epoch are handed out: as listed, shuffled, by length, mixed, dealt to groups.
 
-Guarantee: a pure function of (rules, epoch, lengths); what a grant stands for depends on nothing else.
+Guarantee: a pure function of (rules, epoch, lengths); the source behind a grant depends on nothing else.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from stream_dataloader._schedule.snapshot import Snapshot
 from stream_dataloader._schedule.tickets import Returned
 from stream_dataloader.stream_info import order_rng
 
-#: Up to so many sources, a shuffled order is kept as an array: 32 MiB in each worker.
+#: The most sources whose shuffled order is kept as an array, which takes 32 MiB in each worker.
 MOST_IN_MEMORY = 1 << 22
 
 _ALL = slice(None)
@@ -49,7 +49,7 @@ class Permutation:
         return self._size
 
     def __getitem__(self, place: int) -> int:
-        """Which one is at a place."""
+        """Return the element at a place."""
         if not 0 <= place < self._size:
             raise IndexError(f"place {place} is out of range for {self._size}")
         half, mask = self._half, (1 << self._half) - 1
@@ -69,17 +69,24 @@ def _mixed(value: int) -> int:
     return value ^ value >> 31
 
 
-#: Which source comes at which place.
+#: The source at each place.
 Listing: TypeAlias = IntArray | Permutation
 
 
 class Assignment(NamedTuple):
-    """What a grant says."""
+    """The meaning of a grant.
+
+    Attributes:
+        source: Index of the source, or number of the section.
+        epoch: The epoch that the read counts for.
+        repeat: How often the source was handed out before in this epoch as new data.
+        fresh: Whether it counts as new data; False where `"data"` re-reads it.
+    """
 
     source: int
     epoch: int
-    repeat: int  # how often it was handed out before in this epoch, to be read as something new
-    fresh: bool  # read as something new
+    repeat: int
+    fresh: bool
 
 
 class Order:
@@ -87,26 +94,26 @@ class Order:
 
     Args:
         lengths: Items of each source, or of each section in each epoch, if known.
-        place: Where this order begins to be used; None: at the epoch's beginning.
+        place: The place from which this order is used; None: the epoch's beginning.
 
     Attributes:
         epoch: The epoch's number.
-        again: What is granted before all others.
+        again: Grants that are given again before all others.
     """
 
     def __init__(self, rules: Rules, epoch: int, lengths: Lengths | None, place: Snapshot | None = None) -> None:
         self.epoch, self._cycles, self._rules = epoch, rules.padding_mode == "cycle", rules
         self._groups = rules.groups
-        self._draws: dict[int, int] = {}  # in a pass, by group
+        self._draws: dict[int, int] = {}  # number of draws in a pass, by group
         place = place or Snapshot(0, (0,) * rules.groups.count, (), ())
         self.again = Returned(rules, place.cursors, place.returned)
         self._growth = () if place.changed is None else place.changed.growth
-        # two are kept: at a pass's end some lanes read the next one
+        # Two passes are kept, as at the end of a pass some lanes already read the next one.
         self._passes = functools.lru_cache(2)(lambda epoch, sizes: _pass_order(rules, epoch, lengths, sizes))
         self._mixed = None if rules.mix is None else _MixedOrder(rules, rules.mix, lengths)
 
     def __getitem__(self, grant: int) -> Assignment:
-        """What a grant stands for; `"data"` starts over with the same pass, `"cycle"` with the next epoch's."""
+        """Look a grant up; `"data"` starts over with the same pass, `"cycle"` with the next epoch's."""
         count, group = divmod(grant, self._groups.total)
         if (draws := self._draws.get(group)) is None:
             draws = NEVER if self._rules.endless_mix else self._groups.share(group, self._rules.draws)
@@ -121,11 +128,11 @@ class Order:
         return Assignment(index if order is None else int(order[index]), epoch, 0, fresh)
 
     def is_fresh(self, grant: int) -> bool:
-        """Whether what a grant stands for is read as something new."""
+        """Return whether a grant's source counts as new data."""
         return self._cycles or self.in_pass(*divmod(grant, self._groups.total))[0] == 0
 
     def in_pass(self, count: int, group: int) -> tuple[int, int]:
-        """The pass in which a group's n-th grant is, and which of the pass it is."""
+        """Return the pass that holds a group's n-th grant, and the grant's index within this pass."""
         begin = 0
         for turn, size in self._growth:
             share = self._groups.share(group, size)
@@ -137,7 +144,7 @@ class Order:
         return begin + passes, index
 
     def _sizes(self, turn: int) -> tuple[int, ...]:
-        """How many sources the list has in a pass: at its beginning, and each time that it grows."""
+        """Return the list's numbers of sources in a pass: at its beginning, and each time that it grew."""
         later = [size for begin, size in self._growth if begin > turn]
         own = [size for begin, size in self._growth if begin == turn]
         return *own, later[0] if later else self._rules.num_sources
@@ -166,10 +173,10 @@ class _MixedOrder:
         self._orders = [orders(number) for number in range(len(mix.sizes))]
 
     def source(self, epoch: int, draw: int) -> tuple[int, int, int]:
-        """What is drawn: the source, the epoch it counts for, and how often it was drawn before in that."""
+        """Return a draw's source, the epoch it counts for, and how often it was drawn before in that epoch."""
         number, count = self._draws(epoch)[draw]
         repeat, place = divmod(count, self._sizes[number])
-        if self._endless:  # each pass over the list is an epoch for it
+        if self._endless:  # lists have passes of unequal length, so each pass over a list counts as one epoch of it
             epoch, repeat = epoch + repeat, 0
         order = self._orders[number](epoch, repeat)
         return self._starts[number] + (place if order is None else int(order[place])), epoch, repeat
@@ -188,30 +195,30 @@ class _Joined:
 
 
 def _pass_order(rules: Rules, epoch: int, lengths: Lengths | None, sizes: Sequence[int]) -> Listing | _Joined | None:
-    """The order of a pass, in which what the list gained follows what it had."""
+    """Return the order of a pass: sources that the list gained come after those that it had before."""
     if not sizes:
         return epoch_order(rules, epoch, lengths)
     begins, parts = (0, *sizes[:-1]), []
     for number, (begin, end) in enumerate(zip(begins, sizes, strict=True)):
-        key = (number,) if number else ()  # the order before is the one that it was
+        key = (number,) if number else ()  # the old sources need the key of a list that never grew, to keep their order
         alone = replace(rules, num_sources=end - begin)
         parts.append(epoch_order(alone, epoch, lengths, *key, part=slice(begin, end)))
     return _Joined(begins, parts)
 
 
 def epoch_order(rules: Rules, epoch: int, lengths: Lengths | None, *key: int, part: slice = _ALL) -> Listing | None:
-    """The order of an epoch, or of a list in it, as a permutation of indices; None stands for the list's own.
+    """Return the order of an epoch, or of a list in it, as a permutation of indices; None: the list's own order.
 
     `"balanced"`: a source's chance to come next is proportional to its length. Sort by -log(u) / w, u uniform
     (Efraimidis and Spirakis, Weighted random sampling with a reservoir, 2006).
 
     Args:
         lengths: Items of all sources, or of all sections.
-        key: Tells the list from others.
-        part: Where the list is among all sources.
+        key: Distinguishes the list from others in the random draws.
+        part: The list's slice of all sources.
     """
     known = None
-    if rules.schedule is not None or rules.groups.total > 1:  # else nobody asks
+    if rules.schedule is not None or rules.groups.total > 1:  # otherwise the order does not depend on lengths
         known = lengths_in(lengths, epoch)
         known = None if known is None else known[part]
     order = _epoch_order(rules, epoch, known, *key, has_lengths=lengths is not None)
@@ -238,9 +245,10 @@ def _epoch_order(rules: Rules, epoch: int, lengths: IntArray | None, *key: int, 
 
 
 def dealt_by_length(order: IntArray, lengths: IntArray, groups: int) -> IntArray:
-    """An order in which dealing round-robin gives the groups about the same to read.
+    """Reorder so that dealing round-robin gives each group about the same number of items.
 
-    Of each `groups` sources in a row the longest goes to the group that has least so far (nearly as in Graham, 1969).
+    In each row of `groups` sources, the longest goes to the group with the fewest items so far (similar to Graham,
+    1969).
     """
     block = np.arange(len(order)) // groups
     longest_first = order[np.lexsort((-lengths[order], block))]

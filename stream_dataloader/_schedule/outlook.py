@@ -1,6 +1,6 @@
-"""How much of an epoch's batches is padding, also with other options.
+"""The share of padding in an epoch's batches, with the options as they are and with others.
 
-Guarantee: it follows from the sources' lengths alone, by the code that assigns sources to lanes; nothing is read.
+Guarantee: computed from the sources' lengths alone, by the code that assigns sources to lanes; nothing is read.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from stream_dataloader._schedule.rules import IntArray, Rules
 from stream_dataloader._schedule.sections import Cut, Cuts, Lengths, lengths_in
 from stream_dataloader.protocols import Schedule
 
-_MOST_STREAMS = 10_000  # that are assigned for one figure, in some 50 ms
+_MOST_STREAMS = 10_000  # assigned for one figure, which takes about 50 ms
 _MOST_EPOCHS = 8
 _ABOUT_THE_SAME = 0.02
 
 
 class Alternative(NamedTuple):
-    """An option, and how much of the batches would be padding with it.
+    """An option, and the share of padding that batches would have with it.
 
     Attributes:
-        kind: Which `Advice.kind` it is.
+        kind: The `Advice.kind`.
         option: As Python code.
         padding_share: 0 to 1; the mean of eight epochs where they differ, of fewer if there are very many streams.
     """
@@ -39,11 +39,11 @@ class Alternative(NamedTuple):
 
 @dataclass(frozen=True)
 class Outlook:
-    """What an epoch will be like.
+    """Forecast of an epoch's padding.
 
     Attributes:
         lengths: `(sources,)`, items of each source.
-        scheduled: Those of what lanes take: sources, or sections.
+        scheduled: Items of each unit that lanes take: of sources, or of sections.
     """
 
     rules: Rules
@@ -53,7 +53,7 @@ class Outlook:
 
     @classmethod
     def of(cls, rules: Rules, lengths: IntArray | None, scheduled: Lengths | None, epoch: int = 0) -> Outlook | None:
-        """The outlook; None where it cannot be computed, or not fast."""
+        """Create the forecast; None where it cannot be computed, or not fast."""
         if lengths is None or scheduled is None or rules.time_steps is None or rules.mix is not None:
             return None
         if rules.padding_mode != "zeros" or len(scheduled) > _MOST_STREAMS or (lengths < 0).any():
@@ -62,12 +62,12 @@ class Outlook:
 
     @cached_property
     def padding_share(self) -> float:
-        """Of the epoch's batches, 0 to 1."""
+        """Share of padding in the epoch's batches, 0 to 1."""
         return self._padding_share(self.rules, self.scheduled)
 
     @cached_property
     def alternatives(self) -> list[Alternative]:
-        """What would leave less padding, the best first."""
+        """Options that would leave less padding, the best first."""
         now = self._usual_share(self.rules, self.scheduled)
         found = [one for one in self._alternatives() if one.padding_share < now - _ABOUT_THE_SAME]
         best = min((one.padding_share for one in found), default=0.0)
@@ -86,7 +86,7 @@ class Outlook:
             yield self._with("packed windows", 'windows="packed"', replace(rules, windows="packed"))
 
     def _longest_sections(self) -> Iterator[Alternative]:
-        """The longest sections that leave about as little padding as any."""
+        """Yield the longest sections that leave about as little padding as any."""
         window = self.rules.time_steps or 1
         steps, found = window, []
         while steps < max(self.lengths, default=0):
@@ -103,7 +103,7 @@ class Outlook:
         return Alternative(kind, option, share)
 
     def _usual_share(self, rules: Rules, scheduled: Lengths) -> float:
-        """The share over several epochs where they differ: one alone may be much better or worse than most."""
+        """Return the mean share of several epochs if they differ: a single one may be far from typical."""
         differ = rules.shuffle or isinstance(scheduled, Cuts)
         most = max(1, _MOST_STREAMS // max(1, len(scheduled)))
         return self._padding_share(rules, scheduled, min(_MOST_EPOCHS, most) if differ else 1)

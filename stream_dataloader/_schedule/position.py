@@ -1,4 +1,4 @@
-"""Which epoch comes next, and from which place in it: the same for a loader and for a sampler of indices.
+"""The coming epoch and the place where it begins, shared by the loader and the sampler of indices.
 
 ::
 
@@ -8,9 +8,10 @@
 
     set_epoch, or a state is loaded ---> the coming epoch ---+
                                                              | begin: an iterator claims it
-    the epoch after it is the coming one <--- what is read <-+
+    the epoch after it is the coming one <--- it is read  <--+
 
-Guarantees: what was set or loaded is used once. In a run only a loaded state and `set_epoch(0)` move the place.
+Guarantees: a number or state is used once after it was set or loaded. In a run only a loaded state and `set_epoch(0)`
+move the place.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ class EpochPlace(NamedTuple):
 
     Attributes:
         number: The epoch's number.
-        delivered: How many of its batches come before.
+        delivered: Number of its batches before the place.
     """
 
     number: int
@@ -33,12 +34,12 @@ class EpochPlace(NamedTuple):
 
 
 class EpochStart(NamedTuple):
-    """Where an epoch begins, or is continued.
+    """The start of an epoch, at its beginning or in the middle of it.
 
     Attributes:
-        run: The number of the epoch that is scheduled; of the endless run, if epochs are n batches of one.
-        place: Where in it, which has a `step`; None at its beginning.
-        epoch: The epoch, and how many of its batches come before.
+        run: Number of the scheduled epoch, or of the endless run if epochs are n batches of a run.
+        place: Place in it, an object with a `step`; None at its beginning.
+        epoch: The epoch, and the number of its batches that come before.
     """
 
     run: int
@@ -50,7 +51,7 @@ BEGINNING = EpochStart(0, None, EpochPlace(0, 0))
 
 
 class EpochsOfRun:
-    """Which epoch of n batches a step of an endless run belongs to.
+    """Map from the steps of an endless run to epochs of n batches.
 
     ::
 
@@ -61,18 +62,18 @@ class EpochsOfRun:
 
     def __init__(self, length: int, step: int, place: EpochPlace) -> None:
         self._length = length
-        self._begins: list[int] = []  # steps at which an epoch begins, but for those that follow a whole one
-        self._numbers: list[int] = []  # of these epochs
+        self._begins: list[int] = []  # steps at which epochs begin, except for epochs that follow a whole one
+        self._numbers: list[int] = []  # numbers of these epochs
         self.begin(step, place)
 
     def begin(self, step: int, place: EpochPlace) -> None:
-        """An epoch, or what is left of it, begins at a step."""
+        """Note that an epoch, or the rest of one, begins at a step."""
         if not self._begins or self._in(len(self._begins) - 1, step) != place:
             self._begins.append(step - place.delivered)
             self._numbers.append(place.number)
 
     def at(self, step: int) -> EpochPlace:
-        """The place where a step is next: behind an epoch's last batch, the beginning of the epoch after it."""
+        """Return the place where a step comes next; after an epoch's last batch, the beginning of the next epoch."""
         return self._in(max(bisect_left(self._begins, step) - 1, 0), step)
 
     def _in(self, begun: int, step: int) -> EpochPlace:
@@ -81,25 +82,25 @@ class EpochsOfRun:
 
 
 class Position:
-    """Where what is read in epochs stands, from one epoch to the next.
+    """Position of a loader or sampler, from one epoch to the next.
 
     Args:
-        length: Number of batches n of an epoch of an endless run; None: epochs are scheduled each by itself.
+        length: Number of batches n in an epoch of an endless run; None: each epoch is scheduled by itself.
 
     Attributes:
-        begun: Where the epoch that began last did; None if none did since the position was built or loaded.
-        epochs: The epochs of the run that is read; None if epochs are no part of a run.
+        begun: Start of the epoch that began last; None if none began since the position was built or loaded.
+        epochs: The epochs of the current run; None if epochs are not part of a run.
     """
 
     def __init__(self, length: int | None = None) -> None:
         self.length = length
         self.begun: EpochStart | None = None
         self.epochs: EpochsOfRun | None = None
-        self._origin = BEGINNING  # what comes, as long as none has begun
-        self._unnumbered = False  # the origin has no number of its own: the state was of a run not read in epochs
+        self._origin = BEGINNING  # the coming start until an epoch begins
+        self._unnumbered = False  # the origin has no epoch number: its state was of a run that was not read in epochs
         self._wanted: int | None = None  # the number that set_epoch gave the coming epoch
         self._first_step = 0  # of the epoch that began last
-        self._reached: Callable[[], Any] | None = None  # where what is read stands
+        self._reached: Callable[[], Any] | None = None  # returns the current place of the epoch that began last
 
     def set_epoch(self, number: int) -> None:
         """Set the number of the epoch that comes next."""
@@ -109,7 +110,7 @@ class Position:
         """Continue from a saved place.
 
         Args:
-            saved: Where in an epoch of n batches; None if it was saved without such.
+            saved: Place in an epoch of n batches; None if the state was saved without such epochs.
         """
         self.begun = self.epochs = self._reached = self._wanted = None
         if self.length is None:
@@ -117,12 +118,13 @@ class Position:
             return
         self._unnumbered = saved is None and place is not None
         number, delivered = saved or (0, 0)
-        if delivered >= self.length:  # epochs may have been longer
+        # The state may be of longer epochs. With fewer batches an epoch, the saved one may be over already.
+        if delivered >= self.length:
             number, delivered = number + 1, 0
         self._origin = EpochStart(run, place, EpochPlace(number, delivered))
 
     def forget_place(self) -> None:
-        """Forget the place that was loaded, or reached in a run: it is of another rank."""
+        """Forget the loaded or reached place, because it belongs to another rank."""
         if self.length is None:
             self._origin = EpochStart(self._origin.run, None, EpochPlace(self._origin.run, 0))
             return
@@ -130,7 +132,7 @@ class Position:
         self.begun = self.epochs = self._reached = None
 
     def coming(self) -> EpochStart:
-        """What comes next, with the number that was set."""
+        """Return the coming start, with the number that `set_epoch` gave it."""
         own, wanted = self._by_itself(), self._wanted
         if wanted is None or wanted == own.epoch.number:
             return own
@@ -141,7 +143,7 @@ class Position:
         return own._replace(epoch=EpochPlace(wanted, 0))
 
     def _by_itself(self) -> EpochStart:
-        """What comes next if no number was set."""
+        """Return the coming start as if `set_epoch` had not been called."""
         if self.begun is None:
             return self._origin
         run, _, epoch = self.begun
@@ -150,41 +152,41 @@ class Position:
         assert self._reached is not None
         reached = self._reached()
         place = reached if reached.step else None
-        if reached.step == self._first_step:  # nothing of the epoch that began last was delivered
+        if reached.step == self._first_step:  # no batch of the last epoch was delivered, so that epoch comes again
             return EpochStart(run, place, epoch)
         return EpochStart(run, place, EpochPlace(epoch.number + 1, 0))
 
     @property
     def is_by_itself(self) -> bool:
-        """What comes next is what comes if no number was set."""
+        """Whether the coming start is the same as without a call of `set_epoch`."""
         return self._wanted is None or self.coming() == self._by_itself()
 
     @property
     def is_set(self) -> bool:
-        """`set_epoch` was called for the coming epoch."""
+        """Whether `set_epoch` was called for the coming epoch."""
         return self._wanted is not None
 
     @property
     def continues(self) -> bool:
-        """The coming epoch continues the run that is being read."""
+        """Whether the coming epoch continues the current run."""
         return self.length is not None and self.begun is not None and self.coming() is not BEGINNING
 
     @property
     def was_left(self) -> bool:
-        """A state is that of the coming epoch, not that of what was read last."""
+        """Whether a state describes the coming epoch, not the one that was read last."""
         if self._reached is None:
             return True
         return self._wanted is not None if self.length is None else not self.is_by_itself
 
     @property
     def left(self) -> int | None:
-        """How many batches the epoch that began last has here; None if epochs are no part of a run."""
+        """Number of batches of the last epoch from its start here; None if epochs are not part of a run."""
         if self.length is None or self.begun is None:
             return self.length
         return self.length - self.begun.epoch.delivered
 
     def renaming(self, what: str) -> str | None:
-        """What to tell whoever gave the coming epoch of a run another number than its own; None if nobody did."""
+        """Return a warning if `set_epoch` gave the coming epoch of a run a number that does not match; None if not."""
         if self.length is None or self._wanted is None or self._unnumbered:
             return None
         coming = self.coming()
@@ -192,13 +194,13 @@ class Position:
         if number == own or coming is BEGINNING:
             return None
         return (
-            f"set_epoch({number}) was called, and epoch {own} comes next. An endless run has no other place for epoch "
-            f"{number}: it goes on where it stands, and its next {self.length} batches are called epoch {number}. To "
-            f"go on where another {what} stopped, load its state; set_epoch(0) begins anew"
+            f"set_epoch({number}) was called, and epoch {own} comes next. An endless run cannot jump to epoch "
+            f"{number}: it continues where it is, and its next {self.length} batches are called epoch {number}. To "
+            f"continue where another {what} stopped, load its state; set_epoch(0) starts over"
         )
 
     def begin(self, step: int, reached: Callable[[], Any]) -> EpochStart:
-        """The coming epoch begins: what was set or loaded is used."""
+        """Begin the coming epoch; this uses up the number or state that was set or loaded."""
         start = self.coming()
         if self.length is not None:
             if self.continues and self.epochs is not None:
@@ -210,7 +212,7 @@ class Position:
         return start
 
     def at_rest(self) -> Position:
-        """A position of its own with the same coming epoch, for a copy that reads nothing yet."""
+        """Return an independent position with the same coming epoch, for a copy that has read nothing yet."""
         position = Position(self.length)
         position._origin, position._unnumbered, position._wanted = self._by_itself(), self._unnumbered, self._wanted
         return position

@@ -1,4 +1,4 @@
-"""The assignment of an epoch of known lengths, replayed without reading: which item each cell of each batch holds.
+"""The assignment of an epoch of known lengths, replayed without reading: the item in each cell of each batch.
 
 ::
 
@@ -7,10 +7,10 @@
                          lane 0      0 1       2 -       5 6 ...
                          lane 1      3 4       5 6       7 8
 
-A lane that is out of data takes its next source, in order of time. So the steps of an epoch are counted, too.
+A lane that is out of data takes its next source, in order of time. This also gives the number of steps in an epoch.
 
-Guarantee: a pure function of rules, order and lengths, the same on every rank; a replay that begins at the place of
-another gives the same cells as that one from there on, padding too.
+Guarantee: a pure function of rules, order and lengths, the same on every rank. A replay that begins at the place of
+another gives the same cells from there on, including padding.
 """
 
 from __future__ import annotations
@@ -31,19 +31,28 @@ from stream_dataloader._schedule.sections import Cuts, Lengths, Section
 from stream_dataloader._schedule.snapshot import LaneState, Snapshot, beginning
 from stream_dataloader._schedule.tickets import Returned, next_grant
 
-#: What a cell holds: an item that is read for the first time this epoch, a stream's first item.
+#: Flags of a cell: an item that is read for the first time this epoch, a stream's first item.
 FRESH, START = 1, 2
 
 #: Steps are replayed several at once: a lane costs a few microseconds, however many cells it fills.
 _LEAST_CELLS = 1 << 15
 _LEAST_CELLS_OF_A_LANE = 1 << 8
 _MOST_CELLS = 1 << 20
-#: At first only so many, as whoever waits for the first batch may want no more.
+#: The first call replays only a few steps: a caller that waits for the first batch may want no more.
 _FIRST_STEPS = 8
 
 
 class SourceRun(NamedTuple):
-    """A source in a lane: its items fill cells `[begin, end)`, counted over the lane's epoch; so many were `read`."""
+    """A source in a lane.
+
+    Attributes:
+        grant: The grant's number.
+        source: The source's index, or the section's number.
+        begin: First cell that its items fill, counted over the lane's epoch.
+        end: Behind the last cell.
+        fresh: Whether it counts as new data.
+        read: Number of its items before `begin`.
+    """
 
     grant: int
     source: int
@@ -57,13 +66,13 @@ class Replay:
     """Replays one epoch, from its beginning or from a place in it.
 
     Args:
-        rules: Deterministic ones, with `time_steps`.
-        order: That of the epoch.
-        place: Where it begins; items count from where a section begins, see `within_sections`.
+        rules: Deterministic rules, with `time_steps`.
+        order: The epoch's order.
+        place: The place where the replay begins; items count from the start of a section, see `within_sections`.
         note: Called with a lane and each decision of one of its tickets, in order: a grant or `NONE`.
 
     Attributes:
-        step: The step that comes next.
+        step: The next step.
     """
 
     def __init__(
@@ -78,7 +87,7 @@ class Replay:
         assert rules.deterministic
         self._rules, self._order = rules, order
         self._window: int = rules.time_steps
-        # two are kept: with `"cycle"`, at a pass's end some lanes read the next one
+        # Two passes are kept, as with `"cycle"` some lanes already read the next pass at the end of one.
         self._lengths_in = functools.lru_cache(2)(
             lambda epoch: lengths.lengths(epoch) if isinstance(lengths, Cuts) else lengths
         )
@@ -97,7 +106,7 @@ class Replay:
         self._runs = [
             None if lane.grant == NONE else self._run(lane.grant, begin - lane.items, 0) for lane in place.lanes
         ]
-        self._times = [  # when each lane is out of data next: a heap
+        self._times = [  # heap of the times at which lanes run out of data
             (self.step if run is None else self._step_behind(run)) * rules.lanes + lane
             for lane, run in enumerate(self._runs)
             if not self._idle[lane]
@@ -117,11 +126,11 @@ class Replay:
         return firsts
 
     def place(self) -> Snapshot:
-        """Where it stands."""
+        """Return the replay's current place."""
         cell = self.step * self._window
         lanes = []
         for lane, run in enumerate(self._runs):
-            # a source whose last item fills a window's last cell is open until the lane looks for one more item
+            # A source whose last item fills a window's last cell stays open until the lane asks for one more item.
             grant, items, idle = NONE, 0, int(self._idle[lane])
             if run and run.end >= cell:
                 grant, items = run.grant, run.read + min(cell, run.end) - run.begin
@@ -129,18 +138,18 @@ class Replay:
         return Snapshot(self.step, *self._again.rest(self._cursors), tuple(lanes), self._changed)
 
     def skip_to(self, step: int) -> None:
-        """Go on to a step, and do not look at the cells before."""
+        """Go on to a step, without computing the cells before it."""
         for _ in self.sources_before(step):
             pass
         self.step = step
 
     def read(self, most: int) -> tuple[IntArray, npt.NDArray[np.uint8]]:
-        """What the cells of the next steps hold, `most` at most.
+        """Compute the cells of the next steps, at most `most` steps.
 
         Returns:
-            Two arrays `(steps, T, lanes)`. The place of each cell's item, counted over all sources put one after the
-            other: a cell without an item repeats the place before it in its window, or has 0. And its kind, `FRESH` and
-            `START`, added up; 0 is padding, or an item that is read again.
+            Two arrays `(steps, T, lanes)`. The first has the place of each cell's item, counted over all sources put
+            one after the other; a cell without an item repeats the place before it in its window, or has 0. The second
+            has the cell's kind, `FRESH` and `START` added up; 0 is padding, or an item that is read again.
 
         Raises:
             EmptySourcesError: With `"cycle"`, no source has an item.
@@ -164,7 +173,7 @@ class Replay:
         )
 
     def _write(self, run: SourceRun, first: int, places: IntArray, kinds: npt.NDArray[np.uint8]) -> None:
-        """Write what lies of a run in a lane's cells from `first` on; the rest of its last window is padded."""
+        """Write the part of a run that lies in a lane's cells from `first` on; pad the rest of its last window."""
         begin, end = max(run.begin - first, 0), min(run.end - first, len(places))
         if begin >= end:
             return
@@ -176,7 +185,7 @@ class Replay:
             kinds[begin] |= START
 
     def sources_before(self, stop: int) -> Iterator[tuple[int, SourceRun]]:
-        """What lanes take before a step, in order of time, empty sources left out."""
+        """Yield the sources that lanes take before a step, in order of time, without empty ones."""
         lanes, window, packed = self._rules.lanes, self._window, self._rules.windows == "packed"
         times, runs, draws = self._times, self._runs, self._draws
         while times and times[0] < stop * lanes:
@@ -198,13 +207,13 @@ class Replay:
 
     def _next_grant(self, lane: int) -> int:
         draws = self._draws[lane]
-        if draws and self._rules.gives_up(lane, draws):  # else there was an item just now
+        if draws and self._rules.gives_up(lane, draws):  # without draws, the lane has just read an item
             return NONE
         grant, self._reserved[lane] = next_grant(self._reserved[lane], self._rules.lookahead, self._deciders[lane])
         return grant
 
     def _run(self, grant: int, begin: int, read: int | None = None) -> SourceRun:
-        """What a lane reads; `read`: how many items before, None: those of one that waits."""
+        """Return a lane's run of a source; `read`: items read before, None: as noted for a waiting stream, or 0."""
         source, epoch, _, fresh = self._order[grant]
         if read is None:
             read = self._waiting[grant].items if grant in self._waiting else 0
@@ -212,16 +221,16 @@ class Replay:
         return SourceRun(grant, source, begin, end, fresh, read)
 
     def open_runs(self) -> Iterator[tuple[int, SourceRun]]:
-        """What lanes are reading: the lane, and what it fills."""
+        """Return each lane that reads a source, with its run."""
         return ((lane, run) for lane, run in enumerate(self._runs) if run is not None)
 
     def _step_behind(self, run: SourceRun) -> int:
-        """The step in which the lane needs another source."""
+        """Return the step in which the lane needs another source."""
         return (run.end if self._rules.windows == "packed" else run.end + self._window - 1) // self._window
 
 
 def steps_of_groups(rules: Rules, epoch: int, lengths: Lengths, order: Order | None = None) -> list[int]:
-    """For how many steps each group of all ranks has something new to read; with `"drop"`, for all of its lanes."""
+    """Count the steps for which each group of all ranks has new data; with `"drop"`, new data for all of its lanes."""
     assert rules.padding_mode != "cycle"
     order = order or Order(rules, epoch, lengths)
     alone = [
@@ -232,18 +241,18 @@ def steps_of_groups(rules: Rules, epoch: int, lengths: Lengths, order: Order | N
 
 
 def count_steps(rules: Rules, steps: Sequence[int]) -> int:
-    """How many batches an epoch has, if groups have so many steps."""
+    """Return the number of batches in an epoch, given each group's number of steps."""
     return min(steps) if rules.padding_mode == "drop" else max(steps)
 
 
 def steps_behind(place: Snapshot, rules: Rules, epoch: int, lengths: Lengths) -> int:
-    """The steps of an epoch that goes on from a place, if all groups are hosted here."""
+    """Count the steps of an epoch that goes on from a place, if all groups are hosted here."""
     order = Order(rules, epoch, lengths, place)
     return _steps_of(rules, order, lengths, within_sections(place, order, lengths, -1))
 
 
 def _steps_of(rules: Rules, order: Order, lengths: Lengths, place: Snapshot | None = None) -> int:
-    """The same for one group."""
+    """Count the steps of one group."""
     window = rules.time_steps or 1
     replay = Replay(replace(rules, time_steps=window, deterministic=True), order, lengths, place)
     ends = [replay.step * window] * rules.lanes  # the cell behind each lane's last new item
@@ -253,7 +262,7 @@ def _steps_of(rules: Rules, order: Order, lengths: Lengths, place: Snapshot | No
     for lane, run in replay.sources_before(NEVER // rules.lanes):
         if run.fresh:
             ends[lane] = run.end
-        else:  # the lane reads nothing new from now on
+        else:  # the lane is re-reading, and will read nothing new in this epoch
             reading_new.discard(lane)
             if not reading_new:
                 break
@@ -262,7 +271,7 @@ def _steps_of(rules: Rules, order: Order, lengths: Lengths, place: Snapshot | No
 
 
 def within_sections(place: Snapshot, order: Order, lengths: Lengths, sign: int) -> Snapshot:
-    """A place with items counted from where sections begin (`sign` -1), or from where sources do (1)."""
+    """Return a place with items counted from the start of sections (`sign` -1), or from the start of sources (1)."""
     if not isinstance(lengths, Cuts):
         return place
 
@@ -277,10 +286,10 @@ def within_sections(place: Snapshot, order: Order, lengths: Lengths, sign: int) 
 
 
 def has_rest(place: Snapshot, rules: Rules, order: Order, section: Callable[[int, int], Section]) -> bool:
-    """Whether anything new is left behind a place in an epoch's first pass, for one rank that hosts all groups.
+    """Return whether new data is left behind a place in an epoch's first pass, for one rank that hosts all groups.
 
     Args:
-        section: What the schedule hands out by a number, in an epoch.
+        section: Looks up a section by its number and the epoch.
     """
 
     def is_left(grant: int, stands: LaneState | None) -> bool:

@@ -1,4 +1,4 @@
-"""What the assignment of sources to lanes depends on, and the one decision that it is made of.
+"""Inputs of the assignment of sources to lanes, and the single decision that it consists of.
 
 Guarantee: pure functions of plain values, no torch, clock or lock.
 """
@@ -25,15 +25,15 @@ IntArray = npt.NDArray[np.int64]
 
 #: Later than any time, with room in an int64 to add to it.
 NEVER = 2**62
-#: Decisions that are no grant.
+#: Decisions that are not grants.
 PENDING, NONE = -2, -1
-#: Reservations are refused once at most this many sources a lane are left. A reservation near the end may wait for a
-#: lane with a long stream while others idle.
+#: Reservations are refused once at most this many sources per lane are left. Otherwise a source near the end could wait
+#: for a lane with a long stream, while other lanes idle.
 TAIL_SOURCES_PER_LANE = 2
 
 
 def split_batch_size(batch_size: int, num_workers: int) -> list[int]:
-    """How many lanes each worker reads: as evenly as possible; the first workers get one more.
+    """Split lanes among workers as evenly as possible; the first workers get one more.
 
     Args:
         batch_size: Number of lanes.
@@ -49,14 +49,14 @@ def split_batch_size(batch_size: int, num_workers: int) -> list[int]:
 
 
 def split_dataset_sizes(sources: Sequence[Source], split_sizes: Sequence[int]) -> list[Sequence[Source]]:
-    """Deal sources out beforehand, in order: to each worker about as large a share as it has lanes.
+    """Deal sources out to workers beforehand, in order, in proportion to their lanes.
 
     For code that came from other packages, which deal sources to workers like this. `StreamDataset` does not: its lanes
     take sources when they need them.
 
     Args:
-        sources: What to deal out: a list, or another sequence that can be sliced.
-        split_sizes: How many lanes each worker reads, as `split_batch_size` returns.
+        sources: The sources: a list, or another sequence that can be sliced.
+        split_sizes: Number of lanes of each worker, as `split_batch_size` returns.
 
     Returns:
         A slice of `sources` for each worker; each source is in one of them. With at least as many sources as lanes, no
@@ -80,7 +80,7 @@ def split_dataset_sizes(sources: Sequence[Source], split_sizes: Sequence[int]) -
 
 
 class Reader(NamedTuple):
-    """Who reads some lanes: a worker, or one of its threads.
+    """Reader of some lanes: a worker, or one of its threads.
 
     Attributes:
         worker_id: The worker.
@@ -128,9 +128,9 @@ class Groups:
     A group has its own cursor, lanes and tickets, so what it reads does not depend on which rank hosts it.
 
     Attributes:
-        total: How many there are, on all ranks.
+        total: Number of groups on all ranks.
         first: The first one hosted here.
-        count: How many are hosted here, side by side.
+        count: Number of groups hosted here, side by side.
     """
 
     total: int = 1
@@ -161,7 +161,7 @@ class Groups:
         return range(self.first, self.first + self.count)
 
     def share(self, group: int, sources: int) -> int:
-        """How many of the epoch's sources a group gets."""
+        """Return a group's number of the epoch's sources."""
         return (sources - group + self.total - 1) // self.total
 
 
@@ -171,9 +171,9 @@ ALONE = Groups()
 
 @dataclass(frozen=True)
 class Rules:
-    """All that the assignment of sources to lanes depends on, besides the streams' lengths and the epoch.
+    """Everything that the assignment of sources to lanes depends on, besides the streams' lengths and the epoch.
 
-    With a `mix` the sources are those of several lists, and `shuffle` is for the draws from these.
+    With a `mix`, the sources are those of several lists, and `shuffle` means the draws from these lists.
 
     Attributes:
         lanes: Number of lanes of all groups that are hosted here; one group's lanes follow the other's.
@@ -194,12 +194,12 @@ class Rules:
 
     @cached_property
     def draws(self) -> int:
-        """Number of grants in a pass of all groups, with those of lists that start again."""
+        """Number of grants in a pass of all groups, including repeats of lists that start again."""
         return self.num_sources if self.mix is None else self.mix.draws
 
     @cached_property
     def lanes_of_a_group(self) -> int:
-        """How many of the lanes each group has."""
+        """Number of lanes of each group."""
         return self.lanes // self.groups.count
 
     @cached_property
@@ -225,40 +225,41 @@ class Rules:
         return self.shuffle or any(shuffles)
 
     def gives_up(self, lane: int, draws: int) -> bool:
-        """Whether a lane that drew so many sources in a row without an item idles; only with `"data"`.
+        """Return whether a lane idles after `draws` sources in a row without an item; only with `"data"`.
 
         Raises:
             EmptySourcesError: With `"cycle"`, no source of its group has an item.
         """
         if self.padding_mode == "cycle" and draws >= self._most_draws(lane) + self.lookahead:
             raise EmptySourcesError(
-                f"lane {lane} drew {draws} sources in a row, of {self.num_sources} there are, and none yielded an "
+                f"lane {lane} drew {draws} sources in a row from a list of {self.num_sources}, and none yielded an "
                 'item; padding_mode="cycle" would go on for ever',
                 lane=lane,
             )
         return self.padding_mode == "data" and draws >= self.draws_of(lane)
 
     def _most_draws(self, lane: int) -> int:
-        """With `"cycle"`: after so many grants in a row without an item, no source of the group has any.
+        """Return the number of grants in a row without an item that proves the group's sources empty, with `"cycle"`.
 
-        They have every source that the lane's group can get. Where sources are dealt to groups anew in each pass, one
-        of n sources that has items is not among them with a probability of (1 - 1 / groups) ** (24 * groups), e ** -24.
+        They cover every source that the lane's group can get. If sources are dealt to groups anew in each pass, a
+        source that has items is missed with a probability of (1 - 1 / groups) ** (24 * groups), about e ** -24.
         """
         passes = 3 if self.endless_mix else 2
         draws = passes * self.draws_of(lane) * (12 * self.groups.total if self._dealt_anew else 1)
         if self.deterministic:
             return draws
-        # others may take the source that has items, and a loaded state gives again first what they had taken ahead
+        # First come, first served: other lanes may take the only source that has items, and after a state is loaded,
+        # grants that were taken ahead come again first. Without this margin a run with items could be called empty.
         return draws + 8 * self.lanes_of_a_group * (self.lookahead + 1)
 
     def decide(self, lane: int, cursors: memoryview[int] | list[int], ahead: bool) -> int:
-        """What the next ticket of a lane's group in order gets: its grant, or `NONE`.
+        """Decide the next ticket in the order of a lane's group: return its grant, or `NONE`.
 
-        A grant is numbered `n * groups + group`, the n-th of its group. For a ticket ahead `NONE` means refused, for
-        one now that no source is left and the lane idles.
+        The n-th grant of a group has the number `n * groups + group`. `NONE` means that a reservation is refused, or,
+        for a ticket that is needed now, that no source is left and the lane idles.
 
         Args:
-            cursors: How many grants each group hosted here was given; counts on.
+            cursors: Number of grants given so far to each group hosted here; counted up in place.
         """
         hosted = lane // self.lanes_of_a_group
         cursor = cursors[hosted]

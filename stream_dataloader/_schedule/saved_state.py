@@ -1,6 +1,7 @@
-"""Where a loader stands, as plain data: what `state_dict` gives and `load_state_dict` takes.
+"""The place of a loader as plain data, which `state_dict` returns and `load_state_dict` takes.
 
-Guarantee: a state holds no word on workers or ranks; one of other sources or options is refused, with both sides named.
+Guarantee: a state says nothing about workers or ranks. A state of other sources or options is refused with an error
+that names both sides.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ VERSION = 1
 
 
 class SourceIdentity(NamedTuple):
-    """What tells a list of sources from others.
+    """Identity of a list of sources.
 
     Attributes:
-        fingerprint: That of the sources.
-        lengths: That of their lengths, if known.
-        sections: How they are cut; None if they are read whole.
+        fingerprint: Fingerprint of the sources.
+        lengths: Fingerprint of their lengths, if known.
+        sections: Description of the cut into sections; None if sources are read whole.
     """
 
     fingerprint: str
@@ -43,13 +44,13 @@ def to_plain(
     failures: Sequence[Iterable[int]],
     items: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """A state as plain data; without a snapshot, that of an epoch that has not begun.
+    """Return a state as plain data; without a snapshot, the state of an epoch that has not begun.
 
-    What is a group's own has a key of its own, and is a tuple, which `torch.distributed.checkpoint` takes as a whole.
+    Each group has its own key, whose value is a tuple, so that `torch.distributed.checkpoint` saves it as one object.
 
     Args:
         failures: The sources whose streams were skipped, by group hosted.
-        items: What items look like; None if that is not known, or the epoch has not begun.
+        items: The layout of items; None if it is not known, or the epoch has not begun.
     """
     groups, lanes = rules.groups, rules.lanes_of_a_group
     state: dict[str, Any] = {
@@ -68,7 +69,7 @@ def to_plain(
         state["growth"] = [list(one) for one in snapshot.changed.growth]
 
     def plain(grants: Iterable[int]) -> list[Any]:
-        """Grants; of a stream that waits for a lane, where it stands."""
+        """Return grants as plain data; a stream that waits for a lane is saved with its place."""
         if not waiting:
             return list(grants)
         return [_plain_lane(waiting[grant], plain) if grant in waiting else grant for grant in grants]
@@ -79,7 +80,7 @@ def to_plain(
         if snapshot is not None:
             own = snapshot.lanes[hosted * lanes : (hosted + 1) * lanes]
             again = plain(returned[hosted])
-            # Another rank that hosts the group later may read nothing more of it, and must know how to pad.
+            # Another rank may host this group later and find no item left in it. It then needs the layout to pad.
             known = items if groups.total > 1 else None
             place = (snapshot.cursors[hosted], again, [_plain_lane(lane, plain) for lane in own], known)
         own_state[key_of(groups.first + hosted)] = (sorted(failed) or 0, *place)
@@ -89,7 +90,7 @@ def to_plain(
 
 
 def key_of(group: int) -> str:
-    """What a state calls a group."""
+    """Return a group's key in a state."""
     return f"group_{group}"
 
 
@@ -106,13 +107,13 @@ def _plain_mix(mix: Mix) -> dict[str, Any]:
     return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(mix).items()}
 
 
-#: What a state and the dataset it is loaded for must agree on.
+#: Options that a state and the dataset it is loaded for must agree on.
 _COMPARED = (
     *("time_steps", "windows", "padding_mode", "lookahead", "shuffle", "schedule", "deterministic"),
     "num_sources",
 )
 
-#: What a user knows them by, if not by these names; those of a mix of several lists, too.
+#: Words for them in errors where the user knows other names; also for the options of a mix of several lists.
 _KNOWN_AS = {
     "num_sources": "the number of sources",
     "sizes": "the numbers of sources",
@@ -121,20 +122,20 @@ _KNOWN_AS = {
 }
 
 
-#: What reading a state raises that is none, or not all of one.
+#: Errors that reading raises if the data is no state, or only a part of one.
 _NOT_WHOLE = KeyError, TypeError, IndexError, ValueError, AttributeError, OverflowError, RecursionError
 
 
 class LoadedState(NamedTuple):
-    """What a state says.
+    """Content of a state.
 
     Attributes:
         seed: The seed.
-        epoch: The epoch's number, or the run's.
-        snapshot: Where in it; None at its beginning.
+        epoch: Number of the epoch, or of the run.
+        snapshot: Place in it; None at its beginning.
         failures: The sources whose streams were skipped, by group hosted.
-        epoch_place: Where in an epoch of n batches; None if it was saved without such.
-        items: What items look like, if the state says so.
+        epoch_place: Place in an epoch of n batches; None if the state was saved without such epochs.
+        items: The layout of items, if the state has it.
         lanes_of_a_group: Number of lanes that each group had.
     """
 
@@ -148,7 +149,7 @@ class LoadedState(NamedTuple):
 
 
 def plain_epoch(place: EpochPlace, length: int) -> dict[str, Any]:
-    """What a state has of a place in an epoch of n batches, beside the place in the run."""
+    """Return a state's entry for the place in an epoch of n batches, which it has beside the place in the run."""
     return {"stretch": {**place._asdict(), "batches_per_epoch": length}}
 
 
@@ -160,7 +161,7 @@ def _epoch_place_of(state: Mapping[str, Any]) -> EpochPlace | None:
 
 
 def groups_of(state: Any) -> int:
-    """How many groups a state is of.
+    """Return the number of groups of a state.
 
     Raises:
         StateError: It is no state.
@@ -168,19 +169,19 @@ def groups_of(state: Any) -> int:
     if not isinstance(state, Mapping) or "version" not in state:
         raise StateError(f"this is no state of a StreamDataLoader, but a {type(state).__name__}; pass a state_dict()")
     if type(state["version"]) is not int or state["version"] != VERSION:
-        raise StateError(f"the state is of version {shorten(state['version'])}, and this library reads {VERSION}")
+        raise StateError(f"the state has version {shorten(state['version'])}, and this library reads {VERSION}")
     if "groups" not in state:
         raise StateError("the state is not whole: it has no groups; pass what state_dict() returned, all of it")
     return number("groups", state["groups"], 1, MOST_GROUPS)
 
 
 def missing_groups(state: Mapping[str, Any], groups: Groups) -> list[int]:
-    """Which of the groups that are hosted a state does not hold."""
+    """List the hosted groups that a state does not hold."""
     return [group for group in groups.hosted if key_of(group) not in state]
 
 
 def check_held(state: Mapping[str, Any]) -> None:
-    """Refuse a state whose groups, of any rank, have other numbers than were saved."""
+    """Refuse a state if the numbers of a group, of any rank, are not those that were saved."""
     try:
         check_shared(state)
         for group in groups_in(state):
@@ -196,14 +197,14 @@ def _not_whole(error: Exception) -> StateError:
 
 
 def from_plain(state: Any, rules: Rules, identity: SourceIdentity, changes: Collection[str] = ()) -> LoadedState:
-    """What a state says of the groups that are hosted here; it may hold others too.
+    """Read the groups that are hosted here from a state, which may hold others too.
 
     Args:
-        identity: That of the sources; if the list may have become longer, of those that it had.
-        changes: Which differences are meant, see `CHANGES`.
+        identity: Identity of the sources; if the list may have grown, of those that it had before.
+        changes: Options that the user changed on purpose, see `CHANGES`.
 
     Raises:
-        StateError: It is no state, one of another dataset, or without a group; says how they differ.
+        StateError: It is no state, belongs to another dataset, or lacks a group; says how they differ.
     """
     try:
         _check(state, rules, identity, changes)
@@ -219,7 +220,7 @@ def _check(state: Any, rules: Rules, identity: SourceIdentity, changes: Collecti
     groups = rules.groups
     check_shared(state)
     if groups_of(state) != groups.total:
-        raise StateError(f"the state is of {state['groups']} virtual ranks, and the loader has {groups.total}")
+        raise StateError(f"the state has {state['groups']} virtual ranks, and the loader has {groups.total}")
     if ("mix" in state) != (rules.mix is not None):
         one, several = "one dataset", "several datasets that are interleaved (mix)"
         saved, here = (several, one) if rules.mix is None else (one, several)
@@ -241,12 +242,12 @@ def _check(state: Any, rules: Rules, identity: SourceIdentity, changes: Collecti
     if state["lengths"] != identity.lengths and lengths_decide:
         raise StateError(
             f"the state was saved with other lengths (fingerprint {state['lengths']}, here {identity.lengths}), which "
-            "decide who reads what; pass the lengths that it was saved with"
+            "decide which lane reads which source; pass the lengths that it was saved with"
         )
 
 
 def _meant(state: Mapping[str, Any], here: Mapping[str, Any], changes: Collection[str]) -> set[str]:
-    """Which of the options may differ."""
+    """Return the options that may differ."""
     before, now = state["time_steps"], here["time_steps"]
     if "time_steps" in changes and None in (before, now) and before != now:
         raise StateError(f"time_steps was {before} and is {now}; only a number may change")
@@ -269,7 +270,7 @@ def _from_plain(state: Mapping[str, Any], rules: Rules) -> LoadedState:
         )
     before = replace(rules, num_sources=state["num_sources"])
     for hosted, group in enumerate(groups.hosted):
-        # Other modes hand each source out once; `"data"` and `"cycle"` go on.
+        # With these modes each source is handed out once, so a larger number is damage; others may repeat sources.
         ends = rules.padding_mode in ("zeros", "drop") and "growth" not in state
         check_group(state, key_of(group), *([before.shares[hosted]] if ends else []))
     own = [state[key_of(group)] for group in groups.hosted]
@@ -288,7 +289,7 @@ def _from_plain(state: Mapping[str, Any], rules: Rules) -> LoadedState:
         if saved != rules:
             given = {group: int(state[key_of(group)][1]) for group in groups_in(state)}
             snapshot = with_changes(snapshot, saved, rules, state["epoch"], given)
-    # Older states only count what was skipped: those sources have no name, and get numbers that no other has.
+    # Older states only count skipped sources. Each gets a negative number, which no source has, to keep the count.
     skipped = [set(range(-failed, 0)) if isinstance(failed, int) else set(failed) for failed in failures]
     epoch_place = _epoch_place_of(state)
     width = state["lanes_of_a_group"]
@@ -296,7 +297,7 @@ def _from_plain(state: Mapping[str, Any], rules: Rules) -> LoadedState:
 
 
 def _grant_of(saved: Any, waiting: dict[int, LaneState]) -> int:
-    """A grant; that of a stream that waits for a lane is noted with where it stands."""
+    """Read a grant; the place of a stream that waits for a lane is noted in `waiting`."""
     if not isinstance(saved, Mapping):
         return int(saved)
     lane = _lane_of(saved, waiting)
@@ -311,12 +312,12 @@ def _lane_of(lane: Mapping[str, Any], waiting: dict[int, LaneState]) -> LaneStat
 
 
 def groups_in(state: Mapping[str, Any]) -> list[int]:
-    """Which groups a state holds."""
+    """List the groups that a state holds."""
     return [group for group in range(groups_of(state)) if key_of(group) in state]
 
 
 def common(state: Mapping[str, Any]) -> dict[str, Any]:
-    """What all ranks' states of one moment share."""
+    """Return the entries that the states of all ranks share."""
     groups = {key_of(group) for group in groups_in(state)}
     return {name: value for name, value in state.items() if name not in groups}
 

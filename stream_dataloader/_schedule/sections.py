@@ -1,4 +1,4 @@
-"""Which sections the sources are cut into: pure functions of (seed, epoch, source), no torch, clock or lock.
+"""The sections that sources are cut into: pure functions of (seed, epoch, source), no torch, clock or lock.
 
 ::
 
@@ -9,7 +9,7 @@
 
 The schedule hands out sections by number; a source has the same numbers in every epoch.
 
-Guarantee: in each epoch every item of a source is in one section, and none has more than `steps` items.
+Guarantee: in each epoch every item of a source is in exactly one section, and no section has more than `steps` items.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class Section(NamedTuple):
     Attributes:
         source: Its index.
         start: The first item.
-        stop: Behind the last item; -1: where the source ends, which is not known.
-        length: How many items the source has; -1 if that is not known.
+        stop: Behind the last item; -1: the source's end, which is not known.
+        length: Number of the source's items; -1 if it is not known.
     """
 
     source: int
@@ -44,17 +44,17 @@ class Section(NamedTuple):
 
     @property
     def ends(self) -> bool:
-        """Whether the source ends with it; of empty sections at its end, that of an empty source alone does."""
+        """Whether the source ends with this section; an empty section counts only if the source itself is empty."""
         return self.stop == self.length and (self.start != self.stop or not self.length)
 
 
 class Cut:
-    """How one list of sources is cut.
+    """Cut of one list of sources into sections.
 
     Args:
-        lengths: `(sources,)`, items of each source; -1 is unknown, and is not cut.
+        lengths: `(sources,)`, items of each source; a source of unknown length (-1) is not cut.
         steps: The most items of a section; None: sources stay whole.
-        jitter: Where they are cut is drawn anew in each epoch.
+        jitter: Draw the cuts anew in each epoch.
         first: The index of the list's first source, among those of all lists.
     """
 
@@ -63,32 +63,32 @@ class Cut:
 
     @cached_property
     def counts(self) -> IntArray:
-        """`(sources,)`, how many sections each has: one that fits in a section is not cut."""
+        """`(sources,)`, number of sections of each; a source that fits in one section is not cut."""
         if self.steps is None:
             return np.ones(len(self.lengths), np.int64)
         counts: IntArray = np.where(self.lengths > self.steps, -(-self.lengths // self.steps) + self.jitter, 1)
         return counts
 
     def bounds(self, sources: IntArray, places: IntArray, key: int) -> tuple[IntArray, IntArray]:
-        """Where some sections begin and end: arrays `(sections,)`.
+        """Return the beginnings and ends of some sections: arrays `(sections,)`.
 
         Args:
             sources: `(sections,)`, the source of each, counted within the list.
-            places: `(sections,)`, which of its source's sections it is.
-            key: The epoch's, see `cuts_key`.
+            places: `(sections,)`, the index of each among its source's sections.
+            key: The epoch's key, see `cuts_key`.
         """
         lengths = self.lengths[sources]
         if self.steps is None:
             return np.zeros_like(lengths), lengths
         steps = self.steps
         offsets = _offsets(key, sources + self.first, steps) if self.jitter else np.full_like(lengths, steps)
-        offsets = np.where(lengths > steps, offsets, lengths)  # -1 stays -1
+        offsets = np.where(lengths > steps, offsets, lengths)  # an unknown length, -1, stays -1
         starts = np.where(places == 0, 0, np.minimum(offsets + (places - 1) * steps, lengths))
         return starts, np.minimum(offsets + places * steps, lengths)
 
 
 def _offsets(key: int, sources: IntArray, steps: int) -> IntArray:
-    """A number from 1 to `steps` for each source, drawn by the finalizer of SplitMix64 (Steele, Lea and Flood 2014)."""
+    """Draw a number from 1 to `steps` for each source, by the finalizer of SplitMix64 (Steele, Lea and Flood 2014)."""
     value = np.uint64(key) + sources.astype(np.uint64) * _GOLDEN
     value = (value ^ value >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
     value = (value ^ value >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
@@ -112,7 +112,7 @@ class Cuts:
         self._lengths = lru_cache(1)(self._all_lengths)
 
     def under(self, seed: int) -> Cuts:
-        """The same under another seed."""
+        """Return the same cuts with another seed."""
         if seed == self._seed:
             return self
         other = object.__new__(Cuts)
@@ -122,15 +122,15 @@ class Cuts:
         return other
 
     def __len__(self) -> int:
-        """How many sections there are, empty ones too; the same in every epoch."""
+        """Return the number of sections, including empty ones; it is the same in every epoch."""
         return int(self._firsts[-1])
 
     def source(self, number: int) -> int:
-        """The index of the source that a section is of."""
+        """Return the index of a section's source."""
         return int(np.searchsorted(self._firsts, number, side="right")) - 1
 
     def section(self, number: int, epoch: int) -> Section:
-        """A section by its number."""
+        """Return a section by its number."""
         source = self.source(number)
         cut = self._lists[int(np.searchsorted(self._begins, source, side="right")) - 1]
         within, place = np.array([source - cut.first]), np.array([number - int(self._firsts[source])])
@@ -158,10 +158,10 @@ class Cuts:
         self._make_cache()
 
 
-#: The number of items of what the schedule hands out: the same in each epoch, or as it is cut in each.
+#: Number of items of each source, or of each section, whose lengths may differ from epoch to epoch.
 Lengths: TypeAlias = IntArray | Cuts
 
 
 def lengths_in(lengths: Lengths | None, epoch: int) -> IntArray | None:
-    """The lengths in an epoch; None if they are not known."""
+    """Return the lengths in an epoch; None if they are not known."""
     return lengths.lengths(epoch) if isinstance(lengths, Cuts) else lengths

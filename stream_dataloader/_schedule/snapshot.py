@@ -1,9 +1,9 @@
-"""Where an epoch stands between two steps, so that it can be gone on with from any batch.
+"""Place of an epoch between two steps, from which it can be resumed after any batch.
 
-Workers run ahead of what was delivered. Each part reports which sources its lanes took and how far they have read;
-`Progress` follows as parts are delivered. Little is kept: a cursor, and what each lane reads and has reserved.
+Workers run ahead of delivery. Each part reports which sources its lanes took and how far they have read; `Progress`
+follows as parts are delivered. It keeps little: a cursor, and each lane's stream and reservations.
 
-Guarantee: following costs next to nothing, as what comes from workers stays packed until a state is asked for.
+Guarantee: following costs next to nothing, as the workers' reports stay packed until a state is asked for.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from stream_dataloader._schedule.tickets import Returned, next_grant
 
 
 class LaneState(NamedTuple):
-    """Where a lane stands between two steps.
+    """Place of a lane between two steps.
 
     Attributes:
         grant: Number of its open stream's grant; `NONE` if there is none. The three that follow are about that stream.
@@ -28,7 +28,7 @@ class LaneState(NamedTuple):
         draws_without_item: Sources that the lane took since it read an item.
         idle: Whether no source is left for the lane.
         reserved: Grants of its reservations, `NONE` for one that was refused; None if it reserves no more.
-        stream: What the stream's own `state_dict` returned, if it has one.
+        stream: The stream's own `state_dict()`, if it has one.
     """
 
     grant: int = NONE
@@ -42,7 +42,7 @@ class LaneState(NamedTuple):
 
     @property
     def progress(self) -> tuple[int, ...]:
-        """What workers report: whether a stream is open, and the numbers behind the grant."""
+        """The numbers that workers report: whether a stream is open, and the five fields after the grant."""
         return int(self.grant != NONE), *self[1:6]
 
 
@@ -50,16 +50,16 @@ _WIDTH = 6  # numbers of a lane's progress
 
 
 def pack_progress(lanes: Iterable[Sequence[int]]) -> bytes:
-    """How far some lanes have read; see `LaneState.progress`."""
+    """Pack the progress of some lanes into bytes; see `LaneState.progress`."""
     return array("q", [number for lane in lanes for number in lane]).tobytes()
 
 
 class Changed(NamedTuple):
-    """What an epoch goes on with that began under other options.
+    """Extra state of an epoch that began under other options.
 
     Attributes:
-        waiting: Where streams stand whose lanes are gone, by grant; other lanes go on with them.
-        growth: The passes in which the list grew, and how many sources it had before.
+        waiting: Places of streams whose lanes are gone, by grant; other lanes go on with them.
+        growth: The passes in which the list grew, each with the number of sources before.
     """
 
     waiting: Mapping[int, LaneState]
@@ -67,13 +67,13 @@ class Changed(NamedTuple):
 
 
 class Snapshot(NamedTuple):
-    """Where an epoch stands between two steps.
+    """Place of an epoch between two steps.
 
     Attributes:
-        step: The step that comes next.
+        step: The next step.
         cursors: Grants given so far, by group hosted.
-        returned: Grants among them that were not delivered, and are to be given again first.
-        lanes: One state a lane.
+        returned: Grants among them that were not delivered, so they are given again first.
+        lanes: State of each lane.
         changed: None, unless the epoch began under other options.
     """
 
@@ -85,17 +85,17 @@ class Snapshot(NamedTuple):
 
     @property
     def waiting(self) -> Mapping[int, LaneState]:
-        """See `Changed`."""
+        """Places of streams whose lanes are gone, see `Changed`."""
         return {} if self.changed is None else self.changed.waiting
 
 
 class LaneReports(NamedTuple):
-    """What a worker reports of its lanes with the part of a step.
+    """Report of a worker on its lanes, sent with the part of a step.
 
     Attributes:
         taken: The sources that its lanes took, in order: lane and grant.
-        progress: How far each of its lanes has read, see `pack_progress`.
-        streams: States of the streams that have some, by lane.
+        progress: Progress of each of its lanes, see `pack_progress`.
+        streams: States of streams that have their own `state_dict`, by lane.
     """
 
     taken: tuple[tuple[int, int], ...]
@@ -107,9 +107,9 @@ class PackedSnapshot(NamedTuple):
     """A `Snapshot` that costs next to nothing to keep at each step.
 
     Attributes:
-        grants: Number of each lane's last grant, also of one whose stream has ended.
+        grants: Number of each lane's last grant, even if its stream has ended.
         reserved: Grants of each lane's reservations, see `LaneState`.
-        progress: How far lanes have read, see `pack_progress`: each part's bytes, of its own lanes.
+        progress: Progress of lanes, see `pack_progress`: the bytes of each part, for its own lanes.
         streams: States of open streams, by lane; also of some that have ended.
     """
 
@@ -123,18 +123,19 @@ class PackedSnapshot(NamedTuple):
     changed: Changed | None
 
     def unpack_changed(self, rules: Rules) -> Snapshot | None:
-        """The snapshot, if the epoch began under other options."""
+        """Unpack the snapshot if the epoch began under other options; None otherwise."""
         return None if self.changed is None else self.unpack(rules)
 
     def unpack(self, rules: Rules) -> Snapshot:
-        """The snapshot, for an epoch that is read by `rules`."""
-        # the first part's bytes cover all lanes until the parts of the first step have come
+        """Unpack the snapshot of an epoch that is read by `rules`."""
+        # The first part's bytes cover all lanes until the parts of the first step have arrived.
         numbers = array("q", b"".join(self.progress))
         none_yet = none_reserved(rules)
         lanes = []
         for lane in range(rules.lanes):
             is_open, items, position, first_window, draws, idle = numbers[lane * _WIDTH : (lane + 1) * _WIDTH]
-            # what a lane reserved first come, first served, was returned: it reserves anew
+            # First come, first served, a lane's reservations are among the returned grants. If the lane also kept them,
+            # their sources would be read twice.
             reserved = self.reserved[lane] if rules.deterministic or idle else none_yet
             grant, stream = (self.grants[lane], self.streams.get(lane)) if is_open else (NONE, None)
             lanes.append(LaneState(grant, items, position, first_window, draws, idle, reserved, stream))
@@ -142,7 +143,7 @@ class PackedSnapshot(NamedTuple):
 
 
 def uncounted_lane(place: Snapshot) -> int | None:
-    """The first lane in whose stream windows were counted, not time steps."""
+    """Return the first lane whose position counts windows, not time steps; None if there is none."""
     for lane, state in enumerate(place.lanes):
         if state.grant != NONE and state.position and not state.first_window:
             return lane
@@ -150,19 +151,19 @@ def uncounted_lane(place: Snapshot) -> int | None:
 
 
 def beginning(rules: Rules) -> Snapshot:
-    """Before the first step."""
+    """Return the place before the first step."""
     lane = LaneState(reserved=none_reserved(rules))
     return Snapshot(0, (0,) * rules.groups.count, (), (lane,) * rules.lanes)
 
 
 def nothing_left(rules: Rules) -> Snapshot:
-    """A place behind the epoch's last item: no lane reads any more."""
+    """Return a place behind the epoch's last item, where all lanes are idle."""
     idle = LaneState(idle=1)
     return Snapshot(0, (0,) * rules.groups.count, (), (idle,) * rules.lanes)
 
 
 def none_reserved(rules: Rules) -> tuple[int, ...] | None:
-    """What a lane has reserved before it takes its first source."""
+    """Return the reservations of a lane before it takes its first source."""
     return () if rules.lookahead else None
 
 
@@ -171,7 +172,7 @@ class Progress:
 
     Attributes:
         step: Number of steps delivered.
-        last: Where the epoch stands.
+        last: The epoch's current place.
     """
 
     def __init__(self, rules: Rules, epoch: int, start: Snapshot | None, parts: int) -> None:
@@ -182,12 +183,13 @@ class Progress:
         self._changed = start.changed
         self._again = Returned(rules, start.cursors, start.returned)
         self._cursors = list(self._again.first if rules.deterministic else start.cursors)
-        self._missing = dict.fromkeys(start.returned)  # in order, as a dict keeps it; first come, first served
+        # First come, first served: grants below the cursor that were not delivered. A dict keeps their order.
+        self._missing = dict.fromkeys(start.returned)
         self._grants = tuple([lane.grant for lane in start.lanes])
         self._reserved = tuple([lane.reserved for lane in start.lanes])
         self._streams = {i: lane.stream for i, lane in enumerate(start.lanes) if lane.stream is not None}
         lanes = [pack_progress([lane.progress]) for lane in start.lanes]
-        # a reader of one lane may be late for the first step
+        # A reader of a single lane may be late for the first step, so each lane then has its own bytes from the start.
         self._lanes = lanes if parts == len(lanes) else [b"".join(lanes), *[b""] * (parts - 1)]
         self._keep()
 
@@ -224,7 +226,7 @@ class Progress:
         self._grants, self._reserved = tuple(grants), tuple(reserved)
 
     def _note(self, grant: int) -> None:
-        """A source was taken; those before it may still come."""
+        """Note that a source was taken; those before it may still be missing."""
         total = self._rules.groups.total
         count, group = divmod(grant, total)
         hosted = group - self._rules.groups.first

@@ -1,8 +1,8 @@
-"""Checks of a saved state's numbers before anything is done with them.
+"""Checks of a saved state's numbers before they are used.
 
-A state is input: it may be damaged, mixed up from two files, or edited. One number that is off can make an epoch leave
-sources out without an error, so each group carries a checksum of all that decides what is read, and numbers that fit
-their checksum must still be within range, as anybody can compute it anew.
+A state is input: it may be damaged, mixed up from two files, or edited. One wrong number can make an epoch leave
+sources out without an error, so each group carries a checksum of everything that decides what is read. Numbers that
+match their checksum must still be in range, because an edited state can come with a recomputed checksum.
 """
 
 from __future__ import annotations
@@ -20,18 +20,19 @@ _MOST = 2**62
 #: More groups than any number of ranks can share.
 MOST_GROUPS = 1 << 20
 
-#: What a state has beside its groups, its mix, and a place in an epoch of n batches, which decides nothing of it.
+#: Entries of a state that the checksum covers, besides the group and the mix. The place in an epoch of n batches is not
+#: among them, as it does not decide what is read.
 SHARED = (
     *("version", "seed", "groups", "epoch", "step", "time_steps", "windows", "padding_mode", "lookahead", "shuffle"),
     *("schedule", "deterministic", "num_sources", "lanes_of_a_group", "fingerprint", "lengths", "sections", "growth"),
 )
 
-#: Places of a group's tuple: failures, grants given, grants to be given again, lanes, what items look like, checksum.
+#: A group's tuple: failures, grants given, grants to be given again, lanes, the layout of items, checksum.
 _PLACE, _CHECKSUM = 4, 5
 
 
 def number(name: str, value: Any, least: int = 0, most: int = _MOST) -> int:
-    """A number of a state.
+    """Return a number of a state after checking it.
 
     Raises:
         StateError: It is no whole number, or not within `[least, most]`.
@@ -42,7 +43,7 @@ def number(name: str, value: Any, least: int = 0, most: int = _MOST) -> int:
 
 
 def checksum(state: Mapping[str, Any], group: Sequence[Any]) -> int:
-    """The CRC-32 of what all groups share and of one group's place; what streams say of themselves is left out."""
+    """Compute the CRC-32 of the entries that groups share and of one group's place, without the streams' own states."""
     skipped, given, again, lanes = group[:_PLACE]
     numbers = [given, len(again)]
     for grant in again:
@@ -56,7 +57,7 @@ def checksum(state: Mapping[str, Any], group: Sequence[Any]) -> int:
 
 
 def _numbers_of(saved: Any) -> Sequence[int]:
-    """A grant; of a lane, or of a stream that waits for one, where it stands, and the grants that it reserves."""
+    """Return a grant's number; of a lane, or of a stream that waits for one, its place and the grants it reserves."""
     if type(saved) is int:
         return (saved,)
     reserved = saved["reserved"]
@@ -68,7 +69,7 @@ def _numbers_of(saved: Any) -> Sequence[int]:
 
 
 def check_shared(state: Mapping[str, Any]) -> None:
-    """Refuse numbers that all groups share and that cannot be."""
+    """Refuse impossible values of the numbers that all groups share."""
     number("seed", state["seed"], 0, 2**64)
     for name in ("epoch", "step", "num_sources"):
         number(name, state[name])
@@ -81,11 +82,11 @@ def check_shared(state: Mapping[str, Any]) -> None:
 
 
 def check_group(state: Mapping[str, Any], name: str, most_given: int = _MOST) -> None:
-    """Refuse a group whose numbers cannot be, or are not those that were saved.
+    """Refuse a group whose numbers are impossible, or not those that were saved.
 
     Args:
         name: The group's key.
-        most_given: How many grants the group can have been given.
+        most_given: The most grants that the group can have been given.
     """
     group = state[name]
     if isinstance(group[0], int):
@@ -112,15 +113,15 @@ def check_group(state: Mapping[str, Any], name: str, most_given: int = _MOST) ->
         raise StateError(f"the state's {name} has the same source in two places")
     if group[_CHECKSUM] != checksum(state, group):
         raise StateError(
-            f"the state's {name} has other numbers than were saved: it is damaged, or was put together of two states; "
-            "load another one"
+            f"the numbers of the state's {name} do not match their checksum: the state is damaged, or was put together "
+            "from two states; load another one"
         )
 
 
 def _grants_of(saved: Any, name: str) -> Iterator[int]:
-    """The grant of a lane, or of a stream that waits for one, or none; its numbers are looked at.
+    """Yield the grant of a lane, or of a stream that waits for one, if it has any; check its numbers.
 
-    What a waiting stream's lane had reserved is among the grants to be given again, and is not counted twice.
+    Reservations of a waiting stream's lane are among the grants to be given again, so they are not yielded here.
     """
     if not isinstance(saved, Mapping):
         if number(f"{name}, a source's number,", saved, -1) >= 0:

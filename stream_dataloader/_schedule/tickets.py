@@ -1,4 +1,4 @@
-"""Which lane reads which source, and when: the tickets of an epoch, without torch, clock or lock.
+"""Requests of lanes for sources, called tickets, and their decision in order of time, without torch, clock or lock.
 
 A *time* is `step * lanes + lane`. A lane takes out a *ticket* at its time: *now* if it is out of data, or *ahead* as
 a reservation. Tickets are decided in order of time, and the n-th grant gets the n-th source of the epoch's order::
@@ -7,7 +7,7 @@ a reservation. Tickets are decided in order of time, and the n-th grant gets the
     lane 0 (w 0)   a a a   a b b   b d d            (0, lane 0)         a
     lane 1 (w 1)   c c c   c c c   c c e            (0, lane 1)         c ...
 
-There is one rule by which a lane takes its next source::
+A lane takes its next source by one rule::
 
     lookahead = 2       held            the lane takes
     it starts           -               reserves a b c, takes a
@@ -30,18 +30,18 @@ import numpy as np
 from stream_dataloader._memory.fields import Carver
 from stream_dataloader._schedule.rules import NEVER, NONE, PENDING, Rules
 
-#: The tickets that a lane holds, in order; none at the epoch's beginning. None: it takes no more tickets ahead.
+#: The tickets that a lane holds, in order; empty at the epoch's beginning. None: it takes no more tickets ahead.
 Held: TypeAlias = tuple[int, ...] | None
 
 
 def next_grant(
     held: Held, lookahead: int, take: Callable[[bool], int], wait: Callable[[int], int] = int
 ) -> tuple[int, Held]:
-    """The grant that a lane takes next, `NONE` if it gets none; and the tickets that it holds then.
+    """Return the grant that a lane takes next, `NONE` if it gets none, and the tickets that it holds afterwards.
 
     Args:
-        held: The tickets that it holds: each its own grant, or below `PENDING` where it has to be waited for.
-        lookahead: How many it holds as long as it takes some ahead.
+        held: The tickets that it holds: each is its grant, or a number below `PENDING` that must be waited for.
+        lookahead: Number of tickets that it holds as long as it takes tickets ahead.
         take: Takes out a ticket, ahead or now.
         wait: Waits for the grant of a ticket that is not decided yet.
     """
@@ -50,7 +50,7 @@ def next_grant(
         grant = first if first > PENDING else wait(first)
         if grant != NONE:
             return grant, tuple(rest)
-    now = take(False)  # those still held are refused, too
+    now = take(False)  # tickets that are still held were refused, too: once one is refused, all later ones are
     return now if now > PENDING else wait(now), None
 
 
@@ -58,7 +58,7 @@ class Returned:
     """Grants that are given again before all others, each by its group.
 
     Attributes:
-        first: Where those who decide begin to count, by group hosted.
+        first: Start of the count of decisions, by group hosted: the cursor minus the grants to be given again.
     """
 
     def __init__(self, rules: Rules, cursors: Sequence[int], returned: Sequence[int]) -> None:
@@ -70,12 +70,12 @@ class Returned:
                 self.first[hosted] -= len(again)
 
     def decide(self, lane: int, cursors: list[int], ahead: bool) -> int:
-        """What a lane's ticket is granted, or `NONE`; see `Rules.decide`."""
+        """Decide a lane's ticket: return its grant, or `NONE`; see `Rules.decide`."""
         number = self._rules.decide(lane, cursors, ahead)
         return self.grant(number) if self._any and number != NONE else number
 
     def grant(self, number: int) -> int:
-        """The grant that is meant by a number, where counting starts with `first`."""
+        """Return the grant for a number that is counted from `first`."""
         if not self._any:
             return number
         count, group = divmod(number, self._rules.groups.total)
@@ -84,7 +84,7 @@ class Returned:
         return again[place] if 0 <= place < len(again) else number
 
     def rest(self, counted: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The cursors, and what is still to be given again, once so many numbers were."""
+        """Return the cursors and the grants that are still to be given again, after the numbers `counted`."""
         if not self._any:
             return tuple(counted), ()
         left = zip(self._again, self.first, counted, strict=True)
@@ -93,7 +93,7 @@ class Returned:
 
 
 def returned_by_group(rules: Rules, returned: Sequence[int]) -> list[list[int]]:
-    """Grants by the group hosted here that they are of, in their order."""
+    """Sort grants by the group hosted here that they belong to, keeping their order."""
     by_group: list[list[int]] = [[] for _ in range(rules.groups.count)]
     for grant in returned:
         by_group[grant % rules.groups.total - rules.groups.first].append(grant)
@@ -108,7 +108,7 @@ class Ledger:
 
         a place     2 * time + ahead, once it is taken out        -2 - grant, once it is decided
 
-    A ticket is taken out, and looked up, without the lock: its place has one writer at a time.
+    Taking out and looking up a ticket need no lock, as its place has one writer at a time.
     """
 
     def __init__(self, carve: Carver, rules: Rules) -> None:
@@ -116,7 +116,7 @@ class Ledger:
         self._cursors = carve(rules.lanes).data  # by group hosted; there are no more groups than lanes
         self._shown, self._decided = carve(rules.lanes), carve(rules.lanes)  # numbers of tickets
         self._tickets = carve(rules.lanes * self._places).data  # several times faster to read a number from
-        self._taken = [0] * rules.lanes  # what is not shown yet counted too, of lanes that are read here
+        self._taken = [0] * rules.lanes  # tickets taken out so far by lanes that are read here, shown or not
 
     def start(self, cursors: Sequence[int]) -> None:
         """Begin with cursors other than 0."""
@@ -124,25 +124,25 @@ class Ledger:
             self._cursors[hosted] = cursor
 
     def take(self, lane: int, time: int, ahead: bool) -> int:
-        """Take out a lane's next ticket and return its number; nobody decides it before it is shown."""
+        """Take out a lane's next ticket and return its number; it is not decided before it is shown."""
         ticket = self._taken[lane]
         self._tickets[lane * self._places + ticket % self._places] = 2 * time + ahead
         self._taken[lane] = ticket + 1
         return ticket
 
     def show(self, lanes: Iterable[int]) -> None:
-        """Have what lanes took out decided in its turn; with the lock."""
+        """Release the tickets that lanes took out for decision; the caller holds the lock."""
         for lane in lanes:
             self._shown[lane] = self._taken[lane]
 
     def grant(self, horizon: int) -> None:
-        """Decide, in order, what is shown up to time `horizon`; with the lock."""
+        """Decide, in order, the shown tickets up to time `horizon`; the caller holds the lock."""
         tickets, places, shown, decided = self._tickets, self._places, self._shown, self._decided
         behind = 2 * min(horizon, NEVER - 1) + 2
         waiting = np.flatnonzero(shown > decided).tolist()
         heads = [(tickets[lane * places + int(decided[lane]) % places], lane) for lane in waiting]
         heapq.heapify(heads)
-        # One ticket at a time: each decision moves a cursor that the next decision depends on.
+        # Tickets are decided one at a time, because each decision moves a cursor that the next one depends on.
         while heads and heads[0][0] < behind:
             ticket, lane = heads[0]
             number = int(decided[lane])
@@ -155,10 +155,10 @@ class Ledger:
                 heapq.heappop(heads)
 
     def has_undecided(self) -> bool:
-        """Whether there is any ticket that was not decided."""
-        return self._shown.tobytes() != self._decided.tobytes()  # several times faster than to compare arrays
+        """Return whether any shown ticket is undecided."""
+        return self._shown.tobytes() != self._decided.tobytes()  # several times faster than comparing arrays
 
     def decision(self, lane: int, ticket: int) -> int:
-        """The number of a ticket's grant, `NONE` or `PENDING`."""
+        """Return the number of a ticket's grant, `NONE` or `PENDING`."""
         word = self._tickets[lane * self._places + ticket % self._places]
         return -2 - word if word < 0 else PENDING

@@ -136,7 +136,7 @@ def test_a_forged_state_is_refused_with_what_is_wrong(place, value, text):
     if place == 1:
         state["group_0"][place] = after(2, lookahead=0)[0]["group_0"][1] + 1
         state["group_0"][5] -= 1
-        with pytest.raises(StateError, match="damaged, or was put together of two states"):
+        with pytest.raises(StateError, match="damaged, or was put together from two states"):
             loader(lookahead=0).load_state_dict(state)
 
 
