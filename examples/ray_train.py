@@ -1,6 +1,6 @@
 """Trains a GRU with Ray Train, whose workers are the ranks: the loader asks torch.distributed.
 
-    pip install 'stream-dataloader[ray]'
+    pip install '.[ray]'
     python examples/ray_train.py [--ranks 2] [--epochs 2] [--break-in-epoch 1]
 
 Each rank saves its loader's own state in the checkpoint that all of them report. After a failure Ray starts the ranks

@@ -2,12 +2,14 @@
 
 import ast
 import difflib
+import importlib.metadata
 import inspect
 import re
+import runpy
 import subprocess
 import sys
 
-import cv2
+import av
 import numpy as np
 import pytest
 from helpers import ROOT
@@ -127,6 +129,13 @@ def test_the_readme_is_short_and_pages_are_few():
     assert len(PAGES) - 1 <= 41
 
 
+def test_continuous_integration_runs_the_readmes_command_for_the_tests():
+    (command,) = [code for kind, code, _ in blocks_of(ROOT / "README.md") if kind == "sh" and "pytest" in code]
+    (reading,) = re.findall(r'^command="\$\((.*)\)"$', (ROOT / ".ci" / "run").read_text(), re.MULTILINE)
+    read = subprocess.run(["bash", "-c", reading], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert read == command
+
+
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_links_to_files_lead_somewhere(page):
     text = FENCE.sub("", page.read_text())
@@ -140,6 +149,24 @@ def test_the_table_of_a_folder_names_all_of_its_programs(folder):
     text = (ROOT / folder / "README.md").read_text()
     missing = [file.name for file in (ROOT / folder).glob("*.py") if f"`{file.name}`" not in text]
     assert missing == []
+
+
+INSTALLED_FROM = [*PAGES, ROOT / "examples" / "README.md", *ROOT.glob("examples/*.py"), *DOCS.glob("*.ipynb")]
+
+
+def test_extras_are_those_of_the_package_and_are_installed_from_the_clone():
+    extras = set(importlib.metadata.metadata("stream-dataloader").get_all("Provides-Extra"))
+    page = (DOCS / "get-started.md").read_text().split("| Extra | For |")[1].split("\n\n")[0]
+    assert extras - set(re.findall(r"`(\w+)`", page)) == set()
+    texts = {name_of(page): page.read_text() for page in INSTALLED_FROM if page.name != "releasing.md"}
+    asked = {(name, part) for name, text in texts.items() for part in re.findall(r"pip install [^`\n]*", text)}
+    assert len(asked) > 12
+    assert [ask for ask in sorted(asked) if re.search(r"stream[-_]dataloader\b(?!==)", ask[1].split("&&")[0])] == []
+    named = {
+        (name, extra) for name, ask in asked for few in re.findall(r"'\.\[(.*?)\]'", ask) for extra in few.split(",")
+    }
+    assert len(named) > 8
+    assert [one for one in sorted(named) if one[1] not in extras] == []
 
 
 @pytest.mark.parametrize("face", [StreamDataset, StreamDataLoader])
@@ -187,12 +214,19 @@ def test_drawings_are_what_the_loader_does(tmp_path, programs):
     assert drawn == {file.name: file.read_text() for file in (DOCS / "drawings").iterdir()}
 
 
+def film_of(path):
+    with av.open(str(path)) as container:
+        return np.stack([frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)])
+
+
 @pytest.mark.slow
-def test_the_picture_is_what_its_script_draws(tmp_path, programs):
-    assert programs(DOCS / "grid.py", tmp_path / "grid.png").returncode == 0
-    drawn, kept = (cv2.imread(str(path)) for path in (tmp_path / "grid.png", DOCS / "assets" / "grid.png"))
+def test_the_moving_picture_is_what_its_script_draws(tmp_path, programs):
+    assert programs(DOCS / "grid.py", tmp_path / "grid.gif").returncode == 0
+    drawn, kept = film_of(tmp_path / "grid.gif"), film_of(DOCS / "assets" / "grid.gif")
+    assert drawn.shape == kept.shape
+    assert len(kept) > 50
     assert np.abs(drawn - kept.astype(float)).mean() < 4  # decoders may differ in a few last bits
-    assert (DOCS / "assets" / "grid.png").stat().st_size < 150_000
+    assert (DOCS / "assets" / "grid.gif").stat().st_size < 1_500_000
 
 
 @pytest.mark.slow
@@ -204,10 +238,39 @@ def test_the_site_is_built_without_complaint_and_needs_no_network(tmp_path):
     assert done.returncode == 0, done.stderr
     pages = [page.read_text() for page in tmp_path.rglob("*.html")]
     assert len(pages) > 30
+    front = (tmp_path / "index.html").read_text()
+    assert re.findall(r'<a class="md-button[^"]*" href="?([^" >]+)', front)[:2] == ["get-started.html", "examples.html"]
+    assert "importlib.util" in (tmp_path / "examples.html").read_text()  # the source of train.py
     loaded = re.compile(
         r"""<(?:script|img|iframe|source)[^>]*\ssrc=["']?(?:https?:)?//|<link[^>]*href=["']?(?:https?:)?//"""
     )
     assert not any(loaded.search(page) for page in pages)
+
+
+def test_the_front_page_has_buttons_an_install_line_and_facts():
+    site = runpy.run_path(str(DOCS / "site.py"))
+    page = (DOCS / "index.md").read_text()
+    address = "https://example.org/someone/stream_dataloader"
+    assert site["public_address"](f'[project.urls]\nRepository = "{address}"\n') == address
+    whole = site["front_page"](page, address, "1.2.3")
+    head = whole.split("![")[0]
+    assert re.findall(r"\[(.*?)\]\((.*?)\)\{ \.md-button", head) == [
+        ("Get started", "get-started.md"),
+        ("Examples", "examples.md"),
+        ("GitHub", address),
+    ]
+    assert "```sh\npip install ." in head
+    assert "Version 1.2.3" in head
+    assert "MIT licence" in head
+    assert whole.startswith(page.split("\n\n")[0])
+    assert whole.endswith(page.split("\n\n", 2)[2])
+    assert "GitHub" not in site["front_page"](page, "", "1.2.3").split("![")[0]
+
+
+def test_the_navigation_is_collapsed_and_ends_with_internals():
+    text = (ROOT / "mkdocs.yml").read_text()
+    assert not re.findall(r"- navigation\.(?:sections|expand)$", text, re.MULTILINE)
+    assert re.findall(r"^  - (.*):$", text, re.MULTILINE)[-1] == "Internals"
 
 
 def test_no_page_or_program_unpickles_what_torch_saved():

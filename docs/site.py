@@ -1,0 +1,64 @@
+"""Adds to the site what is written elsewhere: the front page's buttons and facts, and a page of examples.
+
+A hook of mkdocs. The version is the package's. The public address is that of `[project.urls]` in pyproject.toml: while
+there is none, the site has no link to it. The page of examples is `examples/README.md`, with the first file in full.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+
+
+def public_address(pyproject: str) -> str:
+    """The repository's address, or an empty string while there is none."""
+    found = re.search(r'^Repository = "(.*)"', pyproject, re.MULTILINE)
+    return found.group(1) if found else ""
+
+
+def front_page(page: str, address: str, version: str) -> str:
+    """The front page with buttons, an install line and facts behind its first paragraph."""
+    buttons = [
+        "[Get started](get-started.md){ .md-button .md-button--primary }",
+        "[Examples](examples.md){ .md-button }",
+        *([f"[GitHub]({address}){{ .md-button }}"] if address else []),
+    ]
+    facts = f"Version {version} · MIT licence · Python 3.10 or later · Linux"
+    heading, first, rest = page.split("\n\n", 2)
+    install = "```sh\npip install .  # in a clone of the repository\n```"
+    return "\n\n".join([heading, first, " ".join(buttons), install, facts, rest])
+
+
+def examples_page(table: str, program: str) -> str:
+    """The table of examples, and the source of the one to copy."""
+    table = re.sub(r"\]\(train\.py\)", "](#trainpy)", table)
+    return f"{table}\n## train.py\n\n```python\n{program}```\n"
+
+
+def on_config(config: Any) -> Any:
+    """Take the public address."""
+    config.repo_url = public_address((ROOT / "pyproject.toml").read_text(encoding="utf-8")) or None
+    return config
+
+
+def on_files(files: Any, config: Any) -> Any:
+    """Add the page of examples."""
+    from mkdocs.structure.files import File
+
+    table, program = (
+        (ROOT / "examples" / name).read_text("utf-8") for name in ("README.md", "train.py")
+    )
+    files.append(File.generated(config, "examples.md", content=examples_page(table, program)))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, config: Any, **_: Any) -> str:
+    """Complete the front page."""
+    if page.file.src_uri != "index.md":
+        return markdown
+    module = (ROOT / "stream_dataloader" / "__init__.py").read_text(encoding="utf-8")
+    (version,) = re.findall(r'^__version__ = "(.*)"', module, re.MULTILINE)
+    return front_page(markdown, config.repo_url or "", version)
