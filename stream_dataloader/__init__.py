@@ -8,7 +8,7 @@ from stream_dataloader._merging import merge_states
 from stream_dataloader._schedule.rules import split_batch_size, split_dataset_sizes
 from stream_dataloader._torch_loader import regroup
 from stream_dataloader.batch import StreamBatch
-from stream_dataloader.batch_sampler import LaneBatchSampler, LaneIndex
+from stream_dataloader.batch_sampler import LaneBatchSampler, LaneIndex, collate_lanes, lane_dataset
 from stream_dataloader.combine.side_by_side import side_by_side
 from stream_dataloader.dataloader import StreamDataLoader
 from stream_dataloader.dataset import StreamDataset
@@ -31,8 +31,10 @@ __all__ = [
     "StreamDataset",
     "StreamError",
     "StreamInfo",
+    "collate_lanes",
     "get_stream_info",
     "interleave",
+    "lane_dataset",
     "merge_states",
     "regroup",
     "side_by_side",

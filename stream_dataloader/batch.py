@@ -178,7 +178,8 @@ class StreamBatch(KeptFields):
         """
         state: Callable[[], dict[str, Any]] | None = self.__dict__.get("_state")
         if state is None:
-            raise ValueError("only batches that come straight from a StreamDataLoader know its state")
+            what = "only batches that come straight from a StreamDataLoader know its state"
+            raise ValueError(f"{what}; of a batch of collate_lanes, ask sampler.state_dict(batch)")
         return state()
 
     def to(

@@ -132,6 +132,13 @@ def with_lengths(sections: Sections, lengths: Any) -> Sections:
     return sections
 
 
+def cut_of(sections: Sections, first: int = 0) -> Cut:
+    """Return how a list is cut whose first source has this index; lengths and jitter are known."""
+    assert sections.lengths is not None
+    assert sections.jitter is not None
+    return Cut(sections.lengths, sections.max_steps, jitter=sections.jitter, first=first)
+
+
 def described(cut: Cut) -> str:
     """How a list is cut, as saved states have it."""
     lengths = hashlib.blake2b(cut.lengths.tobytes(), digest_size=16).hexdigest()

@@ -18,7 +18,7 @@ ROOMS = [
     *("_schedule", "_advice", "stats", "_options", "sectioning"),
     *("_items", "_kept_fields", "batch", "_assembly"),
     *("_reading", "_map_style", "dataset", "interleaved", "_torch_loader"),
-    *("_workers", "_ranks", "_sampling", "batch_sampler"),
+    *("_workers", "_ranks", "batch_sampler"),
     *("_progress", "_device", "_loader", "dataloader", "combine", "recurrent", "_merging"),
     *("streams", "stores", "visualize", "testing", "integrations", "__init__", "cli", "__main__"),
 ]
@@ -29,7 +29,7 @@ LISTED = ["recurrent", "streams", "stores"]
 
 #: What users import beside what `docs/reference/api.txt` has: these paths stay.
 PUBLIC = {
-    "stream_dataloader.batch_sampler": ["LaneBatchSampler", "LaneIndex"],
+    "stream_dataloader.batch_sampler": ["LaneBatchSampler", "LaneIndex", "collate_lanes", "lane_dataset"],
     "stream_dataloader.errors": ["StreamError", "WorkerError"],
     "stream_dataloader.stores.lmdb": ["LmdbPacker", "LmdbStore"],
     "stream_dataloader.streams.array": ["ArrayStream"],

@@ -58,22 +58,29 @@ class OpenGroup:
         info = get_stream_info()
         if info is not None and info.stop is not None:  # of a section: what is behind it need not be fetched
             indices = indices[: info.stop]
-        get_many = getattr(self.dataset, "__getitems__", None)  # torch's own DataLoader asks the same
-        if get_many is None:
-            for index in _plain(indices[start:]):
-                yield self.dataset[index]
-            return
         for begin in range(start, len(indices), self._time_steps):
-            wanted = list(_plain(indices[begin : begin + self._time_steps]))
-            try:
-                items = _checked(get_many(wanted), wanted)
-            except Exception:
-                if len(wanted) == 1:
-                    raise
-                for index in wanted:  # those before the broken one are items all the same
-                    yield _checked(get_many([index]), [index])[0]
-            else:
-                yield from items
+            yield from fetch(self.dataset, list(_plain(indices[begin : begin + self._time_steps])))
+
+
+def fetch(dataset: Any, wanted: list[int]) -> Iterator[Any]:
+    """Yield some items, fetched in one call of the dataset's `__getitems__` if there is one.
+
+    An error comes at the item it belongs to, behind those before it.
+    """
+    get_many = getattr(dataset, "__getitems__", None)  # torch's own DataLoader asks the same
+    if get_many is None:
+        for index in wanted:
+            yield dataset[index]
+        return
+    try:
+        items = _checked(get_many(wanted), wanted)
+    except Exception:
+        if len(wanted) == 1:
+            raise
+        for index in wanted:  # those before the broken one are items all the same
+            yield _checked(get_many([index]), [index])[0]
+    else:
+        yield from items
 
 
 def _plain(indices: Any) -> Any:

@@ -32,7 +32,7 @@ from stream_dataloader._schedule.rules import IntArray
 from stream_dataloader._schedule.sections import Cut, Cuts
 from stream_dataloader.errors import shorten
 from stream_dataloader.protocols import KnowsLengths, StreamFactory
-from stream_dataloader.sectioning import Sections, described, with_lengths
+from stream_dataloader.sectioning import Sections, cut_of, described, with_lengths
 
 _LOOKED_AT = 1024  # sources of a sequence that makes them, for a fingerprint
 
@@ -95,10 +95,10 @@ class SourceList:
 
     def cut(self, first: int) -> Cut:
         """How it is cut, if the index of its first source is `first`."""
-        if self.lengths is None or self.sections is None or self.sections.jitter is None:
-            lengths = np.full(len(self.sources), -1, np.int64) if self.lengths is None else self.lengths
-            return Cut(lengths, None, jitter=False, first=first)
-        return Cut(self.lengths, self.sections.max_steps, jitter=self.sections.jitter, first=first)
+        if self.sections is not None:
+            return cut_of(self.sections, first)
+        lengths = np.full(len(self.sources), -1, np.int64) if self.lengths is None else self.lengths
+        return Cut(lengths, None, jitter=False, first=first)
 
 
 def _fingerprint_of(sources: Sequence[Any]) -> str:

@@ -23,16 +23,12 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from stream_dataloader._schedule.order import Order
 from stream_dataloader._schedule.rules import NEVER, NONE, Groups, IntArray, Rules
 from stream_dataloader._schedule.sections import Cuts, Lengths, Section
 from stream_dataloader._schedule.snapshot import LaneState, Snapshot, beginning
 from stream_dataloader._schedule.tickets import Returned, next_grant
-
-#: Flags of a cell: an item that is read for the first time this epoch, a stream's first item.
-FRESH, START = 1, 2
 
 #: Steps are replayed several at once: a lane costs a few microseconds, however many cells it fills.
 _LEAST_CELLS = 1 << 15
@@ -52,6 +48,8 @@ class SourceRun(NamedTuple):
         end: Behind the last cell.
         fresh: Whether it counts as new data.
         read: Number of its items before `begin`.
+        epoch: The epoch that it is read for, see `Assignment`.
+        repeat: How often it was handed out before, see `Assignment`.
     """
 
     grant: int
@@ -60,6 +58,29 @@ class SourceRun(NamedTuple):
     end: int
     fresh: bool
     read: int
+    epoch: int
+    repeat: int
+
+
+class Piece(NamedTuple):
+    """Consecutive items of one source in one lane's window.
+
+    Attributes:
+        t: The first time step in the window.
+        steps: Number of items.
+        item: The first item, counted from the source's beginning.
+    """
+
+    lane: int
+    t: int
+    steps: int
+    item: int
+    run: SourceRun
+
+    @property
+    def ends(self) -> bool:
+        """Whether the last item is the source's last."""
+        return self.item + self.steps == self.run.read + self.run.end - self.run.begin
 
 
 class Replay:
@@ -91,6 +112,7 @@ class Replay:
         self._lengths_in = functools.lru_cache(2)(
             lambda epoch: lengths.lengths(epoch) if isinstance(lengths, Cuts) else lengths
         )
+        self._firsts_in = functools.lru_cache(2)(self._find_firsts)
         place = place or beginning(rules)
         self.step = place.step
         self._eager = _FIRST_STEPS
@@ -118,10 +140,9 @@ class Replay:
         note(lane, grant)
         return grant
 
-    @functools.cached_property
-    def _firsts(self) -> IntArray:
-        """`(num_sources,)`, the place of each source's first item."""
-        known = self._lengths_in(self._order.epoch)
+    def _find_firsts(self, epoch: int) -> IntArray:
+        """Return the place of each source's first item in an epoch, `(num_sources,)`."""
+        known = self._lengths_in(epoch)
         firsts: IntArray = np.cumsum(known) - known
         return firsts
 
@@ -143,13 +164,13 @@ class Replay:
             pass
         self.step = step
 
-    def read(self, most: int) -> tuple[IntArray, npt.NDArray[np.uint8]]:
-        """Compute the cells of the next steps, at most `most` steps.
+    def read(self, most: int) -> tuple[IntArray, list[list[Piece]]]:
+        """Read the next steps, `most` at most.
 
         Returns:
-            Two arrays `(steps, T, lanes)`. The first has the place of each cell's item, counted over all sources put
-            one after the other; a cell without an item repeats the place before it in its window, or has 0. The second
-            has the cell's kind, `FRESH` and `START` added up; 0 is padding, or an item that is read again.
+            The place of each cell's item `(steps, T, lanes)`, counted over all sources put one after the other: a cell
+            without an item repeats the place before it in its window, or has 0. And the pieces of each step, by lane
+            and time step; cells that are in none are padding.
 
         Raises:
             EmptySourcesError: With `"cycle"`, no source has an item.
@@ -158,31 +179,36 @@ class Replay:
         steps = max(_LEAST_CELLS // (window * lanes), _LEAST_CELLS_OF_A_LANE // window)
         steps = max(1, min(most, steps, _MOST_CELLS // (window * lanes), self._eager))
         self._eager *= 2
-        places, kinds = np.zeros((lanes, steps * window), np.int64), np.zeros((lanes, steps * window), np.uint8)
+        places = np.zeros((lanes, steps * window), np.int64)
         first = self.step * window
-        for lane, run in enumerate(self._runs):
-            if run is not None and run.end > first:
-                self._write(run, first, places[lane], kinds[lane])
+        runs = [[] if run is None or run.end <= first else [run] for run in self._runs]
         for lane, run in self.sources_before(self.step + steps):
-            self._write(run, first, places[lane], kinds[lane])
+            runs[lane].append(run)
+        pieces: list[list[Piece]] = [[] for _ in range(steps)]
+        for lane, of_lane in enumerate(runs):
+            for run in of_lane:
+                self._write(run, first, places[lane])
+                for step, piece in self._cut(lane, run, first, first + steps * window):
+                    pieces[step - self.step].append(piece)
         self.step += steps
-        shape = lanes, steps, window
-        return (
-            np.ascontiguousarray(places.reshape(shape).transpose(1, 2, 0)),
-            np.ascontiguousarray(kinds.reshape(shape).transpose(1, 2, 0)),
-        )
+        return np.ascontiguousarray(places.reshape(lanes, steps, window).transpose(1, 2, 0)), pieces
 
-    def _write(self, run: SourceRun, first: int, places: IntArray, kinds: npt.NDArray[np.uint8]) -> None:
+    def _write(self, run: SourceRun, first: int, places: IntArray) -> None:
         """Write the part of a run that lies in a lane's cells from `first` on; pad the rest of its last window."""
         begin, end = max(run.begin - first, 0), min(run.end - first, len(places))
-        if begin >= end:
-            return
-        place = int(self._firsts[run.source]) + run.read + first - run.begin
-        places[begin:end] = np.arange(place + begin, place + end)
-        places[end : -(-end // self._window) * self._window] = place + end - 1
-        kinds[begin:end] = FRESH * run.fresh
-        if run.begin >= first:
-            kinds[begin] |= START
+        if begin < end:
+            place = int(self._firsts_in(run.epoch)[run.source]) + run.read + first - run.begin
+            places[begin:end] = np.arange(place + begin, place + end)
+            places[end : -(-end // self._window) * self._window] = place + end - 1
+
+    def _cut(self, lane: int, run: SourceRun, first: int, stop: int) -> Iterator[tuple[int, Piece]]:
+        """Cut what lies of a run in cells `[first, stop)` into windows; yields each with its step."""
+        window, cell, end = self._window, max(run.begin, first), min(run.end, stop)
+        while cell < end:
+            step, t = divmod(cell, window)
+            steps = min(window - t, end - cell)
+            yield step, Piece(lane, t, steps, run.read + cell - run.begin, run)
+            cell += steps
 
     def sources_before(self, stop: int) -> Iterator[tuple[int, SourceRun]]:
         """Yield the sources that lanes take before a step, in order of time, without empty ones."""
@@ -214,11 +240,11 @@ class Replay:
 
     def _run(self, grant: int, begin: int, read: int | None = None) -> SourceRun:
         """Return a lane's run of a source; `read`: items read before, None: as noted for a waiting stream, or 0."""
-        source, epoch, _, fresh = self._order[grant]
+        source, epoch, repeat, fresh = self._order[grant]
         if read is None:
             read = self._waiting[grant].items if grant in self._waiting else 0
         end = begin + int(self._lengths_in(epoch)[source]) - read
-        return SourceRun(grant, source, begin, end, fresh, read)
+        return SourceRun(grant, source, begin, end, fresh, read, epoch, repeat)
 
     def open_runs(self) -> Iterator[tuple[int, SourceRun]]:
         """Return each lane that reads a source, with its run."""

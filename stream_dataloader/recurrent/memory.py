@@ -24,7 +24,7 @@ from stream_dataloader._ranks.place import OwnRank
 from stream_dataloader.batch import StreamBatch
 from stream_dataloader.errors import StateError
 from stream_dataloader.recurrent.checkpoint import head_of, of_rank
-from stream_dataloader.recurrent.order import LaneOrder, Window, on_host
+from stream_dataloader.recurrent.order import LaneOrder, Window, check_batch, on_host
 from stream_dataloader.recurrent.values import decode, encode, move
 
 if TYPE_CHECKING:
@@ -101,9 +101,7 @@ class LaneMemory(Generic[V]):
                 loader. Or the loop before this one was left before its end.
             TypeError: This is no `StreamBatch`.
         """
-        if not isinstance(batch, StreamBatch):
-            kind = type(batch).__name__
-            raise TypeError(f"a memory is kept by StreamBatch, and this is a {kind}; leave collate_fn out")
+        check_batch(batch, "a memory is kept by")
         self._check_ended()
         window, host = Window.of(batch), on_host(batch)
         self._order.check(window, whole="_state" in batch.__dict__)

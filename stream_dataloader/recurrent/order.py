@@ -33,6 +33,13 @@ def on_host(batch: StreamBatch) -> StreamBatch:
     return batch if batch.mask.device.type == "cpu" else batch.host
 
 
+def check_batch(batch: object, what: str) -> None:
+    """Refuse what is no `StreamBatch`; `what` says what such a batch is needed for."""
+    if not isinstance(batch, StreamBatch):
+        remedy = "leave collate_fn out of StreamDataLoader; under torch's DataLoader use lane_dataset and collate_lanes"
+        raise TypeError(f"{what} StreamBatch, and this is a {type(batch).__name__}; {remedy}")
+
+
 class Ends(NamedTuple):
     """A time step of each lane: of which stream it is, and where in it."""
 

@@ -24,7 +24,7 @@ from stream_dataloader.batch import StreamBatch
 from stream_dataloader.errors import NonFiniteStateError, StateError
 from stream_dataloader.recurrent.checkpoint import head_of, of_rank, tensors_from_plain, tensors_to_plain
 from stream_dataloader.recurrent.initial import Initial
-from stream_dataloader.recurrent.order import LaneOrder, Window, check_no_start_inside, on_host
+from stream_dataloader.recurrent.order import LaneOrder, Window, check_batch, check_no_start_inside, on_host
 from stream_dataloader.recurrent.states import check_same, dims_of, states_of
 from stream_dataloader.recurrent.store import LaneStore, Piece
 from stream_dataloader.recurrent.varlen import to_device
@@ -332,9 +332,7 @@ class RecurrentState:
         """The window of a batch, which is kept until another one is asked for."""
         if self._seen is not None and self._seen[0]() is batch:
             return self._seen[1]
-        if not isinstance(batch, StreamBatch):
-            kind = type(batch).__name__
-            raise TypeError(f"a state is carried by StreamBatch, and this is a {kind}; leave collate_fn out")
+        check_batch(batch, "a state is carried by")
         if not self._packed:
             check_no_start_inside(batch)
         window = Window.of(batch)

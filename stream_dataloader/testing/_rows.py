@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stream_dataloader.batch import StreamBatch
+from stream_dataloader.batch_sampler import LaneIndex
 
 Array = npt.NDArray[Any]
 Keys = Mapping[str, Callable[[Any], Any] | None]
@@ -38,6 +39,33 @@ _OF_OURS: Keys = {
     "starts": lambda batch: batch.is_first,
     "random": None,
 }
+
+
+def _of_sampler(name: str) -> Callable[[Any], Any]:
+    """The key that reads an attribute of `LaneIndex`es, as `(T, B)`."""
+    return lambda batch: np.array([getattr(index, name) for index in batch]).reshape(-1, batch[-1].lane + 1)
+
+
+_OF_INDICES: Keys = {
+    "ids": _of_sampler("source_index"),
+    "positions": _of_sampler("position"),
+    "mask": None,
+    "starts": _of_sampler("is_first"),
+    "random": None,
+}
+
+
+def _own_keys(batch: Any) -> Keys | None:
+    """The keys of batches that know themselves; None of others."""
+    if isinstance(batch, StreamBatch):
+        return _OF_OURS
+    is_drawn = isinstance(batch, (list, tuple)) and batch and isinstance(batch[-1], LaneIndex)
+    return _OF_INDICES if is_drawn else None
+
+
+def knows_itself(batch: Any) -> bool:
+    """Whether a batch needs no keys."""
+    return _own_keys(batch) is not None
 
 
 class Ids:
@@ -106,8 +134,8 @@ def read(batches: Iterable[Any], keys: Keys, ids: Ids) -> Draws:
     columns: dict[str, list[Array]] = {name: [] for name in ("ids", "positions", "row", "batch", "starts", "random")}
     sizes, cells, positioned = [], 0, False
     for number, batch in enumerate(batches):
-        is_ours = keys["ids"] is None and isinstance(batch, StreamBatch)
-        own: Keys = {**_OF_OURS, "random": keys["random"]} if is_ours else keys
+        known = _own_keys(batch) if keys["ids"] is None else None
+        own: Keys = keys if known is None else {**known, "random": keys["random"]}
         id_of = own["ids"]
         if id_of is None:
             kind = type(batch).__name__

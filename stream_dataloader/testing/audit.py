@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from stream_dataloader import _options as options
-from stream_dataloader.batch import StreamBatch
-from stream_dataloader.testing._rows import GOES_ON, GOOD, KINDS, Draws, Ids, Moves, moves_of, read
+from stream_dataloader.testing._rows import GOES_ON, GOOD, KINDS, Draws, Ids, Moves, knows_itself, moves_of, read
 
 __all__ = ["Audit", "RowMoves", "audit"]
 
@@ -114,7 +113,8 @@ def audit(
 ) -> Audit:
     """Read a loader, and find out whether its rows continue from batch to batch, and what it delivers.
 
-    Each key is a function of a batch, and returns an array `(B,)`, or `(T, B)`, time first. `StreamBatch` needs none.
+    Each key is a function of a batch, and returns an array `(B,)`, or `(T, B)`, time first. `StreamBatch` needs none,
+    nor do the batches of a `LaneBatchSampler`.
     First and last positions of a stream are those that were read: an item that no epoch has is missed only if `total`
     is given. It keeps some 50 bytes for each item read.
 
@@ -137,7 +137,7 @@ def audit(
         What was found; `assert not audit(...).wrong` is a test.
 
     Raises:
-        TypeError: Batches are no `StreamBatch`, and `ids` is not given.
+        TypeError: Batches are not of this library, and `ids` is not given.
         ValueError: Keys have other shapes than the ids, or an iterator is to be read twice.
 
     Example:
@@ -166,7 +166,7 @@ def audit(
 def _loaders(loader: Any, epochs: int) -> list[Any]:
     """One loader for each rank."""
     is_list = isinstance(loader, (list, tuple))
-    if is_list and loader and isinstance(loader[0], StreamBatch):
+    if is_list and loader and knows_itself(loader[0]):
         is_list = False  # the batches of one rank
     found = list(loader) if is_list else [loader]
     for one in found:

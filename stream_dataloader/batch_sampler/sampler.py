@@ -19,19 +19,22 @@ from stream_dataloader import _options as options
 from stream_dataloader._hints import hinted
 from stream_dataloader._map_style.given_groups import given_groups
 from stream_dataloader._ranks.place import OwnRank
-from stream_dataloader._sampling import Drawing, LaneIndex
 from stream_dataloader._schedule import saved_state
 from stream_dataloader._schedule.order import Order as SourceOrder
 from stream_dataloader._schedule.position import EpochPlace, EpochStart, Position
-from stream_dataloader._schedule.replay import Replay, count_steps, steps_of_groups
+from stream_dataloader._schedule.replay import Replay, count_steps, steps_of_groups, within_sections
 from stream_dataloader._schedule.rules import Groups, Rules
+from stream_dataloader._schedule.sections import Cuts, Lengths
+from stream_dataloader.batch import StreamBatch
+from stream_dataloader.batch_sampler.drawing import Drawing
 from stream_dataloader.errors import StateError
 from stream_dataloader.protocols import PaddingMode, Schedule, Windows
+from stream_dataloader.sectioning import Sections, check_sections, cut_of, described, with_lengths
 
 if TYPE_CHECKING:
     from stream_dataloader._map_style.given_groups import Order
 
-__all__ = ["LaneBatchSampler", "LaneIndex"]
+__all__ = ["LaneBatchSampler"]
 
 
 @hinted
@@ -66,6 +69,7 @@ class LaneBatchSampler(Sampler[list[int]]):
             batches, each of which goes on where the one before stopped.
         order: Puts scattered ids together: a sort key for each index, or a function of the index.
         dataset_length: Number of items of the dataset, to check the groups by; None: one more than the largest index.
+        sections: Cuts groups into shorter ones, as for `StreamDataset`: the most indices of one, or `Sections`.
         allow_partial: Leave out indices that are in no group, which is an error otherwise.
         allow_repeats: Draw indices again that are in several groups, which is an error otherwise.
 
@@ -104,6 +108,7 @@ class LaneBatchSampler(Sampler[list[int]]):
         virtual_ranks: int | None = None,
         batches_per_epoch: int | None = None,
         order: Order | None = None,
+        sections: Sections | int | None = None,
         dataset_length: int | None = None,
         allow_partial: bool = False,
         allow_repeats: bool = False,
@@ -115,9 +120,12 @@ class LaneBatchSampler(Sampler[list[int]]):
         time_steps = self.time_steps = options.integer("time_steps", time_steps, 1, 2**31)
         self._seed_is_given = seed is not None  # and so every rank's
         seed = int(torch.randint(2**62, (), dtype=torch.int64, device="cpu").item()) if seed is None else seed
-        count = len(self._groups)
+        seed = options.integer("seed", seed, 0)
+        cut = check_sections(sections, time_steps, shuffle)
+        self._sections = None if cut is None else with_lengths(cut, self._groups.lengths)
+        draws = len(self._lengths(seed)) if self._sections else len(self._groups)
         rules = Rules(
-            count, batch_size, padding_mode, windows, time_steps, 0, shuffle, schedule, seed, deterministic=True
+            draws, batch_size, padding_mode, windows, time_steps, 0, shuffle, schedule, seed, deterministic=True
         )
         self._rules = options.check_rules(rules, lookahead, has_lengths=True)
         self.batch_size = self._rules.lanes
@@ -128,6 +136,10 @@ class LaneBatchSampler(Sampler[list[int]]):
         self._drawing: Drawing | None = None  # the epoch that began last
         self._steps: tuple[Rules, int, int] | None = None  # of the epoch that was asked for last
         self._find_rank()
+
+    def _lengths(self, seed: int) -> Lengths:
+        """Numbers of items of what the schedule hands out: groups, or sections of them."""
+        return self._groups.lengths if self._sections is None else Cuts([cut_of(self._sections)], seed)
 
     def _find_rank(self) -> Rules:
         """The rules of this rank, which may be known only now."""
@@ -148,7 +160,7 @@ class LaneBatchSampler(Sampler[list[int]]):
         if (text := self._position.renaming("sampler")) is not None:
             warnings.warn(text, RuntimeWarning, stacklevel=3)
         start = self._position.coming()
-        drawing = self._drawing = Drawing(self._groups, rules, start, self._total(start.run))
+        drawing = self._drawing = Drawing(self._groups, rules, self._lengths(rules.seed), start, self._total(start.run))
         self._position.begin(drawing.first_step, drawing.reached)
         yield from drawing.batches()
 
@@ -172,7 +184,7 @@ class LaneBatchSampler(Sampler[list[int]]):
         if self.batches_per_epoch is not None or self._rules.padding_mode == "cycle":
             return self.batches_per_epoch
         if self._steps is None or self._steps[:2] != (self._rules, run):
-            steps = steps_of_groups(self._rules, run, self._groups.lengths)
+            steps = steps_of_groups(self._rules, run, self._lengths(self._rules.seed))
             self._steps = self._rules, run, count_steps(self._rules, steps)
         return self._steps[2]
 
@@ -190,20 +202,24 @@ class LaneBatchSampler(Sampler[list[int]]):
         """
         self._position.set_epoch(options.integer("epoch", epoch, 0, 2**62))
 
-    def state_dict(self, batches: int | None = None) -> dict[str, Any]:
-        """Where the sampler stands; plain data.
+    def state_dict(self, batches: int | StreamBatch | None = None) -> dict[str, Any]:
+        """Return where the sampler stands; plain data.
 
-        A loader with workers draws batches ahead of those that the trainer has used. `state_dict(n)` is the state
-        after n batches of the epoch, however many were drawn.
+        A loader with workers draws batches ahead of those that the trainer has used. `state_dict(batch)` is the state
+        after a batch that `collate_lanes` made, `state_dict(n)` that after n batches of the epoch, however many were
+        drawn.
 
         Args:
-            batches: Number of the epoch's batches that the trainer has used, with those before a resume. None: all that
-                were drawn.
+            batches: The last batch that the trainer has used; or the number of the epoch's batches that it has used,
+                with those before a resume. None: all that were drawn.
 
         Raises:
-            ValueError: So many were not drawn, or the sampler went on from a state behind that.
+            ValueError: That batch was not drawn, is of another epoch than the one that began last, or the sampler went
+                on from a state behind it.
         """
         self._find_rank()
+        if isinstance(batches, StreamBatch):
+            batches = self._count_of(batches)
         if batches is not None:
             batches = options.integer("batches", batches, 0)
         drawing = self._drawing
@@ -221,6 +237,14 @@ class LaneBatchSampler(Sampler[list[int]]):
         if self.batches_per_epoch is None:
             return self._plain(EpochStart(run + 1, None, EpochPlace(run + 1, 0)))
         return self._plain(EpochStart(run, place, EpochPlace(number + 1, 0)))
+
+    def _count_of(self, batch: StreamBatch) -> int:
+        """Number of batches that a trainer has used when it has used this one."""
+        drawing = self._drawing
+        if drawing is not None and batch.epoch != (number := drawing.start.epoch.number):
+            what = f"the batch is batch {batch.batch_index} of epoch {batch.epoch}, and epoch {number} is being drawn"
+            raise ValueError(f"{what}; save the state before the next epoch begins")
+        return batch.batch_index + 1
 
     def _plain(self, start: EpochStart) -> dict[str, Any]:
         rules, length = self._rules, self.batches_per_epoch
@@ -266,14 +290,17 @@ class LaneBatchSampler(Sampler[list[int]]):
         if not saved_state.missing_groups(state, rules.groups) or not {"seed", "epoch", "step"} <= state.keys():
             return state
         saved_state.check_held(state)  # before batches are counted up to the step that it says
-        rules, lengths, place = replace(rules, seed=state["seed"]), self._groups.lengths, None
+        rules, place = replace(rules, seed=state["seed"]), None
         if state["step"]:
-            replay = Replay(rules, SourceOrder(rules, state["epoch"], lengths), lengths)
+            lengths = self._lengths(rules.seed)
+            order = SourceOrder(rules, state["epoch"], lengths)
+            replay = Replay(rules, order, lengths)
             replay.skip_to(state["step"])
-            place = replay.place()
+            place = within_sections(replay.place(), order, lengths, 1)
         own = saved_state.to_plain(rules, state["epoch"], place, self._identity(), [()] * rules.groups.count)
         return {**own, **state}
 
     def _identity(self) -> saved_state.SourceIdentity:
         lengths = hashlib.blake2b(self._groups.lengths.tobytes(), digest_size=16).hexdigest()
-        return saved_state.SourceIdentity(self._groups.fingerprint, lengths)
+        cut = None if self._sections is None else described(cut_of(self._sections))
+        return saved_state.SourceIdentity(self._groups.fingerprint, lengths, cut)

@@ -1,0 +1,245 @@
+"""Batches of `LaneBatchSampler`: `Drawing` draws those of an epoch, and a `LaneIndex` is one cell.
+
+Guarantees: the state after each batch is known. A batch is a list of plain integers to code that reads it in C (NumPy,
+torch, `json`); a loop over it gets `LaneIndex`es.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import deque
+from collections.abc import Iterable, Iterator
+from typing import Any, SupportsIndex, overload
+
+import numpy.typing as npt
+
+from stream_dataloader._assembly.part import Run, runs_of
+from stream_dataloader._map_style.index_groups import IndexGroups
+from stream_dataloader._schedule.order import Order
+from stream_dataloader._schedule.position import EpochStart
+from stream_dataloader._schedule.replay import Piece, Replay, within_sections
+from stream_dataloader._schedule.rules import Rules
+from stream_dataloader._schedule.sections import Cuts, Lengths
+from stream_dataloader._schedule.snapshot import Snapshot
+from stream_dataloader.stream_info import StreamInfo, stream_seed
+
+__all__ = ["LaneIndex"]
+
+_KEPT_PLACES = 8  # a block of steps is between one and the next
+_KEPT_ORIGINS = 1 << 12  # a long group is in many batches
+_ALL = 1 << 62
+
+
+class LaneIndex(int):
+    """An index that `LaneBatchSampler` drew: an `int` that also says where in the batch its item goes.
+
+    A dataset's `__getitem__` may look at it. In calculations it is a plain `int`.
+
+    Attributes:
+        lane: Row of the batch, 0 to B - 1.
+        t: Time step of the window, 0 to T - 1.
+        is_first: The item is the first of its group, or section: what was carried in this lane ends here.
+        mask: The item is read for the first time this epoch. False: it is padding, or is read again.
+        source_index: Number of the item's group; -1 is padding.
+        position: Index of the item within its group; -1 is padding.
+        is_last: The item is the last of its group, or section.
+        epoch: Number of the batch's epoch.
+        batch_index: Number of the batch in its epoch, from 0.
+
+    Example:
+        >>> from stream_dataloader import LaneIndex
+        >>> index = LaneIndex(7, lane=1, t=0, is_first=True, mask=True, source_index=2, position=0)
+        >>> index, index + 1, index.lane, index.is_first, "abcdefghi"[index]
+        (7, 8, 1, True, 'h')
+    """
+
+    lane: int
+    t: int
+    is_first: bool
+    mask: bool
+    source_index: int
+    position: int
+    is_last: bool
+    epoch: int
+    batch_index: int
+
+    def __new__(
+        cls,
+        index: int,
+        lane: int,
+        t: int,
+        is_first: bool,
+        mask: bool,
+        source_index: int = -1,
+        position: int = -1,
+        is_last: bool = False,
+        epoch: int = 0,
+        batch_index: int = 0,
+    ) -> LaneIndex:
+        """Build one."""
+        made = super().__new__(cls, index)
+        made.lane, made.t, made.is_first, made.mask = lane, t, is_first, mask
+        made.source_index, made.position, made.is_last = source_index, position, is_last
+        made.epoch, made.batch_index = epoch, batch_index
+        return made
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        where = self.lane, self.t, self.is_first, self.mask, self.source_index, self.position, self.is_last
+        return type(self), (int(self), *where, self.epoch, self.batch_index)
+
+
+class LaneIndices(list[int]):
+    """The `T * B` indices of a batch, time-major: those of all lanes at t = 0, then at t = 1, and so on.
+
+    Attributes:
+        lanes: Number of lanes, B.
+        runs: The numbers of `Run`s, in lane order; cells that are in none are padding.
+        ends: Lane and time step of groups' last items, one pair after the other.
+        epoch: Number of the epoch.
+        batch_index: Number of the batch in it.
+    """
+
+    __slots__ = ("batch_index", "ends", "epoch", "lanes", "runs")
+
+    lanes: int
+    runs: array[int]
+    ends: array[int]
+    epoch: int
+    batch_index: int
+
+    @classmethod
+    def of(
+        cls, indices: Iterable[int], lanes: int, runs: array[int], ends: array[int], epoch: int, batch_index: int
+    ) -> LaneIndices:
+        """Build a batch."""
+        made = cls(indices)
+        made.lanes, made.runs, made.ends, made.epoch, made.batch_index = lanes, runs, ends, epoch, batch_index
+        return made
+
+    def __iter__(self) -> Iterator[int]:
+        lanes, place = self.lanes, (self.epoch, self.batch_index)
+        known: list[tuple[Any, ...]] = [(False, False, -1, -1, False)] * len(self)
+        ends = {t * lanes + lane for lane, t in zip(self.ends[::2], self.ends[1::2], strict=True)}
+        for run in runs_of(self.runs):
+            for step in range(run.steps):
+                cell, is_first = (run.t + step) * lanes + run.lane, run.starts and step == 0
+                known[cell] = is_first, bool(run.fresh), run.source, run.position + step, cell in ends
+        for number, (index, cell_knows) in enumerate(zip(super().__iter__(), known, strict=True)):
+            t, lane = divmod(number, lanes)
+            is_first, mask, source, position, is_last = cell_knows
+            yield LaneIndex(index, lane, t, is_first, mask, source, position, is_last, *place)
+
+    @overload
+    def __getitem__(self, place: SupportsIndex) -> int: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[int]: ...
+    def __getitem__(self, place: SupportsIndex | slice) -> int | list[int]:
+        return list(self)[place]
+
+    def copy(self) -> list[int]:
+        return list(self)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        packed = [numbers.tobytes() for numbers in (array("q", self), self.runs, self.ends)]
+        return _unpack, (self.lanes, self.epoch, self.batch_index, *packed)
+
+
+def _unpack(lanes: int, epoch: int, batch_index: int, *packed: bytes) -> LaneIndices:
+    indices, runs, ends = (array("q", numbers) for numbers in packed)
+    return LaneIndices.of(indices, lanes, runs, ends, epoch, batch_index)
+
+
+class Drawing:
+    """Draws one epoch, from `start` on.
+
+    Args:
+        lengths: Numbers of items of what the schedule hands out: groups, or sections of them.
+        total: Number of the epoch's batches; None without an end.
+
+    Attributes:
+        fetched: Number of batches drawn so far, with those before a resume.
+    """
+
+    def __init__(
+        self, groups: IndexGroups, rules: Rules, lengths: Lengths, start: EpochStart, total: int | None
+    ) -> None:
+        self.start = start
+        self.total = total
+        self.fetched = start.epoch.delivered
+        self._groups, self._rules, self._lengths = groups, rules, lengths
+        self.first_step = 0 if start.place is None else start.place.step
+        self._kept: deque[Snapshot] = deque(maxlen=_KEPT_PLACES)
+        self._origins: dict[tuple[int, ...], tuple[int, int, int]] = {}
+
+    def batches(self) -> Iterator[LaneIndices]:
+        replay = self._replay(self.start.place)
+        lanes, flat, epoch = self._rules.lanes, self._groups.flat, self.start.epoch.number
+        while (left := (_ALL if self.total is None else self.total) - self.fetched) > 0:
+            self._kept.append(self._place_of(replay))
+            places, pieces = replay.read(left)
+            indices: npt.NDArray[Any] = (places if flat is None else flat[places]).reshape(len(places), -1)
+            for row, of_batch in zip(indices.tolist(), pieces, strict=True):
+                runs, ends = self._runs(of_batch)
+                batch = LaneIndices.of(row, lanes, runs, ends, epoch, self.fetched)
+                self.fetched += 1
+                yield batch
+
+    def _runs(self, pieces: Iterable[Piece]) -> tuple[array[int], array[int]]:
+        """Return the runs of a batch, and the lanes and time steps of last items."""
+        runs, ends = array("q"), array("q")
+        for piece in pieces:
+            lane, t, steps, item, run = piece
+            source, begin, seed = self._origin(run.source, run.epoch, run.repeat)
+            runs.extend(Run(lane, t, steps, source, begin + item, run.fresh, item == 0, seed))
+            if piece.ends:
+                ends.extend((lane, t + steps - 1))
+        return runs, ends
+
+    def _origin(self, *drawn: int) -> tuple[int, int, int]:
+        """Return the group of what the schedule hands out, its first item there, and its stream seed.
+
+        Args:
+            drawn: The number of a group or section, the epoch and the repeat, as in `Assignment`.
+        """
+        if (known := self._origins.get(drawn)) is not None:
+            return known
+        if len(self._origins) >= _KEPT_ORIGINS:
+            self._origins.clear()
+        number, epoch, repeat = drawn
+        source, begin = number, 0
+        if isinstance(self._lengths, Cuts):
+            source, begin, *_ = self._lengths.section(number, epoch)
+        info = StreamInfo(source, epoch, lane=0, worker_id=0, seed=self._rules.seed, repeat=repeat)
+        found = self._origins[drawn] = source, begin, stream_seed(info)
+        return found
+
+    def reached(self) -> Snapshot:
+        """Return the place after all batches that were drawn."""
+        return self.place(self.fetched)
+
+    def place(self, batches: int) -> Snapshot:
+        """Return the place after some of the epoch's batches.
+
+        Raises:
+            ValueError: It is not known.
+        """
+        number, first = self.start.epoch
+        if not first <= batches <= self.fetched:
+            what = f"the state after {batches} batches is not known: batches {first} to {self.fetched}"
+            raise ValueError(f"{what} of epoch {number} were drawn; pass how many of them the trainer has used")
+        step = self.first_step + batches - first
+        before = [place for place in self._kept if place.step <= step]
+        replay = self._replay(before[-1] if before else self.start.place)
+        replay.skip_to(step)
+        return self._place_of(replay)
+
+    def _replay(self, place: Snapshot | None) -> Replay:
+        order = self._order()
+        begin = None if place is None else within_sections(place, order, self._lengths, -1)
+        return Replay(self._rules, order, self._lengths, begin)
+
+    def _place_of(self, replay: Replay) -> Snapshot:
+        return within_sections(replay.place(), self._order(), self._lengths, 1)
+
+    def _order(self) -> Order:
+        return Order(self._rules, self.start.run, self._lengths)
