@@ -2,6 +2,7 @@
 
 A hook of mkdocs. The version is the package's. The public address is that of `[project.urls]` in pyproject.toml: while
 there is none, the site has no link to it. The page of examples is `examples/README.md`, with the first file in full.
+`docs/published.py` makes links of the README with the same address.
 """
 
 from __future__ import annotations
@@ -17,6 +18,22 @@ def public_address(pyproject: str) -> str:
     """The repository's address, or an empty string while there is none."""
     found = re.search(r'^Repository = "(.*)"', pyproject, re.MULTILINE)
     return found.group(1) if found else ""
+
+
+def version_of_package() -> str:
+    """The version, without importing the package."""
+    module = (ROOT / "stream_dataloader" / "__init__.py").read_text(encoding="utf-8")
+    (version,) = re.findall(r'^__version__ = "(.*)"', module, re.MULTILINE)
+    return str(version)
+
+
+def with_public_links(readme: str, address: str, version: str) -> str:
+    """The README with links into the repository at the version's tag, in place of relative ones."""
+    address = address.rstrip("/")
+    pictures = re.sub(
+        r"(!\[[^]]*\]\()(?!https?:)([^)]+)", rf"\1{address}/raw/v{version}/\2", readme
+    )
+    return re.sub(r"(\]\()(?!https?:|#)([^)]+)", rf"\1{address}/blob/v{version}/\2", pictures)
 
 
 def front_page(page: str, address: str, version: str) -> str:
@@ -59,6 +76,4 @@ def on_page_markdown(markdown: str, page: Any, config: Any, **_: Any) -> str:
     """Complete the front page."""
     if page.file.src_uri != "index.md":
         return markdown
-    module = (ROOT / "stream_dataloader" / "__init__.py").read_text(encoding="utf-8")
-    (version,) = re.findall(r'^__version__ = "(.*)"', module, re.MULTILINE)
-    return front_page(markdown, config.repo_url or "", version)
+    return front_page(markdown, config.repo_url or "", version_of_package())

@@ -267,6 +267,18 @@ def test_the_front_page_has_buttons_an_install_line_and_facts():
     assert "GitHub" not in site["front_page"](page, "", "1.2.3").split("![")[0]
 
 
+def test_a_published_readme_has_no_relative_link_left():
+    site = runpy.run_path(str(DOCS / "site.py"))
+    readme = (ROOT / "README.md").read_text()
+    text = site["with_public_links"](readme, "https://example.org/sd", "1.2.3")
+    links = dict(zip(re.findall(r"\]\(([^)]+)\)", readme), re.findall(r"\]\(([^)]+)\)", text), strict=True))
+    assert links["docs/assets/grid.gif"] == "https://example.org/sd/raw/v1.2.3/docs/assets/grid.gif"
+    assert links["docs/get-started.md"] == "https://example.org/sd/blob/v1.2.3/docs/get-started.md"
+    assert [one for one in links.values() if not one.startswith("https://")] == []
+    assert {one: link for one, link in links.items() if one.startswith("http") and one != link} == {}
+    assert site["version_of_package"]() == stream_dataloader.__version__
+
+
 def test_the_navigation_is_collapsed_and_ends_with_internals():
     text = (ROOT / "mkdocs.yml").read_text()
     assert not re.findall(r"- navigation\.(?:sections|expand)$", text, re.MULTILINE)
