@@ -77,9 +77,10 @@ class Outlook:
         rules, sources = self.rules, len(self.lengths)
         if 0 < sources < rules.lanes and rules.groups.total == 1:
             yield self._with("fewer lanes", f"batch_size={sources}", replace(rules, lanes=sources))
-        if rules.schedule is None:  # with one, nothing is reserved by default
-            schedule: Schedule = "balanced" if rules.shuffle else "longest_first"
-            changed = replace(rules, schedule=schedule, lookahead=0)
+        # A random order comes first: of options that leave about as much padding, the first is recommended.
+        schedules: tuple[Schedule, ...] = ("balanced", "longest_first") if rules.shuffle else ("longest_first",)
+        for schedule in schedules[schedules.index(rules.schedule) + 1 if rules.schedule else 0 :]:
+            changed = replace(rules, schedule=schedule, lookahead=0)  # by default a schedule reserves nothing
             yield self._with("schedule", f'schedule="{schedule}"', changed)
         yield from self._longest_sections()
         if rules.windows == "aligned":

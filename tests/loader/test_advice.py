@@ -48,6 +48,18 @@ def test_what_a_change_is_said_to_bring_is_what_epochs_have_on_average(lengths, 
         assert after < now
 
 
+@pytest.mark.parametrize("schedule", [None, "balanced", "longest_first"])
+def test_with_few_shuffled_streams_a_lane_longest_first_is_named(schedule):
+    lengths = [100 + 47 * n % 400 for n in range(12)]
+    options = {"time_steps": 8, "lengths": lengths, "shuffle": True, "seed": 0, "schedule": schedule}
+    loader = StreamDataLoader(StreamDataset(lengths, range, 5, **options))
+    list(loader)
+    text = loader.stats().advice(padding_share=0.5).text
+    assert ("longest_first" in text) == (schedule != "longest_first"), text
+    if schedule == "balanced":
+        assert text.count("balanced") == 0, "it is what the dataset has"
+
+
 @pytest.mark.parametrize("more", [{"lengths": None}, *({"padding_mode": mode} for mode in ("data", "drop", "cycle"))])
 def test_what_lengths_do_not_tell_is_not_said(more):
     options = {"lengths": [9, 1, 1], "time_steps": 4} | more
