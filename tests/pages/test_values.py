@@ -342,7 +342,7 @@ ORACLES = {
     ("docs/guides/text.md", 4): tokens_with_linear_scan,
     ("docs/guides/event-camera.md", 0): voxel_grids,
     ("docs/guides/event-camera.md", 1): sparse_labels,
-    ("docs/guides/cookbook.md", 5): augmented,
+    ("docs/guides/cookbook.md", 10): augmented,
 }
 
 
