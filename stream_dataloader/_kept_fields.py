@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import torch
 
+from stream_dataloader._assembly.bookkeeping import Bookkeeping
 from stream_dataloader._items.layout import INLINE_BYTES, as_array, as_tensor, is_dense
 from stream_dataloader._items.structure import flatten, unflatten
 from stream_dataloader._memory.pickling import Message
@@ -48,6 +49,11 @@ class KeptFields:
                     there.setdefault(made, tensor)  # another thread may have made it meanwhile
                 return there[name]
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+
+    def _books_for(self, name: str) -> Bookkeeping | None:
+        """What a field is to be made of; None if it was made, and may have been changed since."""
+        later = None if name in self.__dict__ else self.__dict__.get("_later")
+        return later if isinstance(later, Bookkeeping) else None
 
     def __dir__(self) -> list[str]:
         """All fields, also those that are not made yet."""

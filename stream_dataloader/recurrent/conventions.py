@@ -8,14 +8,26 @@ Guarantees: results are new tensors on the batch's device. No function makes the
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
+import numpy as np
 import torch
 
 from stream_dataloader.batch import StreamBatch
-from stream_dataloader.recurrent.varlen import Segments, begins_segment, find_segments
+from stream_dataloader.recurrent.varlen import (
+    Segments,
+    begins_segment,
+    count_starts,
+    cuts_of,
+    find_padding_edges,
+    find_segments,
+    find_starts,
+    to_device,
+)
 
 __all__ = ["cu_seqlens", "done", "is_init", "position_ids", "prev_exists", "segments", "seq_idx"]
+
+Array = np.ndarray[Any, Any]
 
 
 def is_init(batch: StreamBatch) -> torch.Tensor:
@@ -67,7 +79,9 @@ def seq_idx(batch: StreamBatch) -> torch.Tensor:
         >>> [seq_idx(batch).tolist() for batch in StreamDataLoader(dataset)]
         [[[1, 1, 1, 1, 2]], [[0, 0, 1, 1, 1]]]
     """
-    return _rows(batch.is_first.cumsum(0, dtype=torch.int32))
+    if torch.compiler.is_compiling() or not _is_in_host(batch):
+        return _rows(batch.is_first.cumsum(0, dtype=torch.int32))
+    return torch.from_numpy(count_starts(*_starts(batch)))
 
 
 def done(batch: StreamBatch) -> torch.Tensor:
@@ -99,8 +113,9 @@ def done(batch: StreamBatch) -> torch.Tensor:
 
 def segments(batch: StreamBatch) -> Segments:
     """Where the lanes, laid end to end by `flatten_lanes`, are cut, and which segments continue a carried state."""
-    host = batch.host
-    return find_segments(host.is_first, host.source_index < 0, batch.is_first.device)
+    cuts = _cuts(batch)
+    padding = batch._in_host("source_index") < 0
+    return find_segments(cuts, batch._in_host("is_first").numpy(), padding.numpy(), batch.is_first.device)
 
 
 def cu_seqlens(batch: StreamBatch) -> torch.Tensor:
@@ -122,7 +137,8 @@ def cu_seqlens(batch: StreamBatch) -> torch.Tensor:
         >>> [cu_seqlens(batch).tolist() for batch in StreamDataLoader(dataset)]
         [[0, 3, 5, 6], [0, 2, 3, 6]]
     """
-    return segments(batch).cu_seqlens
+    cuts = torch.from_numpy(_cuts(batch))
+    return cuts if _is_in_host(batch) else to_device(cuts, batch.is_first.device)
 
 
 def position_ids(batch: StreamBatch, within: Literal["segment", "stream"] = "segment") -> torch.Tensor:
@@ -158,6 +174,28 @@ def position_ids(batch: StreamBatch, within: Literal["segment", "stream"] = "seg
     begins = begins_segment(batch.is_first, batch.source_index < 0)
     begun = torch.where(begins, step, 0).cummax(0).values
     return _rows(step - begun).reshape(1, -1)
+
+
+def _is_in_host(batch: StreamBatch) -> bool:
+    return batch._books_for("is_first") is not None or batch.is_first.device.type == "cpu"
+
+
+def _starts(batch: StreamBatch) -> tuple[Array, int, int]:
+    """Where streams start, in the row of lanes laid end to end; T and B."""
+    if (books := batch._books_for("is_first")) is not None:
+        return books.starts(), *books.shape
+    is_first = batch._in_host("is_first").numpy()
+    return find_starts(is_first), *is_first.shape
+
+
+def _cuts(batch: StreamBatch) -> Array:
+    """`cu_seqlens`, in host memory."""
+    starts, steps, lanes = _starts(batch)
+    if (books := batch._books_for("source_index")) is not None:
+        edges = books.padding_edges()
+    else:
+        edges = find_padding_edges((batch._in_host("source_index") < 0).numpy())
+    return cuts_of(starts, edges, steps, lanes)
 
 
 def _rows(tensor: torch.Tensor) -> torch.Tensor:

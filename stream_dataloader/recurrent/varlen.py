@@ -15,9 +15,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
 __all__ = ["Segments"]
+
+Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -129,26 +132,56 @@ def begins_segment(is_first: torch.Tensor, padding: torch.Tensor) -> torch.Tenso
     return torch.cat([torch.ones_like(is_first[:1]), is_first[1:] | changed])
 
 
-def find_segments(is_first: torch.Tensor, padding: torch.Tensor, device: torch.device) -> Segments:
-    """The segments of `(T, B)` flags in host memory, put on `device`."""
+def find_segments(cuts: Array, is_first: Array, padding: Array, device: torch.device) -> Segments:
+    """The segments that `cuts_of` found, of `(T, B)` flags in host memory, put on `device`."""
     steps, lanes = is_first.shape
-    first = begins_segment(is_first, padding).T.reshape(-1).nonzero().reshape(-1)
-    count = len(first)
-    row = first // steps
-    is_padding = padding.T.reshape(-1)[first]
-    started = is_first.T.reshape(-1)[first]
-    rank = (
-        torch.arange(count, dtype=torch.int64, device="cpu") + count * ~is_padding
-    )  # of a lane, real segments are above padding, then the latest
-    last = torch.zeros(lanes, dtype=torch.int64, device="cpu").scatter_reduce(0, row, rank, "amax") % max(count, 1)
-    found: dict[str, Any] = {
-        "cu_seqlens": torch.cat([first, first.new_tensor([steps * lanes])]).to(torch.int32),
+    number = np.arange(len(cuts) - 1)
+    row, t = np.divmod(cuts[:-1].astype(np.int64), steps)
+    is_padding = padding[t, row]
+    last, is_real = np.zeros(lanes, np.int64), ~is_padding
+    last[row] = number  # of several segments of a lane the latest stays
+    last[row[is_real]] = number[is_real]
+    found = {
+        "cu_seqlens": cuts,
         "row": row,
-        "continues": (first % steps == 0) & ~started & ~is_padding,
+        "continues": (t == 0) & ~is_first[t, row] & is_real,
         "is_padding": is_padding,
         "last": last,
     }
-    return Segments(**{name: to_device(tensor, device) for name, tensor in found.items()})
+    return Segments(**{name: to_device(torch.from_numpy(array), device) for name, array in found.items()})
+
+
+def find_starts(is_first: Array) -> Array:
+    """Return where `(T, B)` flags are set, in the row of lanes laid end to end, in order."""
+    starts = _places(is_first, len(is_first))
+    starts.sort()
+    return starts
+
+
+def find_padding_edges(padding: Array) -> Array:
+    """Return where `(T, B)` flags begin or end within lanes, in the same row."""
+    return _places(padding[1:] != padding[:-1], len(padding)) + 1
+
+
+def _places(flags: Array, steps: int) -> Array:
+    t, lane = np.divmod(flags.reshape(-1).nonzero()[0], flags.shape[1])  # few are set: there is no need to copy all
+    places: Array = lane * steps + t
+    return places
+
+
+def cuts_of(starts: Array, padding_edges: Array, steps: int, lanes: int) -> Array:
+    """Return `cu_seqlens`, int32: all these places, and each lane's begin and end."""
+    return np.unique(np.concatenate((np.arange(lanes + 1) * steps, starts, padding_edges))).astype(np.int32)
+
+
+def count_starts(starts: Array, steps: int, lanes: int) -> Array:
+    """Return `(B, T)` int32: how many starts each lane has up to each time step."""
+    begins = np.arange(lanes + 1) * steps
+    edges = np.concatenate((begins, starts))
+    edges.sort()  # a lane's begin is before a start there
+    number = np.arange(len(edges) - 1)
+    number -= edges.searchsorted(begins)[edges[:-1] // steps]
+    return number.astype(np.int32).repeat(edges[1:] - edges[:-1]).reshape(lanes, steps)
 
 
 def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
