@@ -119,7 +119,7 @@ FAILING = {
 
 @pytest.mark.parametrize(
     ("failing", "options"),
-    [(FAILING, ()), ({"slow": ("time.sleep(100_000)", "it was stopped at the limit of 0.5 s")}, ("--limit", "0.5"))],
+    [(FAILING, ()), ({"slow": ("time.sleep(100_000)", "it was stopped at the limit of 4 s")}, ("--limit", "4"))],
 )
 def test_programs_that_fail_are_told_and_not_saved(folder, failing, options):
     for name, (does, _) in failing.items():
