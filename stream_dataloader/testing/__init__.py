@@ -1,4 +1,4 @@
-"""Contracts that test users' loaders and streams, as they test the library's own, and an audit of any loader.
+"""Contracts that test users' loaders and streams, and an audit of any loader. The library's own tests use them too.
 
 Open `resume` first.
 """

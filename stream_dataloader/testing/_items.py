@@ -1,6 +1,6 @@
-"""Reads streams for a test: all of their items, as copies, and compares them with others.
+"""Helpers of the contracts: read the items of streams as copies, and compare them.
 
-Guarantee: what is returned stays as it is, also if a stream uses its memory again.
+Guarantee: a returned item keeps its content, even if the stream reuses its memory.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def iterated(stream: Any) -> Iterator[Any]:
 
 
 def items_of(stream: Any) -> list[Any]:
-    """All items; the stream is closed."""
+    """Return all items, and close the stream."""
     try:
         return list(iterated(stream))
     finally:
@@ -36,7 +36,7 @@ def items_of(stream: Any) -> list[Any]:
 
 
 def copied(leaf: Any) -> Any:
-    """A leaf as an array of its own: a stream may use its memory again."""
+    """Return a copy of a leaf, since a stream may reuse its memory."""
     if isinstance(leaf, torch.Tensor):
         return as_array(leaf).copy() if leaf.dtype is not torch.bfloat16 else leaf.detach().clone()
     return np.array(leaf) if isinstance(leaf, (np.ndarray, np.generic, int, float, bool)) else leaf
@@ -51,22 +51,22 @@ def assert_same(found: list[Any], expected: list[Any], source: Any, what: str) -
     """Compare items of a source with those it should have."""
     for position, (one, other) in enumerate(zip(found, expected, strict=False)):
         same = map_leaves(one, leaf_key) == map_leaves(other, leaf_key)
-        assert same, f"{source!r}, {what}: item {position} of those is another one"
-    assert len(found) == len(expected), f"{source!r}, {what}: {len(found)} items, and should be {len(expected)}"
+        assert same, f"{source!r}, {what}: its item {position} differs"
+    assert len(found) == len(expected), f"{source!r}, {what}: {len(found)} items, expected {len(expected)}"
 
 
 def shapes_of(item: Any) -> Any:
-    """Each leaf's dtype and shape; of one without them, its type."""
+    """Return the dtype and shape of each leaf, or its type if it has none."""
     return map_leaves(item, lambda leaf: (str(leaf.dtype), tuple(leaf.shape)) if hasattr(leaf, "shape") else type(leaf))
 
 
 def has_objects(item: Any) -> bool:
-    """Whether a leaf is an object such as a string."""
+    """Return True if a leaf is an object such as a string."""
     return any(spec_of(leaf).dtype is None for leaf in flatten(item)[1])
 
 
 def _rows_of(item: Any, count: int) -> Any:
-    """Room for `count` items like this one and one more, all bits set."""
+    """Return memory for `count + 1` items like this one, with all bits set."""
 
     def room(leaf: Any) -> Any:
         if isinstance(leaf, torch.Tensor):
@@ -79,7 +79,7 @@ def _rows_of(item: Any, count: int) -> Any:
 
 
 def written(stream: Any, item: Any, room: int, source: Any) -> list[Any]:
-    """The next items, as `read_into` writes them; nothing else is written to."""
+    """Return the next items as `read_into` writes them, and check that it writes nothing else."""
     out, before = _rows_of(item, room), _rows_of(item, room)
     count: int = stream.read_into(map_leaves(out, lambda leaf: leaf[:room]))
     assert 0 <= count <= room, f"{source!r}: read_into returned {count}, with room for {room}"
@@ -93,7 +93,7 @@ def written(stream: Any, item: Any, room: int, source: Any) -> list[Any]:
 
 
 def marks_of(stream: Any, start: int, stop: int, most: int) -> list[int]:
-    """Which items begin a sequence, of a stream that is asked after `most` items each time."""
+    """Return the items that begin a sequence; the stream is asked again after each `most` items."""
     iterator, found = iterated(stream), []
     for begin in range(start, stop, most) if hasattr(stream, "starts_within") else ():
         end = min(begin + most, stop)
@@ -107,7 +107,7 @@ def marks_of(stream: Any, start: int, stop: int, most: int) -> list[int]:
 
 
 def held() -> tuple[int, int]:
-    """How many descriptors and threads there are."""
+    """Return the number of open descriptors and of running threads."""
     gc.collect()
     descriptors = len(os.listdir("/proc/self/fd")) if sys.platform == "linux" else 0
     return descriptors, threading.active_count()

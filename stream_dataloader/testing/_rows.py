@@ -1,4 +1,4 @@
-"""The rows of any loader's batches as arrays: which item each cell has, and how each row goes from cell to cell.
+"""Rows of any loader's batches as arrays: the item of each cell, and the moves of each row from cell to cell.
 
 ::
 
@@ -20,7 +20,7 @@ from stream_dataloader.batch_sampler import LaneIndex
 Array = npt.NDArray[Any]
 Keys = Mapping[str, Callable[[Any], Any] | None]
 
-#: How a row moves from one of its cells to the next, and which of these a carried state takes well.
+#: Ways in which a row moves from one cell to the next, and those that keep a carried state right.
 GOES_ON, IS_RESET, SKIPS, ENTERS, STARTS, LEAVES = range(6)
 KINDS = (
     "goes on",
@@ -92,16 +92,16 @@ class Ids:
 
 
 class Draws(NamedTuple):
-    """What a rank's loader gave in one epoch: a row of numbers for each cell that is no padding, in order of time.
+    """Cells that a rank's loader delivered in one epoch, in order of time, without padding.
 
     Attributes:
-        item: `(n, 2)` int64: the number of the id, and the position, 0 where none is known.
+        item: `(n, 2)` int64: the number of the id, and the position (0 where it is not known).
         row: The row of the batch.
         batch: The batch's number.
         starts: The loader's own flags; empty if it has none.
-        random: What was drawn at random; empty if that is not looked at.
+        random: Random numbers of the items; empty if they are not checked.
         sizes: The number of rows of each batch.
-        cells: How many cells there are, with padding.
+        cells: Number of cells, padding included.
         has_positions: Whether positions are known.
     """
 
@@ -115,13 +115,13 @@ class Draws(NamedTuple):
     has_positions: bool
 
     def random_of_items(self) -> Iterator[tuple[tuple[int, int], float]]:
-        """Each item, and what was drawn for it."""
+        """Yield each item with the random number drawn for it."""
         items = ((number, position) for number, position in self.item.tolist())
         return zip(items, self.random.tolist(), strict=True)
 
 
 class Moves(NamedTuple):
-    """How rows go from each cell to their next one: places of both in the draws, and the kind."""
+    """Moves of rows from a cell to the next: the indices of both in the draws, and the kind."""
 
     old: Array
     new: Array
@@ -130,7 +130,7 @@ class Moves(NamedTuple):
 
 
 def read(batches: Iterable[Any], keys: Keys, ids: Ids) -> Draws:
-    """Read batches, and note what their cells hold."""
+    """Read all batches into a table of their cells."""
     columns: dict[str, list[Array]] = {name: [] for name in ("ids", "positions", "row", "batch", "starts", "random")}
     sizes, cells, positioned = [], 0, False
     for number, batch in enumerate(batches):
@@ -167,7 +167,7 @@ def read(batches: Iterable[Any], keys: Keys, ids: Ids) -> Draws:
 
 
 def _table(value: Any, name: str, number: int, shape: tuple[int, ...] | None) -> Array:
-    """A key of a batch as `(T, B)`; flags of rows, `(B,)`, are those of the first time step."""
+    """Return a key of a batch as `(T, B)`; flags of shape `(B,)` belong to the first time step."""
     if hasattr(value, "detach"):
         value = value.detach().cpu()
     array = np.asarray(value)
@@ -179,17 +179,17 @@ def _table(value: Any, name: str, number: int, shape: tuple[int, ...] | None) ->
         array = np.concatenate([array, np.zeros((shape[0] - 1, shape[1]), bool)])
     if array.ndim != 2 or (shape is not None and array.shape != shape):
         what = f"{name} of batch {number} has shape {np.shape(value)}"
-        raise ValueError(f"{what}, and must be (B,) or (T, B), time first" + (f", as ids {shape}" if shape else ""))
+        raise ValueError(f"{what}; it must be (B,) or (T, B), time first" + (f", as ids {shape}" if shape else ""))
     return array
 
 
 def moves_of(draws: Draws, firsts: Array, lasts: Array, stride: int | None) -> Moves:
-    """How each row of an epoch moves.
+    """Classify each move of each row of an epoch.
 
     Args:
         firsts: The first position of each id.
         lasts: The last one.
-        stride: How far a row goes on from cell to cell; None for any distance forward.
+        stride: Distance between the positions of neighbouring cells; None for any distance forward.
     """
     order = draws.row.argsort(kind="stable")
     old, new = order[:-1], order[1:]

@@ -1,6 +1,7 @@
-"""Whether a state can be carried through the rows of a loader, whoever made it, and what an epoch of it delivers.
+"""Audit of any loader: whether a state can be carried through its rows, and which data an epoch delivers.
 
-It looks at ids and positions alone, so it takes any loader or sampler: torch's, one of another library, or one's own.
+The audit looks only at ids and positions. So it accepts any loader or sampler: torch's, another library's, or a
+hand-written one.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ Key = Callable[[Any], Any] | None
 
 
 class RowMoves(NamedTuple):
-    """How rows go on.
+    """Moves of rows from cell to cell.
 
     Attributes:
-        moves: From how many cells to the next of their rows.
-        right: How many of these go on with the stream, or start one, or say that they start anew.
-        kinds: How many there are of each kind.
-        first_wrong: The first one that is not right; empty if all are.
+        moves: Number of moves.
+        right: Number of moves that continue a stream, start one, or are marked as a start by the loader.
+        kinds: Number of moves of each kind.
+        first_wrong: The first wrong move; empty if there is none.
     """
 
     moves: int
@@ -39,29 +40,29 @@ class RowMoves(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Audit:
-    """What an audit found; `print(audit)` tells it.
+    """Findings of an audit; `print(audit)` shows them.
 
     Attributes:
-        name: What was audited.
-        ranks: How many ranks' loaders were read.
-        epochs: How many epochs were.
-        between: How rows go on from batch to batch.
-        inside: How they do inside windows.
-        flags: The loader's own start flags: how many are right, missing where a row does not go on, and set where it
-            does. None if it has none.
-        backward: How often an item comes after a later one of its stream, of one rank in one epoch.
-        delivered: How many items the first epoch has; streams, where positions are not known.
-        delivered_in_all: How many all epochs have.
-        total: How many there are, if that is known.
-        repeats: How often the first epoch has an item again.
-        padding: The share of cells that are padding.
-        batch_sizes: How many batches there are of each number of rows.
-        same_draws: Whether two epochs have the same items in the same order. None if one was read.
-        same_random: The share of items whose random numbers are the same in two epochs. None if that is not known.
-        rank_batches: How many batches each rank has in the first epoch.
-        on_several_ranks: How many items of the first epoch more than one rank has.
-        wrong: The names of the lines to look at; empty if a state can be carried, and each epoch reads each item once
-            and in another order. A loader that is meant to read alike in each epoch is audited with `epochs=1`.
+        name: Name of the audited loader.
+        ranks: Number of ranks whose loaders were read.
+        epochs: Number of epochs read.
+        between: Moves of rows from batch to batch.
+        inside: Moves of rows inside windows.
+        flags: The loader's own start flags: the number of those that are right, of those that are missing where a row
+            does not continue, and of those that are set where it does. None if the loader has no flags.
+        backward: Number of items that come after a later item of their stream, on one rank in one epoch.
+        delivered: Number of items in the first epoch; of streams, where positions are not known.
+        delivered_in_all: Number of items in all epochs.
+        total: Number of items of the data set, if it is known.
+        repeats: Number of times that the first epoch has an item again.
+        padding: Share of cells that are padding.
+        batch_sizes: Number of batches for each number of rows.
+        same_draws: Whether two epochs have the same items in the same order. None if one epoch was read.
+        same_random: Share of items whose random numbers are the same in two epochs. None if it is not known.
+        rank_batches: Number of batches of each rank in the first epoch.
+        on_several_ranks: Number of items of the first epoch that more than one rank has.
+        wrong: Names of the lines to look at. Empty if a state can be carried, and if each epoch reads each item once
+            and in another order. Audit a loader that is meant to read alike in each epoch with `epochs=1`.
     """
 
     name: str
@@ -85,7 +86,7 @@ class Audit:
     _lines: list[str] = dataclasses.field(default_factory=list, repr=False)
 
     def as_dict(self) -> dict[str, Any]:
-        """All numbers as plain data."""
+        """Return all numbers as plain data."""
         found = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         del found["_lines"]
         return found | {"between": self.between._asdict(), "inside": self.inside._asdict()}
@@ -111,34 +112,35 @@ def audit(
     batches: int | None = None,
     name: str = "",
 ) -> Audit:
-    """Read a loader, and find out whether its rows continue from batch to batch, and what it delivers.
+    """Read a loader, and check whether its rows continue from batch to batch and which items it delivers.
 
-    Each key is a function of a batch, and returns an array `(B,)`, or `(T, B)`, time first. `StreamBatch` needs none,
-    nor do the batches of a `LaneBatchSampler`.
-    First and last positions of a stream are those that were read: an item that no epoch has is missed only if `total`
-    is given. It keeps some 50 bytes for each item read.
+    Each key is a function of a batch that returns an array `(B,)`, or `(T, B)` with time first. `StreamBatch` needs no
+    keys, and neither do the batches of a `LaneBatchSampler`. The first and last position of a stream are those that were
+    read, so an item that no epoch delivers is noticed only if `total` is given. The audit keeps some 50 bytes for each
+    item read.
 
     Args:
-        loader: An iterable of batches, or a function that makes one; or a list of these, one for each rank.
-        ids: Which stream a cell is of: a number or text. What a state may be carried through has one id: a section of
-            a file, not the file. -1 or None is padding.
-        positions: Which item of its stream it is. None: only ids are compared.
-        mask: Where False, the cell is padding.
-        starts: The loader's flags that a stream starts, or a state is to be reset; `(B,)`: at the first time step.
-        random: Numbers drawn at random for the item, of any shape behind `(T, B)` or `(B,)`. They should not be the
-            same in each epoch.
-        total: How many items there are, or streams without `positions`.
-        stride: How far positions go on from item to item. None: any distance forward.
-        epochs: How many epochs to read.
-        batches: The most batches of an epoch to read, for large data and loaders that do not end.
-        name: What to call it.
+        loader: An iterable of batches, a function that makes one, or a list of these with one for each rank.
+        ids: The stream of a cell, as a number or text. Give one id to each sequence that a state may be carried
+            through: to a section of a file, not to the file. -1 or None is padding.
+        positions: The index of the item in its stream. None: only ids are compared.
+        mask: False where the cell is padding.
+        starts: The loader's flags for "a stream starts" or "reset the state". Of shape `(B,)`, they belong to the
+            first time step.
+        random: Random numbers drawn for the item, of any shape behind `(T, B)` or `(B,)`. They should differ from
+            epoch to epoch.
+        total: Number of items of the data set; of streams, without `positions`.
+        stride: Distance between the positions of neighbouring items. None: any distance forward.
+        epochs: Number of epochs to read.
+        batches: Largest number of batches to read from an epoch, for large data and endless loaders.
+        name: Name of the loader in the report.
 
     Returns:
-        What was found; `assert not audit(...).wrong` is a test.
+        The findings; `assert not audit(...).wrong` is a test.
 
     Raises:
-        TypeError: Batches are not of this library, and `ids` is not given.
-        ValueError: Keys have other shapes than the ids, or an iterator is to be read twice.
+        TypeError: The batches are not of this library, and `ids` is not given.
+        ValueError: The shape of a key does not match the ids, or an iterator would have to be read twice.
 
     Example:
         >>> from torch.utils.data import DataLoader
@@ -164,7 +166,7 @@ def audit(
 
 
 def _loaders(loader: Any, epochs: int) -> list[Any]:
-    """One loader for each rank."""
+    """Return one loader for each rank."""
     is_list = isinstance(loader, (list, tuple))
     if is_list and loader and knows_itself(loader[0]):
         is_list = False  # the batches of one rank
@@ -181,7 +183,7 @@ def _opened(loader: Any, limit: int | None) -> Iterable[Any]:
 
 
 class _Report:
-    """Counts what the epochs of all ranks have, and writes a line about each."""
+    """Counts of the epochs of all ranks, with a line of text about each."""
 
     def __init__(
         self, epochs: Sequence[Sequence[Draws]], ids: Ids, stride: int | None, total: int | None, *, cut: bool
@@ -294,7 +296,7 @@ class _Report:
         return right, missing, extra
 
     def _order(self) -> int:
-        """How often an item comes after a later one of its stream."""
+        """Count the items that come after a later item of their stream."""
         forward = backward = 0
         for draws in self._every:
             order = draws.item[:, 0].argsort(kind="stable")
@@ -318,7 +320,7 @@ class _Report:
         return same
 
     def _same_random(self) -> float | None:
-        """The share of items that have the same random numbers in the first two epochs."""
+        """Return the share of items that have the same random numbers in the first two epochs."""
         if len(self._epochs) == 1 or not any(len(draws.random) for draws in self._every):
             return None
         one, other = (
@@ -336,7 +338,7 @@ class _Report:
 
 
 def _share(part: int, whole: int) -> str:
-    """Rounded down, so that 100 % is all."""
+    """Format a share, rounded down so that only all of them are 100 %."""
     return f"{1000 * part // whole / 10} %" if whole else "none"
 
 

@@ -1,4 +1,4 @@
-"""The contract of resuming: a loader continues exactly from every place."""
+"""Contract of resuming: a loader continues exactly from every place."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MOST_SOURCES = 8  # opened to see whether `start` is used
 
 
 def leaf_key(leaf: Any) -> Any:
-    """A leaf as a value that can be compared with `==`, bit for bit."""
+    """Return a leaf as a value that `==` compares bit for bit."""
     if isinstance(leaf, torch.Tensor):
         tensor = leaf.detach().cpu().contiguous()
         return str(leaf.dtype), tuple(leaf.shape), tensor.flatten().view(torch.uint8).numpy().tobytes()
@@ -32,7 +32,7 @@ def leaf_key(leaf: Any) -> Any:
 
 
 def batch_key(batch: Any) -> Any:
-    """Everything in a batch as values that can be compared with `==`, except `worker_id` and `stream_seed`.
+    """Return everything in a batch, except `worker_id` and `stream_seed`, as values that `==` compares.
 
     The seeds differ between two loaders whose datasets have no `seed`.
     """
@@ -50,20 +50,20 @@ def check_resume(
     plain: bool = True,
     limit: int | None = None,
 ) -> int:
-    """Check that a loader continues exactly from every place, bit for bit: also one that was itself resumed.
+    """Check that a loader continues bit for bit from every place, even if it was itself resumed.
 
     Args:
         make_loader: Builds a new loader with a given number of workers.
         num_workers: Numbers of workers, used in turn.
-        epochs: How many epochs to check.
+        epochs: Number of epochs to check.
         plain: Send each state through json.
-        limit: The most batches of an epoch to check, for endless epochs.
+        limit: Largest number of batches to check in an epoch, for endless epochs.
 
     Returns:
-        How many places were checked.
+        The number of places checked.
 
     Raises:
-        AssertionError: A resumed loader continued differently; the message says where.
+        AssertionError: A resumed loader continued differently; the message names the place.
     """
     whole = make_loader(num_workers[0])
     if isinstance(whole.dataset, StreamDataset):
@@ -104,7 +104,7 @@ def check_resume(
 
 
 def _check_starts(dataset: StreamDataset) -> None:
-    """Open the first sources at their second item."""
+    """Check that the first sources, opened with `start=1`, begin with their second item."""
     plan = dataset.plan()
     for index in range(min(len(plan.lists.sources), _MOST_SOURCES)):
         info = StreamInfo(index, 0, 0, 0, plan.rules.seed)
@@ -121,4 +121,4 @@ def _difference(found: list[Any], expected: list[Any]) -> str:
     for i, (one, other) in enumerate(zip(found, expected, strict=False)):
         if one != other:
             return f"the batch {i} after it differs"
-    return f"{len(found)} batches follow, and should {len(expected)}"
+    return f"{len(found)} batches follow, expected {len(expected)}"

@@ -1,4 +1,4 @@
-"""The contract of a store: its streams are found, read at any step, and checked."""
+"""Contract of a store: its streams are found, read from any step, and verified."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _MOST_PICKLED_BYTES = 16 << 10
 
 
 class StoreContract(StreamContract):
-    """Tests that a store must pass, with those of `StreamContract`; give three fixtures.
+    """Tests that a store must pass, in addition to those of `StreamContract`. Give three fixtures.
 
     ::
 
@@ -45,7 +45,7 @@ class StoreContract(StreamContract):
             def expected(self):
                 return STREAMS           # the items of each stream
 
-    Its streams have a few hundred steps; one is empty if that can be.
+    Its streams should have a few hundred steps. One should be empty if the format allows it.
     """
 
     def check(self, open_stream: Any, sources: Sequence[Any] | None = None, **given: Any) -> list[str]:
@@ -53,7 +53,7 @@ class StoreContract(StreamContract):
 
         Args:
             open_stream: The store.
-            sources: The numbers of streams, or sections of them; None: all streams.
+            sources: Numbers of streams, or sections of them; None: all streams.
             given: `expected=`, the items of each stream, if they are known.
         """
         numbers = list(open_stream.sources)
@@ -61,7 +61,7 @@ class StoreContract(StreamContract):
             given["expected"] = [items_of(open_stream(number)) for number in numbers]
         return super().check(open_stream, numbers if sources is None else sources, **given)
 
-    #: How often a copy of the store is damaged, each time at another place.
+    #: Number of damaged copies that are tried, each damaged at another place.
     damages: int = 20
 
     #: Whether the format has checksums over all of its data, so that `verify` notices any damage.
@@ -73,7 +73,7 @@ class StoreContract(StreamContract):
             assert_same(items_of(open_stream(number)), list(items), open_stream.path, f"read from stream {number}")
 
     def test_is_found(self, open_stream: Store, expected: Sequence[Any]) -> None:
-        """`stores.open` finds the format out, or takes its name."""
+        """`stores.open` detects the format, or takes its name."""
         number = _longest(expected)
         for name in (None, open_stream.format):
             sources, opened = stores.open(open_stream.path, format=name, **open_stream._options)
@@ -89,7 +89,7 @@ class StoreContract(StreamContract):
         assert not known or np.asarray(open_stream.lengths).tolist() == steps
 
     def test_cuts_sections(self, open_stream: Store, expected: Sequence[Any]) -> None:
-        """A source may be part of a stream, also begun later."""
+        """A source may be a section of a stream, and can be started in its middle."""
         number = _longest(expected)
         items = list(expected[number])
         start, stop = len(items) // 4, len(items) - len(items) // 4
@@ -113,7 +113,7 @@ class StoreContract(StreamContract):
             assert isinstance(open_stream.metadata(number), Mapping)
 
     def test_items_are_copies(self, open_stream: Store, expected: Sequence[Any]) -> None:
-        """Items may be written to: no map, cache or file lies behind them."""
+        """Items may be written to, as they share no memory with a map, a cache or a file."""
         number = _longest(expected)
         name = open_stream.name_of(number)
         for change in (False, True):
@@ -141,7 +141,7 @@ class StoreContract(StreamContract):
         assert told == [(number + 1, len(expected)) for number in range(len(expected))]
 
     def test_costs_little_to_send(self, open_stream: Store) -> None:
-        """A worker is sent how to open the store, not what is in it."""
+        """A pickled store says how to open it, and holds none of its data."""
         if len(open_stream):
             assert open_stream.number(open_stream.key(0)) == 0
         assert len(cloudpickle.dumps(open_stream)) < _MOST_PICKLED_BYTES
@@ -152,7 +152,7 @@ class StoreContract(StreamContract):
             assert str(open_stream.path) in str(error), f"{wrong!r}: {error}"
 
     def test_damage_is_noticed(self, open_stream: Store, expected: Sequence[Any]) -> None:
-        """A damaged store is an error that names it; with checksums, always."""
+        """Damage raises an error that names the store; with checksums, always."""
         with tempfile.TemporaryDirectory() as folder:
             for seed in range(self.damages if os.path.exists(open_stream.path) else 0):
                 copy = os.path.join(folder, f"{seed}-{os.path.basename(open_stream.path)}")
@@ -163,7 +163,7 @@ class StoreContract(StreamContract):
                     found = list(map(items_of, map(opened, opened.sources[: len(expected) + 1])))
                 except (OSError, ValueError) as error:
                     if copy not in str(error):
-                        raise AssertionError(f"{what}: an error that does not name the store") from error
+                        raise AssertionError(f"{what}: the error does not name the store") from error
                     continue
                 finally:
                     shutil.rmtree(copy) if os.path.isdir(copy) else os.unlink(copy)
@@ -186,7 +186,7 @@ def _error_of(store: Store, source: Any, kind: type[Exception]) -> Exception:
 
 
 def _damaged_copy(path: str, copy: str, rng: random.Random) -> str:
-    """Copy a store, and damage one of its files; says how."""
+    """Copy a store, damage one of its files, and return a description of the damage."""
     shutil.copytree(path, copy) if os.path.isdir(path) else shutil.copy(path, copy)
     file = rng.choice(sorted(_files(copy)))
     size = os.stat(file).st_size

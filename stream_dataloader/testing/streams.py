@@ -1,4 +1,4 @@
-"""The contract of a stream: what a factory must do so that every promise holds.
+"""Contract of a stream: the requirements on a factory that make every promise hold.
 
 Published as `testing.StreamContract`.
 """
@@ -39,7 +39,7 @@ Open = Callable[..., Any]
 
 
 class StreamContract:
-    """Tests that a factory of streams must pass. Subclass it, and give two fixtures.
+    """Tests that a factory of streams must pass. Subclass this class, and give two fixtures.
 
     ::
 
@@ -62,7 +62,7 @@ class StreamContract:
         True
     """
 
-    #: How many workers the loaders of the tests have, in turn.
+    #: Numbers of workers that the loaders of the tests use in turn.
     num_workers: Sequence[int] = (0, 2)
 
     def check(
@@ -72,15 +72,15 @@ class StreamContract:
 
         Args:
             open_stream: The factory.
-            sources: What it opens.
-            num_workers: Instead of the class's.
-            given: What a subclass's tests take besides.
+            sources: Sources for the factory to open.
+            num_workers: Numbers of workers, in place of the class's.
+            given: Further arguments of a subclass's tests.
 
         Returns:
-            Which tests were passed.
+            The names of the tests that passed.
 
         Raises:
-            AssertionError: A test failed; the message says what and where.
+            AssertionError: A test failed; the message names the source and the item.
         """
         if num_workers is not None:
             self.num_workers = num_workers
@@ -102,7 +102,7 @@ class StreamContract:
             assert shape == shapes[0][1], f"{source!r} has {shape}, and the first item is {shapes[0][1]}"
 
     def test_starts_at_any_item(self, open_stream: Open, sources: Sequence[Any]) -> None:
-        """`open_stream(source, start=n)` goes on with item n, and yields nothing at the end."""
+        """`open_stream(source, start=n)` begins with item n, and yields nothing if n is the number of items."""
         if not takes_start(open_stream):
             return
         for source, items, start in _places(open_stream, sources):
@@ -110,7 +110,7 @@ class StreamContract:
             assert_same(found, items[start:], source, f"opened with start={start}")
 
     def test_seeks_any_item(self, open_stream: Open, sources: Sequence[Any]) -> None:
-        """`seek_item(n)` of a stream's iterator, if there is one, goes to item n."""
+        """`seek_item(n)` of a stream's iterator, if it has one, goes to item n."""
         for source, items, item in _places(open_stream, sources):
             stream = open_stream(source)
             iterator = iter(stream)
@@ -122,7 +122,7 @@ class StreamContract:
             close(stream)
 
     def test_goes_on_with_its_state(self, open_stream: Open, sources: Sequence[Any]) -> None:
-        """`state_dict` of a stream's iterator, if there is one, takes another to the same item."""
+        """`state_dict` of a stream's iterator, if it has one, takes another iterator to the same item."""
         for source, items, item in _places(open_stream, sources):
             before, after = open_stream(source), open_stream(source)
             first, second = iter(before), iter(after)
@@ -135,7 +135,7 @@ class StreamContract:
                 close(opened)
 
     def test_opens_early(self, open_stream: Open, sources: Sequence[Any]) -> None:
-        """If the factory declares `open_early`, another thread can open a stream meanwhile."""
+        """If the factory declares `open_early`, another thread can open a stream while one is read."""
         if not declares_early(open_stream):
             return
         expected = [items_of(open_stream(source)) for source in sources]
@@ -154,13 +154,13 @@ class StreamContract:
             assert_same(found, expected[index], source, "opened early in another thread")
 
     def test_length_is_right(self, open_stream: Open, sources: Sequence[Any]) -> None:
-        """A factory that has a method `length` tells how many items a source has, or None."""
+        """`length(source)` of a factory, if it has one, returns the number of items, or None."""
         for source in sources if callable(getattr(open_stream, "length", None)) else ():
             length, items = open_stream.length(source), len(items_of(open_stream(source)))  # type: ignore[attr-defined]
             assert length is None or length == items, f"{source!r} has {items} items of {length}"
 
     def test_writes_what_it_yields(self, open_stream: Open, sources: Sequence[Any]) -> None:
-        """`read_into`, if there is one, writes the items that would be yielded, but for objects."""
+        """`read_into`, if the stream has one, writes the items that it would yield; items with objects are left out."""
         for source in sources:
             items = items_of(open_stream(source))
             if items and has_objects(items[0]):
@@ -181,7 +181,7 @@ class StreamContract:
                 assert_same(found, items[start:], source, f"written {room} at a time from item {start} on")
 
     def test_marks_starts(self, open_stream: Open, sources: Sequence[Any]) -> None:
-        """`starts_within`, if there is one, marks the same items wherever a stream is opened."""
+        """`starts_within`, if the stream has one, marks the same items wherever the stream is opened."""
         for source in sources:
             count = len(items_of(open_stream(source)))
             expected = marks_of(open_stream(source), 0, count, max(1, count))
@@ -202,7 +202,7 @@ class StreamContract:
             close(streams[index])
 
     def test_closes(self, open_stream: Open, sources: Sequence[Any]) -> None:
-        """A stream leaves nothing open, whether it is read to its end, left early, or never begun."""
+        """A stream leaves nothing open, whether it is read to its end, left early, or never started."""
         for source in sources:
             items_of(open_stream(source))  # what is opened once for all is opened now
         before = held()
@@ -221,7 +221,7 @@ class StreamContract:
             time.sleep(0.01)
 
     def test_is_picklable(self, open_stream: Open, sources: Sequence[Any]) -> None:
-        """The factory, sent to another process, opens the same streams."""
+        """A pickled copy of the factory opens the same streams."""
         copy = cloudpickle.loads(cloudpickle.dumps(open_stream))
         for source in sources:
             sent = cloudpickle.loads(cloudpickle.dumps(source))
@@ -247,7 +247,7 @@ _NOTHING = object()
 
 
 def _places(open_stream: Open, sources: Sequence[Any]) -> Iterator[tuple[Any, list[Any], int]]:
-    """Each source, its items, and where to begin: the first few places, some more, the end."""
+    """Yield each source, its items, and an item to start at: the first few, some more, and the end."""
     for source in sources:
         items = items_of(open_stream(source))
         places = {*range(min(len(items), 12)), *range(0, len(items), 1 + len(items) // 12), len(items)}
@@ -255,11 +255,11 @@ def _places(open_stream: Open, sources: Sequence[Any]) -> Iterator[tuple[Any, li
 
 
 def _unused(source: Any, method: str) -> str:
-    return f"{source!r}: the stream's {method} is never used, as what its iter() returns has none"
+    return f"{source!r}: the stream's {method} is never used, as the object that iter() returns has none"
 
 
 def _open_early(open_stream: Callable[..., Any], source: Any, opened: list[Any]) -> None:
-    """What the background thread of a worker does."""
+    """Open a stream as the background thread of a worker does."""
     stream = iterator = None
     try:
         stream = open_stream(source)

@@ -1,6 +1,6 @@
-"""Pictures of an epoch: which stream lies in which lane when.
+"""Pictures of an epoch: the stream in each lane over time.
 
-`timeline` finds out what lanes read, and `picture` shows it. Open `timeline` first.
+`timeline` finds the streams that lanes read, and `picture` shows them. Open `timeline` first.
 """
 
 from stream_dataloader.visualize.picture import Segment, Timeline

@@ -1,8 +1,8 @@
-"""What each lane reads when, as text, and as a picture by matplotlib.
+"""Timeline of an epoch as text, and as a picture drawn by matplotlib.
 
-Guarantees: a line of text is no longer than asked for; a picture is the same each time.
+Guarantees: no line of text exceeds the requested width; the same timeline always gives the same picture.
 
-Colours are those that colour-blind people tell apart (Okabe and Ito 2008). Neighbours in a lane never share one.
+The colours can be told apart by colour-blind people (Okabe and Ito 2008). Neighbours in a lane never share a colour.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ class Segment(NamedTuple):
 
     Attributes:
         lane: The lane.
-        start: Its first time step, counted over the epoch: step * T + t.
-        stop: The time step behind its last.
+        start: First time step, counted over the epoch: step * T + t.
+        stop: One past the last time step.
         source: Index of the stream's source.
-        position: The first step's index within its stream.
-        starts: The stream starts here: the lane's state is reset.
-        fresh: It is read for the first time in this epoch.
+        position: Index of the first time step within its stream.
+        starts: Whether the stream starts here, which resets the lane's state.
+        fresh: Whether the stream is read for the first time in this epoch.
     """
 
     lane: int
@@ -61,15 +61,15 @@ class Segment(NamedTuple):
 
 @dataclass(frozen=True)
 class Timeline:
-    """What each lane reads when. `print` shows it as text, notebooks as a picture.
+    """Streams of each lane over time. `print` shows text, and notebooks show a picture.
 
     Attributes:
-        segments: What lanes read, by lane and time; what lies between is padding.
+        segments: Runs of time steps that lanes read, ordered by lane and time. Gaps between them are padding.
         lanes: Number of lanes, B.
-        batches: Their number.
-        time_steps: Time steps of a batch, T; of the longest window.
-        workers: The lanes of each worker.
-        alternatives: What would leave less padding, the best first.
+        batches: Number of batches.
+        time_steps: Time steps of the longest window, T.
+        workers: Lanes of each worker.
+        alternatives: Options that would leave less padding, the best first.
     """
 
     segments: tuple[Segment, ...] = dataclasses.field(repr=False)
@@ -81,14 +81,14 @@ class Timeline:
 
     @property
     def padding_share(self) -> float:
-        """How much of all cells is padding, 0 to 1."""
+        """Share of all cells that is padding, 0 to 1."""
         cells = self.lanes * self.batches * self.time_steps
         read = sum(segment.stop - segment.start for segment in self.segments)
         return 1 - read / cells if cells else 0.0
 
     @property
     def streams(self) -> int:
-        """How many streams start."""
+        """Number of streams that start."""
         return sum(segment.starts for segment in self.segments)
 
     def _summary(self) -> str:
@@ -96,13 +96,13 @@ class Timeline:
         return f"{made}, {self.lanes} lanes, {self.streams} streams, padding {self.padding_share:.1%}"
 
     def text(self, width: int = 100) -> str:
-        """As text, for a terminal: a letter a stream, its first time step in capitals.
+        """Return text for a terminal, with a letter for each stream and a capital at its first time step.
 
-        Padding is dots. A character that stands for several time steps shows
-        a start, or the first of them.
+        Dots are padding. A character that stands for several time steps shows a start if one is among them, else the
+        first of them.
 
         Args:
-            width: Of a line, in characters; at least 40.
+            width: Width of a line in characters, at least 40.
         """
         several = len(self.workers) > 1
         margin = 10 + 12 * several
@@ -144,12 +144,12 @@ class Timeline:
         theme: str = "light",
         sources: Sequence[Any] | Mapping[int, Any] | None = None,
     ) -> None:
-        """Draw it with matplotlib: one colour a stream, resets marked, padding grey.
+        """Draw the timeline with matplotlib: one colour for each stream, resets marked, padding grey.
 
         Args:
-            path: A `.png`, `.svg` or `.pdf` file, or an open one, which gets a PNG.
+            path: Path of a `.png`, `.svg` or `.pdf` file, or an open file, to which a PNG is written.
             theme: `"light"` or `"dark"`.
-            sources: What streams are called, by index; None names the index.
+            sources: Names of streams by index; None shows the index.
 
         Raises:
             ImportError: matplotlib is not installed.
@@ -161,7 +161,7 @@ class Timeline:
         return self.text()
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
-        """What a notebook shows: a picture, if it is not too large, or the text."""
+        """Return a picture for a notebook, or the text if the picture would be too large."""
         if len(self.segments) > _MOST_DRAWN or importlib.util.find_spec("matplotlib") is None:
             return {"text/html": page(lambda: preformatted(self.text()), self.__repr__)}
         from matplotlib import rc_context

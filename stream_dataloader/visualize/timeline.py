@@ -1,6 +1,6 @@
-"""Which stream lies in which lane when: lanes down, time steps across.
+"""Timeline of an epoch: lanes down, time steps across.
 
-Guarantee: made of `lengths` alone, it is what a loader with these lengths reads.
+Guarantee: a timeline computed from `lengths` alone shows what a loader with these lengths reads.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ def timeline(
     num_workers: int | None = None,
     epoch: int = 0,
 ) -> Timeline:
-    """Which stream lies in which lane when.
+    """Return the streams that each lane reads over time.
 
     Args:
-        what: A dataset or a loader; with `lengths` nothing is read. Or batches.
-        batches: How many, at most; needed where there is no end (`"cycle"`).
-        num_workers: Whose lanes are named; None: as the loader or the batches have it.
-        epoch: Which epoch, where nothing is read.
+        what: A dataset, a loader, or batches. Nothing is read from a dataset or a loader with `lengths`.
+        batches: Largest number of batches; needed for an endless epoch (`padding_mode="cycle"`).
+        num_workers: Number of workers to deal the lanes to; None: that of the loader or the batches.
+        epoch: Number of the epoch, if nothing is read.
 
     Raises:
-        ValueError: There is no end, and `batches` is None.
-        TypeError: It is none of these.
+        ValueError: The epoch is endless, and `batches` is None.
+        TypeError: `what` is none of these.
 
     Example:
         >>> from stream_dataloader import StreamDataset, visualize

@@ -173,7 +173,7 @@ def test_batches_of_several_sizes_are_named():
             lambda: [rows((0, 0), (1, 0))],
             KEYS | {"positions": lambda b: b[1][:, :1]},
             ValueError,
-            r"positions of batch 0 has shape \(1, 1\), .* as ids \(1, 2\)",
+            r"positions of batch 0 has shape \(1, 1\); .* as ids \(1, 2\)",
         ),
         (lambda: [rows((0, 0))], KEYS | {"epochs": 0}, ValueError, "epochs"),
     ],
