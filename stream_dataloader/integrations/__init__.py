@@ -1,5 +1,5 @@
-"""Small pieces for trainers that need more than `state_dict` and `load_state_dict`.
+"""Adapters for trainers that need more than `state_dict` and `load_state_dict`.
 
-`lightning` is a callback, `accelerate` prepares a loader, and `transformers` is a Trainer on streams. Only
-`_lightning_internals` touches what Lightning does not publish. Open `lightning` first.
+`lightning` has a callback, `accelerate` prepares a loader, and `transformers` has a Trainer for streams. Only
+`_lightning_internals` uses private parts of Lightning. Open `lightning` first.
 """

@@ -1,4 +1,4 @@
-"""States of all ranks in one checkpoint, as trainers write checkpoints on one rank only."""
+"""States of all ranks in one checkpoint, since trainers write checkpoints on one rank only."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Carrier: TypeAlias = RecurrentState | LaneCache | LaneMemory[Any]
 
 
 def gathered(value: Value) -> list[Value]:
-    """A value of each process, by rank; all ranks call it."""
+    """Gather a value of each process, ordered by rank. All ranks must call this."""
     if not is_started():
         return [value]
     values: list[Any] = [None] * dist.get_world_size()
@@ -34,13 +34,13 @@ def gathered(value: Value) -> list[Value]:
 
 
 def own_state(states: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """What this rank is to load of all ranks' states, also if they were another number."""
+    """Return the state that this rank loads, given those of all ranks; the number of ranks may have changed."""
     rank, world_size = (dist.get_rank(), dist.get_world_size()) if is_started() else (0, 1)
     return states[rank] if len(states) == world_size else merge_states(states)
 
 
 def place_of(loader: StreamDataLoader[Any], ahead: int = 0) -> Callable[[], State] | None:
-    """Where a loader stood so many batches ago; None if it has not begun, or not then."""
+    """Return a function that makes the state of `ahead` batches ago, or None if the loader had not begun then."""
     epoch = loader._position.epoch
     if epoch is None:
         return None
@@ -48,40 +48,40 @@ def place_of(loader: StreamDataLoader[Any], ahead: int = 0) -> Callable[[], Stat
     if ahead:
         try:
             record = epoch.record(record.step - ahead)
-        except ValueError:  # an iteration before it: the shorter loader of several began anew
+        except ValueError:  # in the iteration before: the shorter loader of several was restarted
             return None
     return functools.partial(loader._position.state_of, epoch, record)
 
 
 class Carried:
-    """What a model carries: one carrier, several, or none."""
+    """The carriers of a model: one, several, or none."""
 
     def __init__(self, carry: Carrier | Iterable[Carrier] | None) -> None:
         self._all = [carry] if isinstance(carry, CARRIERS) else list(carry or ())
         for one in self._all:
             if not isinstance(one, CARRIERS):
                 names = " or ".join(kind.__name__ for kind in CARRIERS)
-                raise TypeError(f"carry must be a {names}, or a list of them, and has a {type(one).__name__}")
+                raise TypeError(f"carry must be a {names}, or a list of them, not a {type(one).__name__}")
 
     def __bool__(self) -> bool:
         return bool(self._all)
 
     def state_dict(self) -> list[dict[str, Any]]:
-        """This rank's, in host memory."""
+        """Return this rank's states in host memory."""
         return [move(carry.state_dict(), torch.device("cpu")) for carry in self._all]
 
     def snapshot(self) -> Carried:
         return Carried([carry.snapshot() for carry in self._all])
 
     def load(self, ranks: Sequence[Sequence[Mapping[str, Any]]], loader: StreamDataLoader[Any] | None = None) -> None:
-        """Load what `state_dict` gave on each rank; model-parallel ones may be there several times.
+        """Load the states that `state_dict` gave on each rank. Model-parallel ranks may have saved the same state.
 
         Args:
             ranks: The states of all ranks.
-            loader: The loader, if it has loaded its own state as of the same batch: it knows which lanes go on.
+            loader: The loader, if it has loaded its own state of the same batch. It knows the lanes that continue.
         """
         if any(len(states) != len(self._all) for states in ranks):
-            what = f"the checkpoint has {len(ranks[0])} carried states, and here are {len(self._all)}"
+            what = f"the checkpoint has {len(ranks[0])} carried states, but carry= has {len(self._all)}"
             raise StateError(f"{what}; pass the same as carry=, in the same order")
         for carry, states in zip(self._all, zip(*ranks, strict=True), strict=True):
             by_rank = {state["rank"]: state for state in states}

@@ -1,12 +1,12 @@
-"""Where a run of Lightning stands: what a checkpoint says of it, and what loaders had yielded after each batch.
+"""Place of a Lightning run: from the counters of a checkpoint, and from the loaders after each batch.
 
 Lightning counts an event four times: ready, started, processed, completed. Callbacks save anywhere between::
 
     epoch    ready ─ on_train_epoch_start ─ started ─ batches, validation ─ processed ─ on_train_epoch_end ─ completed
     batch    ready ─ on_train_batch_start ─ started ─ training_step ─ processed ─ on_train_batch_end ─ completed
 
-Its own rules for going on lose a validation, a batch or an epoch there. So the counters are first made to say one of
-three things, see `Stage`.
+If a run resumes from such a checkpoint, Lightning's own rules can lose a validation, a batch or an epoch. So the
+counters are first changed to say one of three things, see `Stage`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from stream_dataloader.integrations._all_ranks import State, gathered, place_of
 
 
 class Stage(enum.Enum):
-    """Where in an epoch a checkpoint was saved."""
+    """Part of an epoch in which a checkpoint was saved."""
 
     WITHIN = "some of its batches are trained on"
     AT_END = "all of them are; its validation and end are not done, or not all"
@@ -32,17 +32,17 @@ class Stage(enum.Enum):
 
 
 class Standing(NamedTuple):
-    """Where a run stood when it was saved."""
+    """Place of a run when it was saved."""
 
     stage: Stage
-    epoch: int  # Lightning's number of it
-    batches: int  # number of its batches trained on
+    epoch: int  # Lightning's number
+    batches: int  # number of the epoch's batches that were trained on
     in_batch_end: bool = False  # it was saved in `on_train_batch_end`: the step was not counted for loggers
     unvalidated: bool = False  # a validation that may be due after the last batch has not begun, or not ended
 
 
 def standing_of(loop: dict[str, Any]) -> Standing:
-    """Where a run stood, by the fit loop's part of a checkpoint."""
+    """Return the place of a run, given the fit loop's part of a checkpoint."""
     epoch, batch = loop["epoch_progress"]["current"], loop["epoch_loop.batch_progress"]["current"]
     is_last = loop["epoch_loop.batch_progress"]["is_last_batch"] and batch["processed"] == batch["ready"]
     in_batch_end = batch["completed"] < batch["processed"]
@@ -51,7 +51,7 @@ def standing_of(loop: dict[str, Any]) -> Standing:
     within = Standing(Stage.WITHIN, epoch["processed"], batch["processed"], in_batch_end, unvalidated)
     if epoch["processed"] == epoch["started"]:
         cut = epoch["ready"] == epoch["started"] > 0 and not is_last and batch["processed"] > 0
-        # max_steps, or a callback that stops, ended the run within the epoch, which Lightning counts as done
+        # max_steps or a stopping callback ended the run within the epoch, but Lightning counts the epoch as done
         return within._replace(epoch=epoch["processed"] - 1) if cut else between
     if is_last:
         return within._replace(stage=Stage.AT_END)
@@ -59,7 +59,7 @@ def standing_of(loop: dict[str, Any]) -> Standing:
 
 
 def taken_up(loop: dict[str, Any], standing: Standing) -> dict[str, Any]:
-    """A copy without loaders' states, whose counters Lightning takes up as they were meant."""
+    """Return a copy of the fit loop's state that makes Lightning resume at `standing`, without loaders' states."""
     loop = copy.deepcopy(
         {**loop, "state_dict": {k: v for k, v in loop["state_dict"].items() if k != "combined_loader"}}
     )
@@ -71,7 +71,7 @@ def taken_up(loop: dict[str, Any], standing: Standing) -> dict[str, Any]:
     _count(batch["current"], standing.batches, False)
     _count(batch["total"], batch["total"]["processed"], False)
     batch["is_last_batch"] = standing.stage is Stage.AT_END
-    if standing.unvalidated:  # as if a validation had just begun: Lightning looks at it only where one is due
+    if standing.unvalidated:  # as if a validation had just begun; Lightning ignores this unless one is due
         validation = loop["epoch_loop.val_loop.batch_progress"]
         _count(validation["total"], validation["total"]["completed"], True)
         _count(validation["current"], 0, True)
@@ -85,12 +85,12 @@ def _is_over(validation: dict[str, Any]) -> bool:
 
 
 def _count(counter: dict[str, int], done: int, is_open: bool) -> None:
-    """Have a counter say that some events are done, and one more is begun."""
+    """Set a counter to `done` events, and to one more that is begun if `is_open`."""
     counter.update(ready=done + is_open, started=done + is_open, processed=done, completed=done)
 
 
 class Count(NamedTuple):
-    """How many batches of an epoch Lightning has fetched, begun, and trained on."""
+    """Numbers of batches of an epoch that Lightning has fetched, begun, and trained on."""
 
     fetched: int
     ready: int
@@ -98,22 +98,22 @@ class Count(NamedTuple):
 
 
 class Places:
-    """Remembers places; a state is made of one only when it is asked for."""
+    """Places of loaders after the last batches. A state is made from a place only on request."""
 
     def __init__(self) -> None:
         self._after: dict[int, dict[StreamDataLoader[Any], Callable[[], State]]] = {}
         self._loaded: dict[StreamDataLoader[Any], Callable[[], State]] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A copy in another process, where loaders are copies too, knows no place."""
+        """Pickle as an empty object, because loaders in another process are copies with their own places."""
         return Places, ()
 
     def restart(self, loaders: Iterable[Any]) -> None:
-        """A checkpoint was loaded: remember the states that it gave."""
+        """Remember the states that a checkpoint gave to loaders."""
         self._loaded = {loader: partial(dict, loader.state_dict()) for loader in stream_loaders(loaders)}
 
     def begin(self, loaders: Iterable[Any], count: Count) -> None:
-        """Training begins: remember where loaders stand."""
+        """Remember the places of loaders when training begins."""
         begin = {
             loader: self._loaded.get(loader) or place_of(loader, count.fetched) or partial(dict, loader.state_dict())
             for loader in stream_loaders(loaders)
@@ -121,12 +121,12 @@ class Places:
         self._after, self._loaded = {count.processed: begin}, {}
 
     def turn(self, processed: int) -> None:
-        """An epoch ended after `processed` batches, and the next one begins there."""
+        """Begin the next epoch at the place after `processed` batches, where one ended."""
         places = self._after.get(processed)
         self._after = {} if places is None else {processed: places, 0: places}
 
     def note(self, loaders: Iterable[Any], count: Count) -> None:
-        """A batch is about to be trained on: remember where loaders stand."""
+        """Remember the places of loaders before a batch is trained on."""
         if count.ready == 1:
             self._after = {0: self._after[0]} if 0 in self._after else {}
         loaders = list(loaders)
@@ -138,24 +138,24 @@ class Places:
             del self._after[number]
 
     def handed_over(self, loaders: Iterable[Any]) -> list[tuple[StreamDataLoader[Any], State]]:
-        """Loaders that take the place of others, with the states that those ended with."""
+        """Return the loaders that replace others, with the last states of those."""
         last = self._after[max(self._after)] if self._after else {}
         pairs = zip(stream_loaders(loaders), last.items(), strict=False)
         return [(new, place()) for new, (old, place) in pairs if new is not old]
 
     def state_of(self, loader: StreamDataLoader[Any], processed: int) -> State | None:
-        """The state after so many batches; None if it is not known."""
+        """Return the state after `processed` batches, or None if it is not known."""
         place = self._after.get(processed, {}).get(loader)
         return None if place is None else place()
 
 
 def stream_loaders(loaders: Iterable[Any]) -> list[StreamDataLoader[Any]]:
-    """Those of ours."""
+    """Return the loaders that are a `StreamDataLoader`."""
     return [loader for loader in loaders if isinstance(loader, StreamDataLoader)]
 
 
 def of_all_ranks(loader: StreamDataLoader[Any], state: State) -> State:
-    """The whole of which each rank has a part; of model-parallel ones, several have the same."""
+    """Merge the states of all ranks. Model-parallel ranks that share data count once."""
     place = loader._ranks._place
     if place.world_size == 1 or not is_started():
         return state

@@ -1,6 +1,6 @@
-"""What a Trainer is given: a loader's epochs as one run, whose batches it only counts, and batches as arguments.
+"""Data of a Trainer: a loader's epochs as one run of batches, and batches as a model's arguments.
 
-Guarantee: the next batch is always the loader's next one.
+Guarantee: whichever number the Trainer asks for, it gets the loader's next batch.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from stream_dataloader.batch import StreamBatch
 from stream_dataloader.dataloader import StreamDataLoader
 from stream_dataloader.integrations._all_ranks import place_of
 
-_MOST_EPOCHS_COUNTED = 8  # one takes two seconds where there are 100,000 sources
+_MOST_EPOCHS_COUNTED = 8  # counting one takes two seconds with 100,000 sources
 
 
-#: A batch for the model, and what tells the loader's state as of it.
+#: A batch for the model, and a function that returns the loader's state after it.
 _Fetched = tuple[Mapping[str, Any], Callable[[], Mapping[str, Any]]]
 
 
 class TrainerRun(Dataset[Mapping[str, Any]]):
-    """The loader's batches from `state` on, epoch after epoch; which number is asked for does not matter."""
+    """The loader's batches from `state` on, epoch after epoch, whichever number is asked for."""
 
     def __init__(
         self,
@@ -40,13 +40,13 @@ class TrainerRun(Dataset[Mapping[str, Any]]):
         self.batches = batches  # of a Trainer's epoch; None if unknown
         self._loader, self._inputs = loader, inputs
         self._begin: Mapping[str, Any] | None = state
-        self._used: Callable[[], Mapping[str, Any]] = lambda: state  # the state as of the last batch trained on
+        self._used: Callable[[], Mapping[str, Any]] = lambda: state  # state after the last batch trained on
         self._unused: deque[_Fetched] = deque()  # fetched, and not trained on yet
-        self._returned: deque[_Fetched] = deque()  # not trained on when the Trainer left its epoch: they come first
+        self._returned: deque[_Fetched] = deque()  # left over from the last Trainer's epoch; delivered first
         self._epoch: Iterator[Any] = iter(())
 
     def __len__(self) -> int:
-        """Number of lanes' windows of a Trainer's epoch, padding included."""
+        """Return the number of windows of a Trainer's epoch, padding included."""
         return len(Numbers(self)) * self._loader.batch_size
 
     def __getitem__(self, number: Any) -> Mapping[str, Any]:
@@ -58,16 +58,16 @@ class TrainerRun(Dataset[Mapping[str, Any]]):
         if self._begin is not None:
             self._loader.load_state_dict(self._begin)
             self._begin = None
-        for _ in range(3):  # of the epoch before there is nothing left, nor may there be of the one that was loaded
+        for _ in range(3):  # the current epoch may be over, and the one that was loaded too
             for batch in self._epoch:
                 place = place_of(self._loader)
                 assert place is not None  # a batch of it was just fetched
                 return self._inputs(batch), place
             self._epoch = iter(self._loader)
-        raise StopIteration  # a whole epoch without a batch; the Trainer says so
+        raise StopIteration  # a whole epoch had no batch; the Trainer reports this
 
     def return_unused(self) -> None:
-        """A Trainer's epoch begins: what was fetched in the one before, and not trained on, comes first."""
+        """Begin a Trainer's epoch with the batches that the epoch before fetched but did not train on."""
         self._returned.extendleft(reversed(self._unused))
         self._unused.clear()
 
@@ -76,12 +76,12 @@ class TrainerRun(Dataset[Mapping[str, Any]]):
             _, self._used = self._unused.popleft()
 
     def state_dict(self) -> Mapping[str, Any]:
-        """The loader's state as of the last batch trained on."""
+        """Return the loader's state after the last batch trained on."""
         return self._used()
 
 
 class Numbers:
-    """Numbers for the batches of a Trainer's epoch, in lists of one; without an end if their number is not known."""
+    """Numbers of a Trainer's batches, in lists of one. They are endless if the number of batches is not known."""
 
     def __init__(self, run: TrainerRun) -> None:
         self._run = run
@@ -98,7 +98,7 @@ class Numbers:
 
 
 def batches_an_epoch(loader: StreamDataLoader[Any], epochs: int) -> int | None:
-    """The mean number of batches of the coming epochs, rounded up."""
+    """Return the mean number of batches of the coming epochs, rounded up, or None if it is not known."""
     state = loader.state_dict()
     first, count = state["epoch"], min(max(epochs, 1), _MOST_EPOCHS_COUNTED)
     total = 0
@@ -114,48 +114,48 @@ def batches_an_epoch(loader: StreamDataLoader[Any], epochs: int) -> int | None:
 
 
 class ModelInputs:
-    """Makes keyword arguments of a model out of a `StreamBatch` whose streams yield dicts.
+    """Function that makes the keyword arguments of a model from a `StreamBatch` whose streams yield dicts.
 
     Args:
-        batch_first: True: the data are `(B, T, ...)`, as models of transformers take them, for the price of a copy.
-            False: `(T, B, ...)`, as the loader has them, which torch's recurrent layers take.
-        fields: What the model is given beside the data: names of fields of `StreamBatch`, such as `"reset"`, `"mask"`
-            and `"is_first"`, or `"position_ids"`, which are the positions with 0 where padded. A dict gives them by
-            the model's own names: `{"attention_mask": "mask"}`. None: those that the model's `forward` names.
+        batch_first: True: the data are `(B, T, ...)`, as models of transformers expect them; this costs a copy.
+            False: `(T, B, ...)`, as the loader delivers them and torch's recurrent layers expect them.
+        fields: Names of fields of `StreamBatch` that the model receives beside the data, such as `"reset"`, `"mask"`
+            and `"is_first"`, or `"position_ids"`: the positions, with 0 for padding. A dict passes them under
+            the model's own names: `{"attention_mask": "mask"}`. None: the fields that the model's `forward` names.
 
     Example::
 
         StreamTrainer(model, args, train_dataset=loader, model_inputs=ModelInputs(fields=["reset", "position_ids"]))
     """
 
-    #: What a `forward` may name.
+    #: Names that a `forward` may have as arguments.
     FIELDS = ("reset", "is_first", "mask", "source_index", "position", "position_ids", "lane")
 
     def __init__(self, *, batch_first: bool = True, fields: Mapping[str, str] | Iterable[str] | None = None) -> None:
         self.batch_first = batch_first
         if isinstance(fields, str):
-            raise TypeError(f"fields must be names, or a dict of them, and is {fields!r}; write [{fields!r}]")
+            raise TypeError(f"fields must be a list or a dict of names, not {fields!r}; write [{fields!r}]")
         if fields is not None and not isinstance(fields, Mapping):
             fields = {name: name for name in fields}
         self.fields: dict[str, str] | None = None if fields is None else dict(fields)
         if unknown := [name for name in (self.fields or {}).values() if name not in self.FIELDS]:
-            raise ValueError(f"fields has {unknown[0]!r}, and knows {', '.join(self.FIELDS)}")
+            raise ValueError(f"fields has {unknown[0]!r}; the known names are {', '.join(self.FIELDS)}")
 
     def of(self, model: torch.nn.Module) -> ModelInputs:
-        """The same, with the fields that a model's `forward` names, unless they were given."""
+        """Return these inputs with the fields that a model's `forward` names, unless fields were given."""
         if self.fields is not None:
             return self
-        base = getattr(model, "get_base_model", lambda: model)()  # peft's models name nothing themselves
+        base = getattr(model, "get_base_model", lambda: model)()  # the `forward` of peft's models names no arguments
         named = inspect.signature(base.forward).parameters
         return ModelInputs(batch_first=self.batch_first, fields=[name for name in self.FIELDS if name in named])
 
     def __call__(self, batch: StreamBatch) -> dict[str, Any]:
         if not isinstance(batch.data, dict):
-            what = f"a model takes arguments by name, and the streams yield a {type(batch.data).__name__}"
+            what = f"a model takes arguments by name, but the streams yield a {type(batch.data).__name__}"
             raise TypeError(f'{what}; have them yield {{"input_ids": ...}}, or pass a function as model_inputs')
         fields = self.fields or {}
         if both := [name for name in fields if name in batch.data]:
-            what = f"the streams yield {both[0]!r}, and the batch has a field of this name"
+            what = f"the streams yield {both[0]!r}, and the batch has a field of the same name"
             raise ValueError(f"{what}; choose one with ModelInputs(fields={{name of the model: field}})")
         values = batch.data | {name: self._field(batch, field) for name, field in fields.items()}
         if not self.batch_first:
@@ -168,7 +168,7 @@ class ModelInputs:
 
 
 def _batch_first(leaf: Any) -> Any:
-    """A leaf `(B, T, ...)`; one of lanes alone stays as it is."""
+    """Return a leaf as `(B, T, ...)`; a leaf with lanes alone is not changed."""
     if isinstance(leaf, torch.Tensor) and leaf.dim() > 1:
         return leaf.transpose(0, 1).contiguous()  # models of transformers call `view`
     return leaf

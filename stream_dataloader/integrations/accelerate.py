@@ -1,10 +1,10 @@
-"""Accelerate: a loader whose end it sees, on its device, with checkpoints that go on at the very next batch.
+"""Accelerate: prepared loaders that announce their end, deliver on its device, and resume at the next batch.
 
-Accelerate applies accumulated gradients with a batch that the loader calls the last one. To know that, one batch is
-fetched ahead, unless epochs have a fixed number of batches::
+Accelerate applies accumulated gradients at the batch that the loader declares to be the last one. To know the last
+one, the loader fetches one batch ahead, unless epochs have a fixed number of batches::
 
     fetched from the loader    0  1  2  3  end
-    in hand                       0  1  2  3      the checkpoint is that of the batch in hand
+    in hand                       0  1  2  3      a checkpoint belongs to the batch in hand
     end_of_dataloader             no no no yes
 """
 
@@ -40,26 +40,26 @@ def prepare(
     carry: Carrier | Iterable[Carrier] | None = None,
     changes: Iterable[str] = (),
 ) -> PreparedLoader[Batch]:
-    """Make a loader known to an `Accelerator`: what `accelerator.prepare` does for torch's own loaders.
+    """Prepare a loader for an `Accelerator`, as `accelerator.prepare` does with torch's own loaders.
 
-    Gradient accumulation sees the end of an epoch, batches come on the accelerator's device, `save_state` and
-    `load_state` include the place in the stream, and `skip_first_batches` works. Prepare loaders in the same order
-    each time, as checkpoints number them.
+    Gradient accumulation sees the end of an epoch, batches arrive on the accelerator's device, `save_state` and
+    `load_state` include the place in the data, and `skip_first_batches` works. Always prepare loaders in the same
+    order, since checkpoints number them.
 
     Args:
         accelerator: The accelerator.
         loader: The loader. `batch_size` of its dataset is the number of lanes of one process.
-        device_placement: Whether batches come on `accelerator.device`; None does what the accelerator was built with.
-            A loader that has a device already keeps it.
-        carry: What the model carries along the loader's lanes: a `RecurrentState`, `LaneCache` or
-            `LaneMemory`, or a list of them. `save_state` and `load_state` include it, of all ranks, as of the last
+        device_placement: Whether to deliver batches on `accelerator.device`; None: the accelerator's own setting.
+            A loader that already has a device keeps it.
+        carry: State that the model carries along the loader's lanes: a `RecurrentState`, `LaneCache` or
+            `LaneMemory`, or a list of them. `save_state` and `load_state` include it for all ranks, as of the last
             batch that it was given.
-        changes: Which differences from the run that saved a checkpoint are meant, such as `["batch_size"]`; see
-            `StreamDataLoader.load_state_dict`. What is carried goes with the lanes that go on.
+        changes: Options that you changed on purpose since the checkpoint was saved, such as `["batch_size"]`; see
+            `StreamDataLoader.load_state_dict`. The carried state follows the lanes that continue.
 
     Raises:
-        TypeError: It is no `StreamDataLoader`, or `carry` is something else.
-        ValueError: The accelerator is to split or dispatch batches among its processes; or `changes` has another name.
+        TypeError: `loader` is not a `StreamDataLoader`, or `carry` has another type.
+        ValueError: The accelerator splits or dispatches batches among its processes, or `changes` has an unknown name.
 
     Example::
 
@@ -72,7 +72,7 @@ def prepare(
     changes = check_changes(changes)
     if device_placement is None:
         device_placement = accelerator.device_placement
-    # the loader's own way to a device: it holds the memory of a batch until the copy is done
+    # The loader copies to the device itself: it keeps the memory of a batch until the copy is done.
     if device_placement and loader.device is None and accelerator.device.type != "cpu":
         loader.to(accelerator.device)
     prepared = PreparedLoader(loader)
@@ -83,15 +83,15 @@ def prepare(
 def _check(accelerator: Accelerator, loader: Any) -> None:
     if not isinstance(loader, StreamDataLoader):
         kind = type(loader).__name__
-        raise TypeError(f"loader must be a StreamDataLoader(dataset, num_workers=...), and is a {kind}; build one")
+        raise TypeError(f"loader must be a StreamDataLoader(dataset, num_workers=...), not a {kind}; build one")
     for name in ("split_batches", "dispatch_batches"):
         if accelerator.num_processes > 1 and getattr(accelerator, name):
-            what = f"the accelerator has {name}=True, and each process reads lanes of its own"
+            what = f"the accelerator has {name}=True, but each process reads its own lanes"
             raise ValueError(f"{what}; leave it out, and give StreamDataset the batch_size of one process")
 
 
 class _Place(NamedTuple):
-    """Where a loop stands: how many batches of an epoch were handed out, and the loader's state there."""
+    """Place of a loop: the number of batches of an epoch that were handed out, and the loader's state there."""
 
     epoch: int
     delivered: int
@@ -99,12 +99,12 @@ class _Place(NamedTuple):
 
     @classmethod
     def of(cls, loader: StreamDataLoader[Any], epoch: Epoch) -> _Place:
-        """The place after the batch of an epoch that was just fetched."""
+        """Return the place after the batch of an epoch that was just fetched."""
         record, length = epoch.record(), loader.batches_per_epoch
         number, delivered = epoch.number, record.step
         if epoch.epochs is not None and length is not None:
             number, delivered = epoch.epochs.at(record.step)
-            if not delivered:  # behind the last batch
+            if not delivered:  # after the last batch
                 number, delivered = number - 1, length
         return cls(number, delivered, functools.partial(loader._position.state_of, epoch, record))
 
@@ -113,14 +113,14 @@ class PreparedLoader(Generic[Batch], DataLoaderStateMixin):
     """A `StreamDataLoader` that tells Accelerate when the batch in hand is the last one; see `prepare`.
 
     Args:
-        loader: The loader. What is not offered here, ask it.
+        loader: The loader. Use it for everything that this class does not offer.
 
     Attributes:
         loader: The loader.
-        end_of_dataloader: The batch in hand is the epoch's last one.
+        end_of_dataloader: Whether the batch in hand is the epoch's last one.
     """
 
-    # For accelerate.skip_first_batches, whose DataLoader must read here, and draw nothing.
+    # For accelerate.skip_first_batches: its DataLoader must read in this process, and draw no random numbers.
     sampler = None
     drop_last = False
     num_workers = 0
@@ -131,7 +131,7 @@ class PreparedLoader(Generic[Batch], DataLoaderStateMixin):
         self.loader = loader
         self.gradient_state = GradientState()
         self.generator = torch.Generator(device="cpu")
-        self._place: _Place | None = None  # of the loop that is running, or was left; None between epochs
+        self._place: _Place | None = None  # place of the loop that runs, or was left; None between epochs
         self._ended: int | None = None  # the epoch whose last batch was in hand when the loaded state was saved
 
     @property
@@ -141,28 +141,28 @@ class PreparedLoader(Generic[Batch], DataLoaderStateMixin):
 
     @property
     def epoch(self) -> int:
-        """The number of the epoch that is being read, or comes next; see `StreamDataLoader.epoch`."""
+        """Number of the epoch that is being read, or of the next one; see `StreamDataLoader.epoch`."""
         if self._ended is not None:
             return self._ended
         return self.loader.epoch if self._place is None else self._place.epoch
 
     @property
     def step(self) -> int:
-        """Number of batches of the epoch so far, with those before a loaded state; 0 between epochs."""
+        """Number of batches of the epoch so far, including those before a loaded state; 0 between epochs."""
         return 0 if self._place is None else self._place.delivered
 
     def set_epoch(self, epoch: int) -> None:
         """Set the number of the epoch that the next iteration reads; see `StreamDataLoader.set_epoch`."""
-        if epoch != self._ended:  # else what is left of it, which is nothing, is still to be read
+        if epoch != self._ended:  # else the loaded epoch, which has no batch left, is still to be read
             self.loader.set_epoch(epoch)
             self._place = self._ended = None
 
     def __len__(self) -> int:
-        """Number of batches of the epoch being read, or of the next one; see `StreamDataLoader`."""
+        """Return the number of batches of the epoch being read, or of the next one; see `StreamDataLoader`."""
         return len(self.loader)
 
     def __bool__(self) -> bool:
-        """Always true; Python would ask `len`, which may not be known."""
+        """Return True. Otherwise Python would ask for `len`, which may not be known."""
         return True
 
     def __iter__(self) -> Iterator[Batch]:
@@ -172,7 +172,7 @@ class PreparedLoader(Generic[Batch], DataLoaderStateMixin):
             return
         self._place = None
         self.begin()
-        self.remainder = 0  # no row is there twice, so gather_for_metrics has nothing to cut off
+        self.remainder = 0  # no row is repeated, so gather_for_metrics has nothing to cut off
         try:
             yield from self._read()
             self._place = None
@@ -180,14 +180,14 @@ class PreparedLoader(Generic[Batch], DataLoaderStateMixin):
             self.end()
 
     def _read(self) -> Iterator[Batch]:
-        """One batch is fetched ahead, but not of epochs of n batches, whose end is known."""
+        """Fetch one batch ahead, but not in epochs of n batches, because their end is known."""
         batches, length = iter(self.loader), self.loader.batches_per_epoch
         following, epoch = _fetch(batches), None
         while following is not None:
             if isinstance(following, Exception):
                 raise following
             (batch,) = following
-            epoch = epoch or self.loader._position.epoch  # of this loop, whatever is set meanwhile
+            epoch = epoch or self.loader._position.epoch  # this loop's epoch, even if another one is set meanwhile
             assert epoch is not None
             place = _Place.of(self.loader, epoch)
             if length is None:
@@ -199,7 +199,7 @@ class PreparedLoader(Generic[Batch], DataLoaderStateMixin):
                 following = _fetch(batches)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where this rank's loader stands, as of the batch in hand; see `StreamDataLoader.state_dict`."""
+        """Return the state of this rank's loader after the batch in hand; see `StreamDataLoader.state_dict`."""
         return self.loader.state_dict() if self._place is None else self._place.state()
 
     def load_state_dict(self, state: Mapping[str, Any], changes: Iterable[str] = ()) -> None:
@@ -209,17 +209,17 @@ class PreparedLoader(Generic[Batch], DataLoaderStateMixin):
 
     @property
     def dataset(self) -> _Numbered[Batch]:
-        """For `skip_first_batches`: batches by their numbers. The `StreamDataset` is `loader.dataset`."""
+        """Batches by number, for `skip_first_batches`. The `StreamDataset` is `loader.dataset`."""
         return _Numbered(self)
 
     @property
     def batch_sampler(self) -> _Numbers[Batch]:
-        """For `accelerate.skip_first_batches`: the numbers of batches."""
+        """Numbers of the batches, for `accelerate.skip_first_batches`."""
         return _Numbers(self)
 
 
 def _fetch(batches: Iterator[Batch]) -> tuple[Batch] | Exception | None:
-    """The next batch, the error in its place, or None at the end."""
+    """Return the next batch, the error in its place, or None at the end."""
     try:
         return (next(batches),)
     except StopIteration:
@@ -229,7 +229,7 @@ def _fetch(batches: Iterator[Batch]) -> tuple[Batch] | Exception | None:
 
 
 class _Numbers(Generic[Batch]):
-    """The numbers of an epoch's batches, in lists of one, each with the iterator it comes from."""
+    """Numbers of an epoch's batches, in lists of one, each with the iterator that delivers it."""
 
     def __init__(self, prepared: PreparedLoader[Batch]) -> None:
         self._prepared = prepared
@@ -244,7 +244,7 @@ class _Numbers(Generic[Batch]):
 
 
 class _Numbered(Generic[Batch]):
-    """An epoch's batches by numbers; what a state left behind counts as skipped."""
+    """Batches of an epoch by number. Batches before a loaded state count as skipped."""
 
     def __init__(self, prepared: PreparedLoader[Batch]) -> None:
         self._prepared = prepared
@@ -252,17 +252,17 @@ class _Numbered(Generic[Batch]):
     def __getitem__(self, numbered: tuple[int, Iterator[Batch]]) -> Batch:
         number, batches = numbered
         while True:
-            batch = next(batches)  # its StopIteration ends torch's iterator too, as that reads in this process
+            batch = next(batches)  # its StopIteration also ends torch's iterator, which reads in this process
             if self._prepared.step > number:
                 return batch
 
     def __len__(self) -> int:
-        """Number of lanes' windows, padding included."""
+        """Return the number of windows, padding included."""
         return len(self._prepared) * self._prepared.batch_size
 
 
 class _OfAllRanks:
-    """The state of a loader on all ranks, and of what its model carries."""
+    """State of a loader and of its model's carriers, on all ranks."""
 
     def __init__(
         self, accelerator: Accelerator, prepared: PreparedLoader[Any], carried: Carried, changes: Iterable[str]
@@ -273,7 +273,7 @@ class _OfAllRanks:
     def state_dict(self) -> dict[str, Any]:
         others = getattr(self._accelerator, "_custom_objects", [])
         if self._accelerator.num_processes > 1 and any(isinstance(other, CARRIERS) for other in others):
-            what = "register_for_checkpointing saves what is carried in one process, and there are"
+            what = "register_for_checkpointing saves the carried state of one process, but there are"
             many = self._accelerator.num_processes
             raise ValueError(f"{what} {many}; pass it to prepare(accelerator, loader, carry=...)")
         state = {"states": gathered(self._prepared.state_dict()), "epoch": self._prepared.epoch}
@@ -286,5 +286,5 @@ class _OfAllRanks:
         self._prepared.load_state_dict(own_state(saved["states"]), self._changes)
         if "carried" in saved:
             self._carried.load(saved["carried"], self._prepared.loader)
-        if saved["epoch"] < self._prepared.loader.epoch:  # the next iteration is of an epoch of which nothing is left
+        if saved["epoch"] < self._prepared.loader.epoch:  # the next iteration reads an epoch that has no batch left
             self._prepared._ended = saved["epoch"]

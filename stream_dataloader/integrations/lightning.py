@@ -1,7 +1,7 @@
-"""Lightning: epochs as long as they are, and checkpoints that continue at the very next batch.
+"""Lightning: epochs at their true length, and checkpoints that continue at the next batch.
 
-Guarantees: every epoch is read to its end, validated and counted, and has Lightning's number. A run that goes on from a
-checkpoint trains on the batches of a run without a break.
+Guarantees: every epoch is read to its end, validated and counted, and has Lightning's number. A resumed run trains on
+the same batches as an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from stream_dataloader.integrations._lightning_places import (
 
 __all__ = ["ExactResume", "StreamEpochs"]
 
-#: The key of a checkpoint that has what the model carries.
+#: Key of a checkpoint under which the carried state is saved.
 _CARRIED = "stream_dataloader_carried"
 
 
 class _Resume(NamedTuple):
-    """What a checkpoint says of the run to go on with."""
+    """Contents of a checkpoint that a run resumes from."""
 
     standing: Standing
     states: list[dict[str, Any]]
@@ -42,22 +42,22 @@ class _Resume(NamedTuple):
 
 
 class StreamEpochs(Callback):
-    """Makes Lightning read, validate, count and resume the epochs of `StreamDataLoader`s as they are.
+    """Callback with which Lightning reads, validates, counts and resumes the epochs of `StreamDataLoader`s exactly.
 
-    It works for all `StreamDataLoader`s among the training loaders, also with a `collate_fn`. Lightning's number of the
-    epoch is set on them; with `overfit_batches` it is 0 each time. Checkpoints hold the states of all ranks.
+    It works for all `StreamDataLoader`s among the training loaders, also with a `collate_fn`. It sets Lightning's epoch
+    number on them; with `overfit_batches` that is always 0. Checkpoints hold the states of all ranks.
 
     Args:
-        same_validation: Loaders of validation, test and prediction read their epoch 0 each time, so that shuffles and
+        same_validation: Loaders of validation, test and prediction always read their epoch 0, so that shuffles and
             random draws are the same. False: in `fit`, they read the epoch that is trained on.
-        carry: What the model carries along the lanes of the training loader: a `RecurrentState`, `LaneCache` or
-            `LaneMemory`, or a list of them. Checkpoints hold it, of all ranks.
-        changes: Which differences from the run that saved a checkpoint are meant, such as `["batch_size"]`; see
+        carry: State that the model carries along the lanes of the training loader: a `RecurrentState`, `LaneCache` or
+            `LaneMemory`, or a list of them. Checkpoints hold it for all ranks.
+        changes: Options that you changed on purpose since the checkpoint was saved, such as `["batch_size"]`; see
             `StreamDataLoader.load_state_dict`.
 
     Raises:
-        TypeError: `carry` is something else.
-        ValueError: `changes` has another name.
+        TypeError: `carry` has another type.
+        ValueError: `changes` has an unknown name.
 
     Example::
 
@@ -80,12 +80,12 @@ class StreamEpochs(Callback):
         self._prepared: Any = None  # the train loaders that the first epoch is prepared for
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Have epochs prepared before Lightning fetches from them."""
+        """Prepare epochs before Lightning fetches from them."""
         if stage != "fit" or not self._is_first(trainer):
             return
         self._resume = self._prepared = None
         self._places = Places()
-        own: Any = trainer  # for its types, it has no callbacks
+        own: Any = trainer  # its type does not declare `callbacks`
         callbacks: list[Any] = own.callbacks
         callbacks.remove(self)
         callbacks.insert(0, self)
@@ -96,11 +96,11 @@ class StreamEpochs(Callback):
             internals.call_no_more(trainer)
 
     def _is_first(self, trainer: Any) -> bool:
-        """Whether this is the only one, or the one to do the work."""
+        """Return True for the first of several callbacks of this class, which does the work."""
         return next((each for each in trainer.callbacks if isinstance(each, StreamEpochs)), None) is self
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Take the loaders' states out, and have Lightning's counters say what they meant."""
+        """Take the loaders' states out, and correct Lightning's counters."""
         if internals.is_fitting(trainer) and self._is_first(trainer) and "loops" in checkpoint:
             loops = checkpoint["loops"] = {**checkpoint["loops"]}
             states = loops["fit_loop"]["state_dict"].get("combined_loader", [])
@@ -113,7 +113,7 @@ class StreamEpochs(Callback):
         if resume is None:
             epoch = internals.epochs_processed(trainer)
             for loader, state in self._places.handed_over(combined.flattened):
-                if loader.batches_per_epoch is not None:  # made anew, with reload_dataloaders_every_n_epochs
+                if loader.batches_per_epoch is not None:  # built again, with reload_dataloaders_every_n_epochs
                     loader.load_state_dict(internals.at_beginning(state, epoch))
             self._set_epoch(trainer, epoch)
         else:
@@ -134,17 +134,17 @@ class StreamEpochs(Callback):
         self._places.restart(combined.flattened)
         if stage is Stage.BETWEEN or not states:
             self._set_epoch(trainer, epoch)
-        elif stage is Stage.AT_END:  # nothing is read of it, but Lightning asks for its length
+        elif stage is Stage.AT_END:  # no batch of it is left to read, but Lightning asks for its length
             for loader in stream_loaders(combined.flattened):
                 if loader.batches_per_epoch is None:
                     loader.set_epoch(epoch)
 
     def _carried_along(self, loaders: Iterable[Any]) -> StreamDataLoader[Any] | None:
-        """The loader whose lanes carry; None if it may be one of several, whose lanes are those that they were."""
+        """Return the loader whose lanes carry, or None if it is one of several with unchanged lanes."""
         found = stream_loaders(loaders)
         if len(found) > 1 and "batch_size" in self._changes:
-            what = f"there are {len(found)} training loaders, so it is not known whose lanes carry= goes along"
-            raise ValueError(f'{what}; go on with the batch_size that was saved, and without changes=["batch_size"]')
+            what = f"there are {len(found)} training loaders, so it is not known whose lanes carry= belongs to"
+            raise ValueError(f'{what}; resume with the batch_size that was saved, without changes=["batch_size"]')
         return found[0] if len(found) == 1 else None
 
     def _set_epoch(self, trainer: Any, epoch: int) -> None:
@@ -153,14 +153,14 @@ class StreamEpochs(Callback):
             internals.forget_place(loader)
 
     def _set_validation_epoch(self, trainer: Trainer) -> None:
-        """Loaders of evaluations have no hook before they begin, so they are set beforehand."""
+        """Set the epoch of evaluation loaders early, because Lightning has no hook right before they begin."""
         epoch = trainer.current_epoch if internals.is_fitting(trainer) and not self._same_validation else 0
         for loader in internals.evaluation_loaders(trainer):
             if self._same_validation or loader.batches_per_epoch is None:
                 loader.set_epoch(epoch)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Prepare the first epoch, if that was not done, and leave no batch to one that had all."""
+        """Prepare the first epoch if that was not done, and leave no batch to an epoch that was finished."""
         if not self._is_first(trainer):
             return
         combined = internals.train_loaders(trainer)
@@ -178,7 +178,7 @@ class StreamEpochs(Callback):
         self._prepared = None
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Tell loaders the epoch's number, and Lightning how long it is."""
+        """Tell loaders the epoch's number, and Lightning the epoch's length."""
         if not self._is_first(trainer):
             return
         self._places.turn(internals.batches_counted(trainer).processed)
@@ -215,7 +215,7 @@ class StreamEpochs(Callback):
     on_test_end = on_predict_end = on_validation_end
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Put states as of the last batch trained on, of all ranks, in place of the loaders' own."""
+        """Replace the loaders' states by those of all ranks after the last batch trained on."""
         loop = checkpoint.get("loops", {}).get("fit_loop", {})
         states = loop.get("state_dict", {}).get("combined_loader")
         combined = internals.train_loaders(trainer)
@@ -232,7 +232,7 @@ class StreamEpochs(Callback):
             checkpoint[_CARRIED] = gathered(carried.state_dict())
 
 
-#: The name it had when exact resume was all it did.
+#: Former name, from when exact resume was its only feature.
 ExactResume = StreamEpochs
 
 

@@ -1,9 +1,9 @@
-"""Hugging Face's `Trainer`: trains on a stream as one run, and goes on at the very next batch.
+"""Hugging Face's `Trainer`, which trains on streams as one run and resumes at the next batch.
 
-Guarantee: no batch is left out, cut off or read twice at an end of an epoch, by a stop, or by a resume.
+Guarantee: no batch is left out, cut off or read twice at the end of an epoch, at a stop, or on resume.
 
-The Trainer has one number of batches for all epochs, by which it knows where it is. A loader's epochs may differ. So
-the Trainer's epochs only count, and the loader's follow each other beneath::
+The Trainer finds its place from one number of batches that holds for all epochs. A loader's epochs may differ in
+length. So the Trainer's epochs only count batches, and the loader's epochs follow each other independently::
 
     the loader's epochs     0 0 0 0 0 | 1 1 1 | 2 2 2 2 | 3 ...
     the Trainer's           0 0 0 0 | 1 1 1 1 | 2 2 2 2 |          4 batches each: the mean, rounded up
@@ -34,31 +34,31 @@ from stream_dataloader.integrations.accelerate import PreparedLoader
 
 __all__ = ["ModelInputs", "StreamTrainer", "StreamTrainerMixin"]
 
-#: The file in a Trainer's checkpoint that says where the loader stood.
+#: File in a Trainer's checkpoint with the loader's state.
 STATE_NAME = "stream_dataloader.pt"
 
 
 class StreamTrainerMixin:
-    """Has a `Trainer` train and evaluate on streams. It comes first: `class Mine(StreamTrainerMixin, OtherTrainer)`.
+    """Mixin of a `Trainer` that trains and evaluates on streams: `class Mine(StreamTrainerMixin, OtherTrainer)`.
 
-    `train_dataset`, `eval_dataset` and the datasets that `evaluate` and `predict` are given may be `StreamDataLoader`s,
-    or `StreamDataset`s, for which loaders are built with the `dataloader_...` arguments. Other datasets are left to the
-    Trainer.
+    `train_dataset`, `eval_dataset` and the datasets passed to `evaluate` and `predict` may be `StreamDataLoader`s or
+    `StreamDataset`s. For a `StreamDataset`, a loader is built with the `dataloader_...` arguments. Other datasets are
+    left to the Trainer.
 
-    A run reads from where the loader stands, one epoch of the loader after another, for as many batches as the
-    Trainer plans. With the dataset's `lengths` that is `num_train_epochs` epochs, rounded up to the same number of
-    batches for each; without, give `max_steps`. An evaluation reads epoch 0 each time.
+    A run starts at the loader's place and reads one epoch of the loader after another, for the number of batches that
+    the Trainer plans. With the dataset's `lengths` that is `num_train_epochs` epochs, rounded up to the same number of
+    batches for each. Without `lengths`, give `max_steps`. An evaluation always reads epoch 0.
 
     Args:
-        model_inputs: Makes the model's keyword arguments of a `StreamBatch`; None stands for `ModelInputs()`.
-        carry: What the model carries along the lanes of `train_dataset`: a `RecurrentState`, `LaneCache` or
-            `LaneMemory`, or a list of them. Checkpoints hold it, of all ranks.
-        changes: Which differences from the run that saved a checkpoint are meant, such as `["batch_size"]`; see
-            `StreamDataLoader.load_state_dict`. The Trainer's epochs keep the number of batches that they had.
+        model_inputs: Function that makes the model's keyword arguments from a `StreamBatch`; None: `ModelInputs()`.
+        carry: State that the model carries along the lanes of `train_dataset`: a `RecurrentState`, `LaneCache` or
+            `LaneMemory`, or a list of them. Checkpoints hold it for all ranks.
+        changes: Options that you changed on purpose since the checkpoint was saved, such as `["batch_size"]`; see
+            `StreamDataLoader.load_state_dict`. The Trainer's epochs keep their number of batches.
 
     Raises:
-        ValueError: The arguments ask for what a stream cannot do; says what and the remedy.
-        StateError: A checkpoint without the loader's place is to be resumed.
+        ValueError: An argument cannot work with streams; the message names it and the remedy.
+        StateError: The checkpoint to resume from has no state of the loader.
 
     Example::
 
@@ -79,24 +79,24 @@ class StreamTrainerMixin:
         changes: Iterable[str] = (),
         **kwargs: Any,
     ) -> None:
-        # wherever a dataset stands: a trainer's class may have arguments of its own
+        # search all arguments, because the class of a trainer may have its own
         settings = next((value for value in (*args, *kwargs.values()) if isinstance(value, TrainingArguments)), None)
         positional = [_with_loaders(value, settings) for value in args]
         named = {name: _with_loaders(value, settings) for name, value in kwargs.items()}
         self._given_inputs = model_inputs
         self._carried = Carried(carry)
         self._changes = check_changes(changes)
-        self._run: TrainerRun | None = None  # the one that is being trained
-        self._begin: Mapping[str, Any] | None = None  # where the loader stood at first: where each new run begins
-        self._batches: int | None = None  # those of a Trainer's epoch
-        self._checkpoint: Path | None = None  # the one to go on from
+        self._run: TrainerRun | None = None  # the run that is being trained
+        self._begin: Mapping[str, Any] | None = None  # the loader's first state, from which each new run begins
+        self._batches: int | None = None  # number of batches of a Trainer's epoch
+        self._checkpoint: Path | None = None  # the checkpoint to resume from
         super().__init__(*positional, **named)
         self.add_callback(_FollowsTraining(self))  # type: ignore[attr-defined]
 
     def train(
         self, resume_from_checkpoint: str | os.PathLike[str] | bool | None = None, *args: Any, **kwargs: Any
     ) -> Any:
-        """Train; see `Trainer.train`. `ignore_data_skip` has no effect: what the Trainer skips is numbers."""
+        """Train; see `Trainer.train`. `ignore_data_skip` has no effect, because the Trainer skips only numbers."""
         folder = resume_from_checkpoint
         if folder is True:
             folder = get_last_checkpoint(self.args.output_dir)
@@ -111,7 +111,7 @@ class StreamTrainerMixin:
             self.args.ignore_data_skip = ignore_data_skip
 
     def get_train_dataloader(self) -> DataLoader[Any]:
-        """The batches of the run, as a `DataLoader` of one Trainer's epoch after another."""
+        """Return a `DataLoader` over the batches of the run, one Trainer's epoch after another."""
         loader = self.train_dataset
         if not isinstance(loader, StreamDataLoader):
             return super().get_train_dataloader()  # type: ignore[misc, no-any-return]
@@ -125,7 +125,7 @@ class StreamTrainerMixin:
             state, counted = self._load(loader, self._checkpoint)
             batches = counted or batches
         self._run = TrainerRun(loader, self._make_inputs(), state, batches)
-        # the generator is its own, so that the model's random draws are the same with a resume and without
+        # A generator of its own: else a resumed run would draw other random numbers in the model.
         return DataLoader(
             self._run,
             batch_sampler=Numbers(self._run),
@@ -150,7 +150,7 @@ class StreamTrainerMixin:
 
     def _evaluation(self, loader: StreamDataLoader[Any]) -> _Evaluation:
         if loader is self.train_dataset:
-            raise ValueError("the loader that is trained on cannot be read twice at once; build another to evaluate")
+            raise ValueError("the training loader cannot be read twice at once; build another one to evaluate")
         _check(self.args)
         _place(loader, self.args)
         return _Evaluation(loader, self._make_inputs())
@@ -162,7 +162,7 @@ class StreamTrainerMixin:
         def inputs(batch: Any) -> Mapping[str, Any]:
             made = of_batch(batch) if isinstance(batch, StreamBatch) else batch
             if not isinstance(made, Mapping):
-                what = f"a model takes arguments by name, and a batch is a {type(made).__name__}"
+                what = f"a model takes arguments by name, but a batch is a {type(made).__name__}"
                 raise TypeError(f"{what}; have collate_fn or model_inputs return a dict")
             return made
 
@@ -178,11 +178,11 @@ class StreamTrainerMixin:
             partial.replace(folder / STATE_NAME)
 
     def _load(self, loader: StreamDataLoader[Any], folder: Path) -> tuple[Mapping[str, Any], int | None]:
-        """Load a checkpoint; return where the loader stands, with the options of now, and a Trainer's epoch."""
+        """Load a checkpoint; return the loader's state with today's options, and the length of a Trainer's epoch."""
         file = folder / STATE_NAME
         if not file.exists():
-            what = f"the checkpoint {folder} has no {STATE_NAME}, which says where the stream was"
-            raise StateError(f"{what}: it is not whole, or not of a StreamTrainer; resume from another one")
+            what = f"the checkpoint {folder} has no {STATE_NAME}, which holds the loader's place"
+            raise StateError(f"{what}: it is incomplete, or not from a StreamTrainer; resume from another one")
         saved = torch.load(file, weights_only=True)
         loader.load_state_dict(own_state(saved["states"]), self._changes)
         if self._carried:
@@ -195,7 +195,7 @@ class StreamTrainer(StreamTrainerMixin, Trainer):
 
 
 class _FollowsTraining(TrainerCallback):
-    """Follows which batches were trained on, and saves the place in checkpoints."""
+    """Callback that follows the batches trained on, and saves the place in checkpoints."""
 
     def __init__(self, trainer: StreamTrainerMixin) -> None:
         self._trainer = trainer
@@ -211,7 +211,7 @@ class _FollowsTraining(TrainerCallback):
 
 
 class _Evaluation(PreparedLoader[Any]):
-    """A loader's epoch 0 as the model's arguments, which `inputs` makes, again for each evaluation."""
+    """Epoch 0 of a loader for each evaluation, as the model's arguments that `inputs` makes."""
 
     def __init__(self, loader: StreamDataLoader[Any], inputs: Callable[[Any], Mapping[str, Any]]) -> None:
         super().__init__(loader)
@@ -220,7 +220,7 @@ class _Evaluation(PreparedLoader[Any]):
             len(loader)
         except TypeError as error:
             if loader.dataset.is_endless:
-                what = 'an evaluation reads an epoch to its end, and padding_mode="cycle" has none'
+                what = 'an evaluation reads an epoch to its end, but padding_mode="cycle" has no end'
                 raise ValueError(f'{what}; evaluate with padding_mode="zeros"') from error
 
     def __iter__(self) -> Iterator[Any]:
@@ -230,7 +230,7 @@ class _Evaluation(PreparedLoader[Any]):
 
 
 def _with_loaders(dataset: Any, args: TrainingArguments | None) -> Any:
-    """A dataset, or a dict of them, with a loader around each `StreamDataset`; anything else as it is."""
+    """Return a dataset, or a dict of them, with a loader around each `StreamDataset`; leave others unchanged."""
     if isinstance(dataset, dict) and any(isinstance(one, StreamDataset) for one in dataset.values()):
         return {name: _with_loaders(one, args) for name, one in dataset.items()}
     if not isinstance(dataset, StreamDataset):
@@ -246,15 +246,15 @@ def _with_loaders(dataset: Any, args: TrainingArguments | None) -> Any:
 
 
 def _check(args: TrainingArguments) -> None:
-    """Refuse what cannot be done with a stream."""
+    """Refuse arguments that cannot work with streams."""
     if args.n_gpu > 1:
-        what = f"the Trainer sees {args.n_gpu} GPUs in one process and would cut each batch"
+        what = f"the Trainer sees {args.n_gpu} GPUs in one process, and would split each batch among them"
         raise ValueError(f"{what}; start a process for each with torchrun, or set CUDA_VISIBLE_DEVICES to one")
     if args.auto_find_batch_size:
         raise ValueError("auto_find_batch_size=True cannot change the dataset's number of lanes; leave it out")
 
 
 def _place(loader: StreamDataLoader[Any], args: TrainingArguments) -> None:
-    """Have batches come on the Trainer's device, if none was chosen."""
+    """Deliver batches on the Trainer's device, if no device was chosen."""
     if loader.device is None and args.device.type != "cpu":
         loader.to(args.device)
