@@ -1,4 +1,4 @@
-"""The command line: its commands, and the demo.
+"""Command line: its commands, and the demo.
 
-`main` has the commands, each a module whose docstring is its help. Open `main` first.
+`main` lists the commands. Each is a module whose docstring is its help text. Open `main` first.
 """

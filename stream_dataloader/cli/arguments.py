@@ -1,7 +1,7 @@
-"""From arguments to a dataset of a store or of media, and the loader over it.
+"""Arguments of commands, and the store, media and loader that they describe.
 
-Guarantees: a value means the same for every option, and is named if it is refused.
-Files come in the order of their names, numbers as numbers.
+Guarantees: a value means the same for every option, and an error names a refused value.
+Files are sorted by name, with numbers in names sorted as numbers.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from stream_dataloader.stores._base.formats import format_of
 from stream_dataloader.streams._media.listing import files_below
 from stream_dataloader.streams.images import SUFFIXES
 
-#: What can be read: what opens it, and what its files end in.
+#: Kinds of data: the class that opens it, and the endings of its files.
 KINDS = {
     "video": (
         "VideoStream",
@@ -51,18 +51,18 @@ _Made = TypeVar("_Made")
 
 
 class FoundWrong(Exception):
-    """What was read is wrong; the message says what to do about it."""
+    """The data that were read are wrong; the message says what to do about it."""
 
 
 def natural(text: str, least: int = 0) -> int:
-    """A whole number of at least 0."""
+    """Parse a whole number of at least `least`."""
     if not text.isdecimal() or int(text) < least:
-        raise ArgumentTypeError(f"{text} is no whole number of at least {least}")
+        raise ArgumentTypeError(f"{text} is not a whole number of at least {least}")
     return int(text)
 
 
 def positive(text: str) -> int:
-    """A whole number of at least 1."""
+    """Parse a whole number of at least 1."""
     return natural(text, 1)
 
 
@@ -70,21 +70,21 @@ def _size(text: str) -> tuple[int, int]:
     width, _, height = text.partition("x")
     if all(side.isdecimal() and 8 <= int(side) <= 8192 for side in (width, height)):
         return int(width), int(height)
-    raise ArgumentTypeError(f"{text} is no WIDTHxHEIGHT of 8 to 8192 pixels")
+    raise ArgumentTypeError(f"{text} is not a WIDTHxHEIGHT of 8 to 8192 pixels")
 
 
 def option(text: str) -> tuple[str, Any]:
-    """Name and value of `name=value`."""
+    """Parse `name=value` into a name and a value."""
     name, equals, value = text.partition("=")
     if not equals or not name.isidentifier():
-        raise ArgumentTypeError(f"{text} is no NAME=VALUE")
+        raise ArgumentTypeError(f"{text} is not NAME=VALUE")
     with contextlib.suppress(ValueError, SyntaxError):
         return name, ast.literal_eval(_WORDS.get(value.lower(), value))
     if not value.startswith(("[", "{", "(", "'", '"')):
         return name, value
     with contextlib.suppress(ValueError):
         return name, json.loads(value)
-    raise ArgumentTypeError(f"{text} is no list, dict or quoted text; quote texts in it")
+    raise ArgumentTypeError(f"{text} is not a list, dict or quoted text; quote texts in it")
 
 
 def add_options(parser: ArgumentParser, *names: str, of: str, dest: str = "option") -> None:
@@ -95,7 +95,7 @@ def add_options(parser: ArgumentParser, *names: str, of: str, dest: str = "optio
 
 
 def with_options(given: Sequence[tuple[str, Any]], make: Callable[..., _Made]) -> _Made:
-    """What `make` returns for options; an error names them."""
+    """Call `make` with the options; an error names them."""
     try:
         return make(**dict(given))
     except (TypeError, ValueError) as error:
@@ -106,7 +106,7 @@ def with_options(given: Sequence[tuple[str, Any]], make: Callable[..., _Made]) -
 
 
 def add_size(parser: ArgumentParser, otherwise: str = "as they are") -> None:
-    """Add the argument about pictures."""
+    """Add the argument for the size of pictures."""
     shown = f"of pictures: width x height, where size= of a stream is (height, width) (default: {otherwise})"
     parser.add_argument("--size", type=_size, metavar="WxH", help=shown)
 
@@ -119,7 +119,7 @@ def add_target(
     also: str = "",
     format_argument: str = "--format",
 ) -> None:
-    """Add the arguments that say what is read."""
+    """Add the arguments that name the data to read."""
     add = parser.add_argument
     add("target", metavar=name, help=f"media, a list of paths, or a store{also}")
     kinds = [*KINDS, "store"]
@@ -133,7 +133,7 @@ def add_target(
 
 
 def add_lanes(parser: _ActionsContainer) -> None:
-    """Add the arguments about lanes."""
+    """Add the arguments for lanes."""
     add, shown = parser.add_argument, "(default: %(default)s)"
     add("--batch-size", "--lanes", type=positive, default=4, metavar="B", help=f"lanes {shown}")
     add("--time-steps", type=positive, default=16, metavar="T", help=f"of a window {shown}")
@@ -146,7 +146,7 @@ def add_lanes(parser: _ActionsContainer) -> None:
 
 @dataclass
 class Target:
-    """What is to be read."""
+    """Data to read: their kind, sources, and the function that opens a stream."""
 
     kind: str
     sources: Sequence[Any]
@@ -155,7 +155,7 @@ class Target:
     skipped: list[Exception] = field(default_factory=list)
 
     def lengths(self, options: Namespace) -> list[int] | None:
-        """How many items each source has; None if only reading tells."""
+        """Return the number of items of each source, or None if only reading would tell."""
         lengths = []
         for source in self.sources:
             try:
@@ -172,10 +172,10 @@ class Target:
 
     @contextlib.contextmanager
     def reading(self, options: Namespace, lengths: list[int] | None = None) -> Iterator[StreamDataLoader]:
-        """A loader as the arguments say; what it skips is printed at the end."""
+        """Yield a loader with the options of the arguments; print what it skipped at the end."""
         names = "batch_size time_steps windows schedule shuffle seed on_error"
         how = {name: getattr(options, name) for name in names.split()}
-        with warnings.catch_warnings():  # of what is told anyhow
+        with warnings.catch_warnings():  # the command itself reports these
             warnings.filterwarnings("ignore", "batch_size is .*, and there are sources for")
             warnings.filterwarnings("ignore", "skipped the rest of a stream")
             dataset = StreamDataset(self.sources, self.open_stream, lengths=lengths, **how)
@@ -198,7 +198,7 @@ class Target:
 def find_target(
     options: Namespace, *, packing: bool = False, fitted: bool = False, without: Path | None = None
 ) -> Target:
-    """What the arguments of `add_target` name; of arrays that are packed no store."""
+    """Return the data that the arguments of `add_target` name. With `packing`, `.npy` files are arrays, not a store."""
     path, kind, found = options.target, options.kind, dict[str, str]()
     others = (None, "npy") if packing else (None,)
     if options.format is not None or (kind is None and _format_of(path) not in others):
@@ -210,7 +210,7 @@ def find_target(
         defaults = {"size": (180, 240), "fit": "letterbox"}
     if options.size is not None:
         if kind not in ("video", "images"):
-            raise ValueError(f"--size is for videos and images, and this is {kind}")
+            raise ValueError(f"--size is for videos and images, but {path} is {kind}")
         defaults["size"] = options.size[::-1]
     if kind == "store":
         open_store = partial(stores.open, path, format=options.format)
@@ -267,7 +267,7 @@ def print_json(content: Any) -> None:
 
 
 def warn(error: BaseException | str) -> None:
-    """Print an error on stderr, in one line."""
+    """Print an error on stderr as one line."""
     text = " ".join(str(error).split()) or type(error).__name__
     if isinstance(error, OSError) and error.strerror and error.filename is not None:
         text = f"{error.filename}: {error.strerror}"

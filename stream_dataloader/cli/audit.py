@@ -1,9 +1,9 @@
-"""Tell whether a state can be carried through a loader's rows.
+"""Check whether a state can be carried through a loader's rows.
 
-MODULE:FUNCTION returns a StreamDataLoader, or a dict of the arguments of
-stream_dataloader.testing.audit for any other loader: ids= and positions= of a
-batch, and a list of loaders for several ranks. The exit status is 1 if
-something is to be looked at.
+MODULE:FUNCTION returns a StreamDataLoader. For any other loader it returns a
+dict of arguments of stream_dataloader.testing.audit, such as ids= and
+positions=; loader= is a list for several ranks. The exit status is 1 if the
+report has a line to look at.
 
 Examples:
   stream-dataloader audit training:make_loader
@@ -23,9 +23,9 @@ from stream_dataloader.testing import audit
 
 def add(parser: ArgumentParser) -> None:
     add, shown = parser.add_argument, "(default: %(default)s)"
-    add("target", metavar="MODULE:FUNCTION", help="what returns the loader, or the arguments")
-    add("--epochs", type=positive, default=2, help=f"how many to read {shown}")
-    add("--batches", type=positive, help="the most of an epoch to read (default: all)")
+    add("target", metavar="MODULE:FUNCTION", help="a function that returns the loader, or the arguments")
+    add("--epochs", type=positive, default=2, help=f"number of epochs to read {shown}")
+    add("--batches", type=positive, help="largest number of batches of an epoch to read (default: all)")
     add("--json", action="store_true", help="print JSON")
 
 

@@ -1,8 +1,8 @@
 """Stream a folder of videos and film the batches.
 
-Writes grid.mp4, which shows all lanes side by side, and grid.png, six batches.
-Without a folder it draws clips, and keeps them in the cache. A video that
-cannot be decoded is skipped and reported.
+Writes grid.mp4, which shows all lanes side by side, and grid.png, which shows
+six batches. Without a folder, it draws its own clips and keeps them in the
+cache. A video that cannot be decoded is skipped and reported.
 
 Examples:
   stream-dataloader demo
@@ -22,7 +22,7 @@ from tqdm import tqdm
 
 from stream_dataloader.cli.arguments import FoundWrong, add_lanes, add_size, find_target
 
-# name, frames, corners (0: a circle, 10: a star), how often it goes to and fro in x and y
+# name, frames, corners (0: a circle, 10: a star), number of swings in x and y
 _CLIPS = [
     ("red-circle", 64, 0, (1, 2)),
     ("blue-star", 80, 10, (2, 1)),
@@ -42,7 +42,7 @@ _CLIPS_FOLDER = "clips-1"  # raise the number when the clips change
 
 def add(parser: ArgumentParser) -> None:
     add, shown = parser.add_argument, "(default: %(default)s)"
-    add("target", metavar="FOLDER", nargs="?", help="videos (default: clips it draws)")
+    add("target", metavar="FOLDER", nargs="?", help="folder of videos (default: generated clips)")
     add("--output-dir", type=Path, default=Path(), help=f"for grid.mp4 and grid.png {shown}")
     add_size(parser, "240x180")
     add_lanes(parser)
@@ -71,14 +71,14 @@ def run(options: Namespace) -> bool:
         write_video(film_path, pictures(batches))
         stats = loader.stats()
     if not stats.batches:
-        raise FoundWrong(f"none of {videos} videos can be decoded; pass a folder of others")
+        raise FoundWrong(f"none of {videos} videos can be decoded; pass another folder")
     strip.save(strip_path)
     print(f"{videos} videos\n{stats}\nwritten {film_path}\nwritten {strip_path}")
     return bool(target.skipped)
 
 
 def default_clips() -> list[Path]:
-    """A dozen short clips of moving shapes, which are kept in the cache."""
+    """Return a dozen short clips of moving shapes, which are drawn once and kept in the cache."""
     xdg = Path(os.environ.get("XDG_CACHE_HOME", ""))
     cache = (xdg if xdg.is_absolute() else Path.home() / ".cache") / "stream_dataloader"
     folder = cache / _CLIPS_FOLDER
@@ -92,7 +92,7 @@ def default_clips() -> list[Path]:
 
 
 def _make_clips(folder: Path) -> None:
-    """Fill another folder, and rename it: of several processes the first wins."""
+    """Write the clips to a new folder and rename it. If several processes do this, the first one wins."""
     from stream_dataloader.cli.film import CLIP_RATE, clip_pictures, write_video
 
     folder.parent.mkdir(parents=True, exist_ok=True)

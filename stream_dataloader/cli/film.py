@@ -1,7 +1,7 @@
-"""Pictures of what lanes read: all side by side, or batch beside batch.
+"""Pictures of batches of video: all lanes side by side, or batch beside batch.
 
-Guarantees: memory does not grow with the number of batches, and no batch is drawn into.
-Their `data` is `(T, B, 3, height, width)` uint8 on the CPU.
+The `data` of batches is `(T, B, 3, height, width)` uint8 on the CPU.
+Guarantees: memory does not grow with the number of batches, and no batch is changed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Image = NDArray[np.uint8]
 Colour = tuple[int, int, int]
 Names = Callable[[int], str]
 
-FLASH_FRAMES = 6  # of a border that lights up
+FLASH_FRAMES = 6  # frames for which a border lights up
 # pixels
 GAP = 4
 TITLE_HEIGHT = 26
@@ -46,13 +46,13 @@ _FLASH: Colour = (255, 255, 255)
 _GRID_LEGEND = "white frame: a new stream; grey: padding"
 _LEGEND = (
     "white frame, white mark: a new stream starts (reset)     "
-    "coloured bar: which stream, step by step     "
+    "coloured bar: the stream of each time step     "
     "grey: padding behind a stream's end"
 )
 
 
 def write_video(path: Path, pictures: Iterable[Image], frame_rate: int = 25) -> None:
-    """Write RGB pictures of one even size as an H.264 mp4, if there are any."""
+    """Write RGB pictures of one even size as an H.264 mp4. Without pictures no file is written."""
     pictures = iter(pictures)
     if (first := next(pictures, None)) is None:
         return
@@ -71,7 +71,7 @@ def write_video(path: Path, pictures: Iterable[Image], frame_rate: int = 25) -> 
 
 
 def grid_pictures(batch: StreamBatch, names: Names) -> Iterator[Image]:
-    """All lanes side by side, each drawn over the one before."""
+    """Yield a picture of all lanes side by side for each time step. All are drawn into the same memory."""
     lanes, (height, width) = len(batch), batch.data.shape[-2:]
     columns = math.ceil(math.sqrt(lanes))
     rows = math.ceil(lanes / columns)
@@ -89,7 +89,7 @@ def grid_pictures(batch: StreamBatch, names: Names) -> Iterator[Image]:
 
 
 class Filmstrip:
-    """A picture of batches in which most streams start."""
+    """Picture of consecutive batches, chosen so that many streams start in them."""
 
     def __init__(self, names: Names, batches: int = 6) -> None:
         self._names = names
@@ -109,7 +109,7 @@ class Filmstrip:
             self._best_score = total
 
     def image(self) -> Image:
-        """The picture of the batches, one at least, (height, width, 3) RGB."""
+        """Return the picture of at least one batch, `(height, width, 3)` RGB."""
         strip = np.concatenate([self._edge, *self._best], axis=1)
         legend = _canvas(LEGEND_HEIGHT, strip.shape[1])
         _write(legend, _LEGEND, 8, LEGEND_HEIGHT - 9)
@@ -194,7 +194,7 @@ def _write(image: Image, text: str, left: int, baseline: int, right: int | None 
 
 
 def clip_pictures(number: int, frames: int, corners: int, turns: tuple[int, int]) -> Iterator[Image]:
-    """A shape that turns on a closed curve; the way it came fades."""
+    """Yield pictures of a shape that turns on a closed curve, with a fading trail."""
     colour = _source_colour(number)
     shade = np.linspace(0.10, 0.26, _CLIP_HEIGHT)[:, None, None] * np.array(colour)
     ground = np.repeat(shade, _CLIP_WIDTH, axis=1).astype(np.uint8)

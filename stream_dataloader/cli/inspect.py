@@ -1,8 +1,8 @@
-"""Tell what a store or a folder of media holds.
+"""Show the contents of a store or a folder of media.
 
-Of media, a row a source: codec, size, rate, frames (~: estimated), duration,
-frames between key frames, bytes; and what is wrong. Nothing is decoded.
-With --batch-size: how many batches lanes make of it, and how much is padding.
+For media, prints a row for each source: codec, size, rate, frames (~ if
+estimated), duration, frames between key frames, bytes, and problems. Nothing is
+decoded. With --batch-size, prints the number of batches and the padding too.
 
 Examples:
   stream-dataloader inspect videos/
@@ -30,7 +30,7 @@ from stream_dataloader.errors import shown
 from stream_dataloader.stores._packing.run import Bar, size_text
 from stream_dataloader.visualize import timeline
 
-#: Characters that a column is padded to: with one name of a million, each line would have as many.
+#: Largest width that a column is padded to. Else one very long name would make every line as long.
 _WIDEST = 100
 
 _HEADS = ("source", "codec", "size", "rate", "frames", "duration", "keys", "bytes", "")
@@ -41,20 +41,20 @@ def add(parser: ArgumentParser) -> None:
     add = parser.add_argument
     add("--json", action="store_true", help="print JSON")
     add("--streams", type=natural, default=0, metavar="N", help="list N streams of a store")
-    add_lanes(parser.add_argument_group("how lanes would read it"))
+    add_lanes(parser.add_argument_group("lanes that would read the data"))
     parser.set_defaults(batch_size=None)
 
 
 def run(options: Namespace) -> bool:
     if options.batch_size is None and options.workers:
-        raise ValueError("--workers is about lanes; say how many by --batch-size")
+        raise ValueError("--workers needs a number of lanes; add --batch-size")
     target = find_target(options)
     tell = _store if target.kind == "store" else _media
     found, lines = tell(target, options)  # as plain data, and as text
     broken = found.get("totals", {}).get("with_problems", 0)
     if options.batch_size is not None:
         if broken and options.on_error == "raise":
-            warn("lanes are not told for sources with problems; see --on-error skip")
+            warn("the lanes are left out because some sources have problems; see --on-error skip")
         else:
             found["lanes"], more = _lanes(target, options)
             lines += more
@@ -118,7 +118,7 @@ def _media(target: Target, options: Namespace) -> tuple[dict[str, Any], list[str
 
 
 def _table(rows: list[Sequence[str]]) -> list[str]:
-    """The lines of a table, without columns that have only a head."""
+    """Return the lines of a table, without columns that are empty below their heading."""
     columns = [column for column in zip(*rows, strict=True) if any(column[1:])]
     padded = []
     for number, column in enumerate(columns):
@@ -131,7 +131,7 @@ def _table(rows: list[Sequence[str]]) -> list[str]:
 def _lanes(target: Target, options: Namespace) -> tuple[dict[str, Any], list[str]]:
     lengths = target.lengths(options)
     if lengths is None:
-        raise ValueError(f"{options.target}: only reading tells how long some streams are")
+        raise ValueError(f"{options.target}: the lengths of some streams are not known without reading them")
     with target.reading(options, lengths) as loader:
         drawn = timeline(loader)
     busy = [0] * drawn.lanes

@@ -1,8 +1,8 @@
-"""The command line: `stream-dataloader COMMAND`.
+"""Command line: `stream-dataloader COMMAND`.
 
-A command is a module: its docstring is the help, and `run` tells whether something was wrong.
+Each command is a module: its docstring is the help text, and `run` returns whether something was wrong.
 
-Guarantee: what a user can put right is one line on stderr that says how.
+Guarantee: an error that a user can correct is one line on stderr, with the remedy.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from stream_dataloader.errors import StreamDataLoaderError
 #: Exit statuses, as the page on monitoring explains them.
 _DONE, _PROBLEM, _MISTAKE, _INTERRUPTED = 0, 1, 2, 130
 
-#: What a wrong argument raises.
+#: Exceptions that a wrong argument raises.
 _WRONG_PATH = FileNotFoundError, FileExistsError, NotADirectoryError, PermissionError
 _USER_ERRORS = *_WRONG_PATH, ImportError, TypeError, ValueError
 
@@ -36,7 +36,7 @@ Examples:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line, or other arguments; returns the exit status."""
+    """Run a command with the given arguments, or those of the command line; return the exit status."""
     options = _parser().parse_args(arguments)
     if isinstance(sys.stdout, io.TextIOWrapper):  # names may have any characters
         sys.stdout.reconfigure(errors="backslashreplace")
@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if str(interrupt):
             warn(interrupt)
         return _INTERRUPTED  # as a shell reports SIGINT
-    except BrokenPipeError:  # who reads stdout, `head` say, has enough
+    except BrokenPipeError:  # the reader of stdout, `head` for example, has ended
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _DONE
     except (FoundWrong, StreamDataLoaderError, OSError, *_USER_ERRORS) as error:
@@ -67,7 +67,7 @@ def _parser() -> ArgumentParser:
     parser.add_argument("--version", action="version", version=f"stream-dataloader {__version__}")
     commands = parser.add_subparsers(required=True)
     for command in _COMMANDS:
-        text = command.__doc__ or ""  # which `python -OO` leaves out
+        text = command.__doc__ or ""  # `python -OO` removes docstrings
         name = command.__name__.rpartition(".")[2]
         summary = text.partition("\n")[0]
         added = commands.add_parser(name, help=summary, description=text, formatter_class=how)

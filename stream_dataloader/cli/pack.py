@@ -1,7 +1,7 @@
 """Decode media once, into a store.
 
-SOURCE is a folder of media, a list of paths (.txt, one a line), or a store,
-which is converted. Called again after an interrupt, it goes on where it stopped.
+SOURCE is a folder of media, a list of paths (.txt, one per line), or a store
+to convert. After an interrupt, call it again: it continues where it stopped.
 
 Examples:
   stream-dataloader pack videos/ clips.store --size 360x240
@@ -29,7 +29,7 @@ from stream_dataloader.stores._base.formats import FORMATS
 def add(parser: ArgumentParser) -> None:
     add_target(parser, "SOURCE", format_argument="--from-format", option_argument="--stream-option")
     add = parser.add_argument
-    add("out", metavar="OUT", help="where the store will be; there must be nothing")
+    add("out", metavar="OUT", help="path of the new store; nothing may exist there")
     formats = [name for name, one in FORMATS.items() if one.packer is not None]
     shown = "(default: %(default)s)"
     add("--format", dest="out_format", choices=formats, default="memmap", help=shown)

@@ -1,7 +1,8 @@
-"""Show what lanes read.
+"""Show the data that lanes read.
 
-Pictures are shown side by side, in a window (q closes it) or a video file.
-Characters run in the terminal, a line a lane; | marks where a stream starts.
+Pictures are shown side by side in a window (q closes it), or written to a
+video file. Text runs in the terminal, one line for each lane; | marks the
+start of a stream.
 
 Examples:
   stream-dataloader play videos/ --batch-size 9
@@ -40,7 +41,7 @@ def add(parser: ArgumentParser) -> None:
     add_target(parser)
     add_lanes(parser)
     add, shown = parser.add_argument, "(default: %(default)s)"
-    add("--batches", type=positive, help="how many to show (default: all)")
+    add("--batches", type=positive, help="number of batches to show (default: all)")
     add("--rate", type=positive, default=25, help=f"time steps a second {shown}")
     add("--output", type=Path, metavar="FILE.mp4", help="write pictures to this file")
 
@@ -54,7 +55,7 @@ def run(options: Namespace) -> bool:
 
 def _play(batches: Iterator[StreamBatch], target: Target, options: Namespace) -> None:
     if (first := next(batches, None)) is None:
-        raise FoundWrong(f"{options.target}: there is no batch: all sources are empty")
+        raise FoundWrong(f"{options.target}: no batch, because all sources are empty")
     for number, leaf in enumerate(tree_leaves(first.data)):
         if not isinstance(leaf, torch.Tensor):
             continue
@@ -66,7 +67,7 @@ def _play(batches: Iterator[StreamBatch], target: Target, options: Namespace) ->
         if leaf.ndim == 2 and not leaf.is_floating_point() and target.kind in ("text", "store"):
             _show_text(leaves, options.rate)
             return
-    raise ValueError(f"{options.target} has neither pictures of uint8 nor characters")
+    raise ValueError(f"{options.target} has neither uint8 pictures nor text")
 
 
 def _show_pictures(leaves: Leaves, target: Target, options: Namespace) -> None:
@@ -82,7 +83,7 @@ def _show_pictures(leaves: Leaves, target: Target, options: Namespace) -> None:
     if options.output is None and shows:
         try:
             cv2.namedWindow("stream-dataloader")
-        except cv2.error:  # an OpenCV without windows
+        except cv2.error:  # this build of OpenCV has no windows
             shows = False
     if options.output is not None or not shows:
         path = options.output or Path("play.mp4")
@@ -99,7 +100,7 @@ def _show_pictures(leaves: Leaves, target: Target, options: Namespace) -> None:
 
 
 def _show_text(leaves: Leaves, rate: int) -> None:
-    """Lines that grow at the right; of each batch, if stdout is no terminal."""
+    """Print a line for each lane that scrolls in a terminal; without a terminal, print the lines of each batch."""
     live = sys.stdout.isatty()
     width = shutil.get_terminal_size((100, 24)).columns - 10
     before: list[str] = []

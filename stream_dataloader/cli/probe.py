@@ -1,6 +1,6 @@
-"""What a file holds, told by its headers and its first packets: a row of `inspect`.
+"""Contents of a file, known from its headers and its first packets: a row of `inspect`.
 
-Guarantee: nothing is decoded, and what is wrong is told, not raised.
+Guarantee: nothing is decoded, and problems are listed, not raised.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ _HEAD_BYTES = 1 << 16
 
 @dataclass
 class Probe:
-    """What is known of a source."""
+    """Known facts about a source."""
 
     key: str
     kind: str
     codec: str = ""  # the dtype of an array
-    size: str = ""  # of a picture; the number of channels; the shape of a step
+    size: str = ""  # size of a picture, number of channels, or shape of a step
     rate: float | None = None  # frames or samples a second
     frames: int | None = None  # or samples, rows, images
-    exact: bool = True  # they were counted, by a header or here
+    exact: bool = True  # `frames` was counted, in a header or here
     duration_seconds: float | None = None
     keyframe_interval: int | None = None  # in frames
     disk_bytes: int = 0
@@ -63,7 +63,7 @@ class Probe:
         ]
 
     def estimate(self, known: int | None) -> None:
-        """Note how many frames there are, if need be by the duration."""
+        """Set the number of frames. If it is not known, estimate it from the duration."""
         self.exact = bool(known)
         self.frames = known
         if not known and self.duration_seconds is not None and self.rate is not None:
@@ -71,7 +71,7 @@ class Probe:
 
 
 def probe(target: Target, number: int) -> Probe:
-    """Look at one source."""
+    """Inspect one source."""
     kind, source = target.kind, target.sources[number]
     found = Probe(target.name(number), kind)
     try:
@@ -97,7 +97,7 @@ def _opened(found: Probe, path: str, kind: Literal["video", "audio"]) -> Iterato
         codec = stream.codec_context
         found.codec = codec.name
         found.size = f"{codec.width}x{codec.height}" if kind == "video" else f"{codec.channels} ch"
-        if media.runs_over(path):  # the header's sizes are those of a part
+        if media.runs_over(path):  # the file is longer than its header says
             found.duration_seconds = 8 * os.path.getsize(path) / codec.bit_rate
         elif stream.duration is not None:
             found.duration_seconds = float(stream.duration * stream.time_base)
@@ -107,7 +107,7 @@ def _opened(found: Probe, path: str, kind: Literal["video", "audio"]) -> Iterato
 
 
 def _video(found: Probe, path: str, _: Any) -> None:
-    keys: list[bool] = []  # of frames: a packet may have half of one, or none
+    keys: list[bool] = []  # one entry a frame: a packet may hold half a frame, or none
     with _opened(found, path, "video") as (container, stream):
         found.rate = float(media.frame_rate(stream))
         look = inspector(stream)
@@ -121,7 +121,7 @@ def _video(found: Probe, path: str, _: Any) -> None:
                 if len(keys) > _MOST_PACKETS:
                     break
         except av.error.FFmpegError as error:
-            what = f"it cannot be read behind frame {len(keys)} ({error.strerror})"
+            what = f"it cannot be read after frame {len(keys)} ({error.strerror})"
             found.problems.append(what)
         declared = stream.frames
     intervals = np.diff(np.flatnonzero(keys[:_MOST_PACKETS]))
@@ -134,7 +134,7 @@ def _video(found: Probe, path: str, _: Any) -> None:
     found.estimate(declared)
     if not len(intervals):
         what = f"no second key frame within {_MOST_PACKETS} frames"
-        found.problems.append(f"{what}: to begin within it takes long")
+        found.problems.append(f"{what}: starting in the middle is slow")
 
 
 def _audio(found: Probe, path: str, _: Any) -> None:

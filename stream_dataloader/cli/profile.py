@@ -1,8 +1,8 @@
-"""Tell where the time goes, and what would help.
+"""Show where the time goes, and which options would help.
 
-Reads some batches as fast as they come; --train-ms pretends to train. Prints
-what was counted behind the first batch, and a sentence of advice. TARGET may
-also be MODULE:FUNCTION, which returns a loader with its own options.
+Reads some batches as fast as they arrive; --train-ms simulates training. Prints
+the counts after the first batch, and a sentence of advice. TARGET may also be
+MODULE:FUNCTION, which returns a loader with its own options.
 
 Examples:
   stream-dataloader profile videos/ --size 360x240 --batch-size 8 --workers 2
@@ -36,14 +36,14 @@ def add(parser: ArgumentParser) -> None:
     add_lanes(parser)
     add, shown = parser.add_argument, "(default: %(default)s)"
     add("--json", action="store_true", help="print JSON")
-    add("--batches", type=positive, default=100, help=f"how many to read, at most {shown}")
-    add("--train-ms", type=natural, default=0, help=f"that training takes a batch {shown}")
-    add("--trace", metavar="FILE", help="write what took time, for https://ui.perfetto.dev")
+    add("--batches", type=positive, default=100, help=f"largest number of batches to read {shown}")
+    add("--train-ms", type=natural, default=0, help=f"milliseconds of training per batch {shown}")
+    add("--trace", metavar="FILE", help="write a trace for https://ui.perfetto.dev")
 
 
 def run(options: Namespace) -> bool:
     if options.trace is not None:
-        open(options.trace, "a").close()  # it fails now, not after all was read
+        open(options.trace, "a").close()  # a path that cannot be written fails now, not after reading
     skipped: list[Exception] = []
     if user_code.is_name(options.target):
         try:
@@ -76,7 +76,7 @@ def run(options: Namespace) -> bool:
 
 
 def _loader_of(name: str) -> Any:
-    """The loader that MODULE:FUNCTION returns, or is."""
+    """Return the loader that MODULE:FUNCTION returns, or is."""
     loader = user_code.call(name)
     if not callable(getattr(loader, "stats", None)):
         kind = type(loader).__name__
@@ -85,12 +85,12 @@ def _loader_of(name: str) -> Any:
 
 
 def _measured(loader: Any, options: Namespace) -> tuple[LoaderStats, float]:
-    """What was counted behind the first batch, and how long that took."""
+    """Return the counts after the first batch, and the seconds until the first batch."""
     train_seconds = options.train_ms / 1000
     begin = time.perf_counter()
     with contextlib.closing(iter(loader)) as batches:
         if next(batches, None) is None:
-            raise FoundWrong("there is no batch: all sources are empty")
+            raise FoundWrong("no batch, because all sources are empty")
         first_seconds = time.perf_counter() - begin
         earlier = loader.stats()
         time.sleep(train_seconds)

@@ -1,7 +1,8 @@
-"""Draw which stream lies in which lane when.
+"""Draw the streams of each lane over time.
 
-As text, a letter a stream, its first time step in capitals, padding as dots, or
-as a picture. Streams are read only if nothing else tells how long they are.
+Prints text with a letter for each stream, a capital at its first time step, and
+dots for padding; or draws a picture. Streams are read only if their lengths are
+not known otherwise.
 
 Examples:
   stream-dataloader timeline videos/ --batch-size 8
@@ -31,7 +32,7 @@ def add(parser: ArgumentParser) -> None:
     add_lanes(parser)
     add, suffixes = parser.add_argument, ", ".join(_SUFFIXES)
     add("--json", action="store_true", help="print JSON")
-    add("--batches", type=positive, metavar="N", help="draw N batches at most")
+    add("--batches", type=positive, metavar="N", help="draw at most N batches")
     add("--output", metavar="FILE", help=f"draw a picture: {suffixes}")
     add("--theme", choices=["light", "dark"], default="light", help="of the picture")
 

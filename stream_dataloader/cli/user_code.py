@@ -1,4 +1,4 @@
-"""What MODULE:FUNCTION on the command line returns."""
+"""Loader of the object that MODULE:FUNCTION on the command line names."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from typing import Any
 
 
 class UserCodeError(ValueError):
-    """MODULE:FUNCTION cannot be called, or gives something else than it should."""
+    """MODULE:FUNCTION cannot be called, or returns something unexpected."""
 
 
 def is_name(text: str) -> bool:
-    """Whether a text has the form MODULE:FUNCTION, and is no path."""
+    """Return True if a text has the form MODULE:FUNCTION, and is not a path."""
     names = text.replace(".", "_").partition(":")[::2]
     return all(map(str.isidentifier, names)) and not os.path.exists(text)
 
 
 def call(name: str) -> Any:
-    """What MODULE:FUNCTION returns, or the object that it is.
+    """Import MODULE:FUNCTION; return what it returns, or the object itself if it is not callable.
 
     Raises:
-        UserCodeError: There is none.
+        UserCodeError: The module or the function does not exist.
     """
     module, _, function = name.partition(":")
-    sys.path.insert(0, os.getcwd())  # as `python -m` has it
+    sys.path.insert(0, os.getcwd())  # as `python -m` does
     try:
         found = importlib.import_module(module)
     except ModuleNotFoundError as error:

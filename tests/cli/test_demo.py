@@ -111,7 +111,7 @@ def test_folder_is_streamed_and_what_is_broken_reported(tmp_path, run, write_sou
     [
         (["folder"], 2, r"folder has no video in it \(.avi .*\)"),
         (["file.txt"], 2, "file.txt lists text, which does not exist"),
-        (["broken"], 1, "none of 1 videos can be decoded; pass a folder"),
+        (["broken"], 1, "none of 1 videos can be decoded; pass another folder"),
         (["clips", "--output-dir", "file.txt"], 2, "file.txt: File exists"),
         ([], 2, r"cannot write the demo's clips to .*file.txt/.* \(Not a directory\); set XDG_CACHE_HOME"),
     ],

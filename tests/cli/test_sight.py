@@ -93,7 +93,7 @@ def test_what_is_wrong_with_files_is_told(run, videos, monkeypatch):
     assert "empty" in problems[1][1]
     assert ("5.mkv", True) in [(name, "cut off" in what) for name, what in problems]
     assert "sizes differ (64x48, 64x96)" in told
-    assert "lanes are not told" in errors
+    assert "the lanes are left out" in errors
     monkeypatch.setattr(probe, "_MOST_PACKETS", 5)  # so that some have two problems
     found = json.loads(run("inspect", videos, "--json")[1])
     problems = [len(row["problems"]) for row in found["sources"]]
@@ -142,9 +142,9 @@ def test_lanes_are_told_without_reading(run, videos, numbers, texts):
     assert json.loads(told)["lanes"]["items_of_lanes"] == [5, 8]
     status, told, errors = run("inspect", texts, "--batch-size", 2)
     assert (status, told) == (2, "")
-    assert "only reading tells how long" in errors
+    assert "not known without reading" in errors
     assert run("inspect", texts, "--option", "units=bytes", "--batch-size", 2)[0] == 0
-    assert "say how many by --batch-size" in run("inspect", numbers, "--workers", 2)[2]
+    assert "add --batch-size" in run("inspect", numbers, "--workers", 2)[2]
 
 
 @pytest.mark.usefixtures("fonts")
@@ -220,7 +220,7 @@ def test_a_loader_that_a_function_returns_is_profiled(run, tmp_path):
         (["profile", "no_module_here:nothing"], "there is no module no_module_here"),
         (["profile", "cli_other:nothing"], "gives a int; have it return a StreamDataLoader"),
         (["profile", "numbers.store", "--trace", "no/t.json"], "no/t.json: No such file or directory"),
-        (["play", "floats.npy"], "floats.npy has neither pictures .* nor characters"),
+        (["play", "floats.npy"], "floats.npy has neither uint8 pictures nor text"),
     ],
 )
 @pytest.mark.usefixtures("numbers", "texts")
@@ -236,7 +236,7 @@ def test_mistakes_are_told_in_one_line(tmp_path, run, arguments, message):
 def test_a_broken_stream_and_sources_without_data_are_a_problem(run, texts, command):
     (texts / "c.txt").write_bytes(b"ab\xff")
     np.save("empty.npy", np.zeros((0, 2)))
-    given = [(texts, r"source 2 .*c\.txt")] + [("empty.npy", "there is no batch")] * (command != "timeline")
+    given = [(texts, r"source 2 .*c\.txt")] + [("empty.npy", "no batch")] * (command != "timeline")
     for sources, said in given:
         status, told, errors = run(command, sources)
         assert (status, told) == (1, "")
