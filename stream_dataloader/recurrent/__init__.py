@@ -1,9 +1,10 @@
-"""What models with memory carry from batch to batch, and models that take packed windows.
+"""State that models carry from batch to batch, and models for packed windows.
 
 `state` has `RecurrentState`, for states of a fixed shape; `cache` has `LaneCache`, for attention; `memory` has
-`LaneMemory`, for any value. Below them: `states` has tensors of lanes, `store` keeps them, `values` have any nesting,
-`order` checks batches, `initial` says what lanes start with, `checkpoint` makes plain data. `packed` stands beside.
-`conventions` has a batch's flags as other libraries name them, and `varlen` its lanes end to end. Open `state` first.
+`LaneMemory`, for any value. They use `states` (tensors of lanes), `store` (which keeps them), `values` (plain data of
+any nesting), `order` (which checks batches), `initial` (the state at a stream's start) and `checkpoint` (saved states).
+`packed` has models for packed windows, `conventions` gives a batch's flags the names of other libraries, and `varlen`
+lays lanes end to end. Open `state` first.
 """
 
 from stream_dataloader.recurrent.cache import LaneCache

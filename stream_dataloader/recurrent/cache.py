@@ -1,8 +1,8 @@
-"""`LaneCache`: the last steps of each lane's stream, for attention: memories, caches of keys and values.
+"""`LaneCache`: the last steps of each lane's stream, for memories and key-value caches of attention.
 
 ::
 
-    M = 4 kept, T = 3 in the window         what each step of the window may look at (the mask)
+    M = 4 kept, T = 3 in the window         steps that each step of the window may attend to (the mask)
     lane 0: its stream has 2 steps so far        kept         window
         kept    . . a a   window  a a a     t=0  . . a a      a
                                             t=1  . . a a      a a
@@ -10,8 +10,8 @@
         kept    b b b b   window  b c c
                                             t=1  . . . .      . c
 
-Guarantees: the size never changes, so shapes are the same from the first window on and after a resume. A step sees
-steps of its own stream alone, none that come later, and no padding.
+Guarantees: the size never changes, so shapes are the same from the first window on and after a resume. A step attends
+only to steps of its own stream, to none that come later, and to no padding.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ __all__ = ["LaneCache"]
 
 @hinted
 class LaneCache:
-    """Keeps the last M steps of each lane's stream, of a fixed size, the newest last, and tells who may look where.
+    """Cache of fixed size with the last M steps of each lane's stream, the newest last, and the attention mask for it.
 
-    What is kept is what the model makes of its steps: one tensor, or a list of layers with keys and values each. The
-    memories of Transformer-XL (Dai et al., 2019) and caches of keys and values are carried so. Keep a lane's whole
-    stream with `steps=max(lengths)`. What has no fixed size goes into a `LaneMemory`.
+    The cache holds the model's own output for each step: one tensor, or a list of layers with keys and values. It suits
+    the memories of Transformer-XL (Dai et al., 2019) and key-value caches. To keep a lane's whole stream, set
+    `steps=max(lengths)`. For values without a fixed size, use a `LaneMemory`.
 
     Args:
-        steps: Number M of steps that are kept.
+        steps: Number of steps to keep, M.
         batch_dim: The dimension of the lanes in each tensor.
         time_dim: The dimension of the time steps in each tensor.
-        rank: Which rank this process is, for checkpoints; needs `world_size`. None: torch.distributed is asked.
+        rank: Rank of this process, for checkpoints; needs `world_size`. None: taken from torch.distributed.
         world_size: Number of ranks.
 
     Raises:
@@ -70,7 +70,7 @@ class LaneCache:
         ...     past, mask = cache.before(batch)  # (3, 2, 1), None at first; (2, 2, 5)
         ...     past = torch.zeros(3, 2, 1, dtype=torch.int64) if past is None else past
         ...     seen = torch.cat([past, batch.data])[:, 0, 0]
-        ...     print(seen[mask[0, 0]].tolist())  # what the first step of lane 0 sees
+        ...     print(seen[mask[0, 0]].tolist())  # the steps that the first step of lane 0 attends to
         ...     cache.after(batch, batch.data)
         [0]
         [0, 1, 2]
@@ -96,24 +96,25 @@ class LaneCache:
         )
 
     def before(self, batch: StreamBatch) -> tuple[Any, torch.Tensor]:
-        """What is kept of the steps before a batch, and what each of its steps may look at.
+        """Return the kept steps before a batch, and the attention mask of the batch's steps.
 
-        Nothing changes by asking. Put what the model makes of the window behind what is kept, along time: entry j of
-        both together is `M + t - j` steps before step t of the window.
+        This call changes nothing. Concatenate the model's output for the window after the kept steps, along time. Then
+        entry j of the result is `M + t - j` steps before step t of the window.
 
         Args:
             batch: A batch, part or micro-batch, on any device.
 
         Returns:
-            What was kept, in the structure that `after` was given, with M time steps; None before the first call of
-            that: zeros will do. And the mask, `(B, T, M + T)` bool on the batch's device: step t of lane b may look at
-            kept step m, or at step m - M of the window. A step that is padding sees itself, so that no row is empty.
+            The kept steps, in the structure given to `after`, with M time steps. None before the first call of `after`;
+            use zeros then. And the mask, `(B, T, M + T)` bool on the batch's device: entry `[b, t, m]` is True if step
+            t of lane b may attend to kept step m, or to step m - M of the window. A padded step attends to itself, so
+            that no row is empty.
 
         Raises:
-            StateError: A lane does not go on where its steps stopped: a batch is left out, repeated, or of another
-                loader.
-            NonFiniteStateError: A lane would go on with NaN or infinity.
-            TypeError: This is no `StreamBatch`.
+            StateError: A lane does not continue where its steps stopped: a batch was left out, was repeated, or is from
+                another loader.
+            NonFiniteStateError: A lane would continue with NaN or infinity.
+            TypeError: `batch` is not a `StreamBatch`.
         """
         state = self._carry.before(batch)
         host = on_host(batch)
@@ -129,16 +130,16 @@ class LaneCache:
         return kept, mask.permute(2, 0, 1)
 
     def after(self, batch: StreamBatch, new: Any) -> None:
-        """Keep what the model made of a window's steps, detached; of padding nothing is kept.
+        """Keep the model's output for a window's steps, detached. Padded steps are not kept.
 
         Args:
             batch: The batch that `before` was given.
-            new: One tensor, or a structure of them, each with the window's T time steps and B lanes: what belongs
-                behind what `before` returned, without that.
+            new: One tensor, or a structure of them, each with the window's T time steps and B lanes. Pass only the new
+                steps, without those that `before` returned.
 
         Raises:
-            StateError: As `before`; or it has another structure or shape than the one before.
-            ValueError: A tensor has not T steps and B lanes in its dimensions.
+            StateError: As in `before`; or the structure or shape differs from the last one.
+            ValueError: A tensor does not have T steps and B lanes in the expected dimensions.
         """
         state = self._carry.before(batch)
         self._check_sizes(batch, new)
@@ -148,7 +149,7 @@ class LaneCache:
             kept, count = map_tensors(self._none_kept, new), begun.new_zeros(len(batch))
         else:
             kept, count = _parts(state)
-        # the last M of the steps that are there, in order
+        # the last M steps that are not padding, in order
         there = torch.cat([real.new_ones(self.steps, len(batch)), real])
         last = None if real.all() else there.to(torch.uint8).argsort(stable=True, dim=0)[-self.steps :]
         kept = map_tensors(lambda *both: self._last_of(torch.cat(both, self._time_dim).detach(), last), kept, new)
@@ -160,7 +161,7 @@ class LaneCache:
         return like.new_zeros([self.steps if i == self._time_dim else size for i, size in enumerate(like.shape)])
 
     def _last_of(self, both: torch.Tensor, last: torch.Tensor | None) -> torch.Tensor:
-        """The last M of kept and new steps, or those at the places `last`, `(M, B)`."""
+        """Return the last M of kept and new steps, or those at the indices `last`, `(M, B)`."""
         if last is None:
             return both.narrow(self._time_dim, both.shape[self._time_dim] - self.steps, self.steps)
         places = to_device(last, both.device)
@@ -177,16 +178,16 @@ class LaneCache:
         for i, leaf in enumerate(leaves):
             if leaf.ndim > max(dims) and all(leaf.shape[dim] == size for dim, size in dims.items()):
                 continue
-            what = f"{names_of(node)[i]} is {tuple(leaf.shape)}, and the window has {batch.time_steps} steps (dimension"
+            what = f"{names_of(node)[i]} is {tuple(leaf.shape)}, but the window has {batch.time_steps} steps (dimension"
             what += f" {self._time_dim}, time_dim) of {len(batch)} lanes (dimension {self._lane_dim}, batch_dim)"
-            raise ValueError(f"{what}; pass what the model made of this window, without what before() returned")
+            raise ValueError(f"{what}; pass the model's output for this window, without the steps from before()")
 
     def reset(self, lanes: Iterable[int] | None = None) -> None:
         """Forget the steps of lanes, or of all; see `RecurrentState.reset`."""
         self._carry.reset(lanes)
 
     def to(self, device: torch.device | str | int) -> Self:
-        """Move what is kept to a device.
+        """Move the kept steps to a device.
 
         Returns:
             The object itself.
@@ -195,33 +196,33 @@ class LaneCache:
         return self
 
     def state_dict(self) -> dict[str, Any]:
-        """What is kept, as of the last batch that was passed to `after`; see `RecurrentState.state_dict`."""
+        """Return the kept steps after the last batch passed to `after`; see `RecurrentState.state_dict`."""
         return self._carry.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any], *, loader: StreamDataLoader[Any] | None = None) -> None:
-        """Go on from a saved state; see `RecurrentState.load_state_dict`.
+        """Continue from a saved state; see `RecurrentState.load_state_dict`.
 
         Raises:
-            StateError: As there; or it is that of a `RecurrentState`, or of another number of steps.
+            StateError: As there; or the state is from a `RecurrentState`, or has another number of steps.
         """
         check_state(state, "RecurrentState")
         if state["lanes"]:
             tree = tensors_from_plain(state).tree
             if not isinstance(tree, dict) or set(tree) != {"count", "kept"}:
-                raise StateError("the state is that of a RecurrentState; load what a LaneCache saved")
+                raise StateError("the state is from a RecurrentState; load a state that a LaneCache saved")
             sizes = {leaf.shape[self._time_dim] for leaf in take_apart(tree["kept"])[1]}
             if sizes != {self.steps}:
-                what = f"the state has {sorted(sizes)} steps, and here are {self.steps}"
-                raise StateError(f"{what}; load what a LaneCache like this saved")
+                what = f"the state has {sorted(sizes)} steps, but this cache keeps {self.steps}"
+                raise StateError(f"{what}; load a state that was saved with the same steps=")
         self._carry.load_state_dict(state, loader=loader)
 
     @property
     def place(self) -> tuple[int, int]:
-        """Which rank this is, and how many there are."""
+        """This rank, and the number of ranks."""
         return self._carry.place
 
     def snapshot(self) -> Self:
-        """A copy that keeps what is kept now; see `RecurrentState.snapshot`."""
+        """Return a copy with the steps kept now; see `RecurrentState.snapshot`."""
         twin = type(self).__new__(type(self))
         twin.__dict__ = self.__dict__ | {"_carry": self._carry.snapshot()}
         return twin

@@ -1,4 +1,4 @@
-"""Carried states as plain data: what `state_dict` gives, and how ranks of another number share it.
+"""Carried states as plain data: the result of `state_dict`, and its distribution to another number of ranks.
 
 ::
 
@@ -27,18 +27,18 @@ if TYPE_CHECKING:
 
 VERSION = 1
 _NAMES = ("rank", "world_size", "lanes", "source", "position")
-#: What a state has besides, by what carried it.
+#: Further keys of a state, by the class that saved it.
 _CONTENT = {"RecurrentState": ("structure", "dims", "leaves"), "LaneMemory": ("values",)}
 
 
 class OwnLanes(NamedTuple):
-    """A rank's lanes in a state.
+    """Lanes of a rank in a state.
 
     Attributes:
-        lanes: Their numbers.
-        rows: The rows of the state that are theirs.
-        last: What each was made of last, in `ROWS`.
-        new: Lanes that the state has not: each begins with a stream.
+        lanes: Numbers of the lanes.
+        rows: The state's row of each lane.
+        last: The last item of each lane, as `ROWS` lists it.
+        new: Lanes that are not in the state; each begins with a new stream.
     """
 
     lanes: Lanes
@@ -47,21 +47,21 @@ class OwnLanes(NamedTuple):
     new: Lanes
 
     def order(self) -> LaneOrder:
-        """The order in which the lanes' batches have to come."""
+        """Return the check that the lanes' next batches continue from here."""
         order = LaneOrder.of(self.lanes, self.last)
         order.begin(self.new)
         return order
 
 
 def _moved(own: OwnLanes, loader: StreamDataLoader[Any]) -> OwnLanes:
-    """The lanes of a loader that go on with a rank's, and those of its lanes that are new."""
+    """Return the loader's lanes that continue lanes of the state, and those that are new."""
     kept = loader._kept_lanes
     if kept is None:
-        raise StateError("the loader has loaded no state; load its state first, saved as of the same batch")
+        raise StateError("the loader has loaded no state; load its state first, saved after the same batch")
     if len(own.lanes) and own.lanes[-1] >= kept.saved:
-        what = f"the carried state has {named(own.lanes)}, and the loader's had {kept.saved} lanes on this rank"
+        what = f"the carried state has {named(own.lanes)}, but the loader's state had {kept.saved} lanes on this rank"
         raise StateError(
-            f"{what}; load both as of the same batch, and give rank= and world_size= here where the loader has them"
+            f"{what}; load states saved after the same batch, and pass rank= and world_size= if the loader has them"
         )
     row_of = {lane: row for row, lane in enumerate(own.lanes.tolist())}
     pairs = [(lane, row_of[before]) for lane, before in enumerate(kept.lanes) if before in row_of]
@@ -70,7 +70,7 @@ def _moved(own: OwnLanes, loader: StreamDataLoader[Any]) -> OwnLanes:
 
 
 def head_of(lanes: Lanes, order: LaneOrder, place: tuple[int, int]) -> dict[str, Any]:
-    """What a state says of lanes, whatever is kept for them: numbers."""
+    """Return the numbers that every carried state saves for its lanes."""
     rank, world_size = place
     known = order.last(lanes).tolist()
     rows = dict(zip(ROWS, known, strict=True))
@@ -78,7 +78,7 @@ def head_of(lanes: Lanes, order: LaneOrder, place: tuple[int, int]) -> dict[str,
 
 
 def tensors_to_plain(piece: Piece | None) -> dict[str, Any]:
-    """The states of lanes as tensors of their own, with their structure."""
+    """Return copies of the lanes' tensors, with the structure of the state."""
     return {
         "structure": None if piece is None else to_plain(piece.states.node),
         "dims": [] if piece is None else list(piece.states.dims),
@@ -87,24 +87,24 @@ def tensors_to_plain(piece: Piece | None) -> dict[str, Any]:
 
 
 def tensors_from_plain(state: Mapping[str, Any]) -> States:
-    """The states of all lanes in a state of a `RecurrentState`."""
+    """Read the states of all lanes from a saved state of a `RecurrentState`."""
     leaves, lanes = list(state["leaves"]), len(state["lanes"])
     sizes = [tuple(leaf.shape)[dim] for leaf, dim in zip(leaves, state["dims"], strict=True)]
     if any(size != lanes for size in sizes):
-        raise StateError(f"the state names {lanes} lanes, and its tensors have {sizes}; it was changed since")
+        raise StateError(f"the state names {lanes} lanes, but its tensors have {sizes}; it was changed since")
     return States(from_plain(state["structure"]), leaves, list(state["dims"]))
 
 
 def check_state(state: Any, owner: str | None = None) -> str:
-    """Raise unless it is a state, or one of another kind than `owner` carries; return what carried it."""
+    """Raise unless `state` is a saved state, and one of class `owner` if given; return the class that saved it."""
     what = owner or "a RecurrentState or LaneMemory"
     if not isinstance(state, Mapping) or "version" not in state:
-        raise StateError(f"this is no state of {what}, but a {type(state).__name__}; pass a state_dict()")
+        raise StateError(f"this is not a state of {what}, but a {type(state).__name__}; pass a state_dict()")
     if state["version"] != VERSION:
-        raise StateError(f"the state is of version {state['version']}, and this library reads version {VERSION}")
+        raise StateError(f"the state has version {state['version']}, but this library reads version {VERSION}")
     kind = "LaneMemory" if "values" in state else "RecurrentState"
     if owner is not None and kind != owner:
-        raise StateError(f"the state is one of a {kind}, and this is a {owner}; load each with what saved it")
+        raise StateError(f"the state is from a {kind}, but this is a {owner}; load it with the class that saved it")
     if missing := [name for name in (*_NAMES, *_CONTENT[kind]) if name not in state]:
         raise StateError(f"the state has no {missing[0]!r}; pass all that state_dict() of a {kind} returned")
     return kind
@@ -113,16 +113,16 @@ def check_state(state: Any, owner: str | None = None) -> str:
 def of_rank(
     state: Any, owner: str, place: tuple[int, int], loader: StreamDataLoader[Any] | None = None
 ) -> OwnLanes | None:
-    """A rank's lanes in a state; None if it has none.
+    """Return a rank's lanes in a state, or None if the state has no lanes.
 
     Args:
-        owner: The name of the class that loads it.
-        place: Which rank it is, and how many there are.
+        owner: Name of the class that loads the state.
+        place: The rank, and the number of ranks.
         loader: The loader, if it has loaded its state with another number of lanes.
 
     Raises:
-        StateError: It is no state of such an owner, or has not this rank's lanes; or the loader has loaded no state, or
-            one of other lanes.
+        StateError: This is not a state of such an owner, or it does not have this rank's lanes. Or the loader has
+            loaded no state, or one with other lanes.
     """
     check_state(state, owner)
     if not state["lanes"]:
@@ -134,31 +134,31 @@ def of_rank(
 def _of_place(state: Mapping[str, Any], rank: int, world_size: int) -> OwnLanes:
     count, none = len(state["lanes"]), np.empty(0, np.int64)
     if not count == len(state["source"]) == len(state["position"]) == len(state.get("values", state["lanes"])):
-        raise StateError(f"the state names {count} lanes, and has not as many values; it was changed since")
+        raise StateError(f"the state names {count} lanes, but has another number of values; it was changed since")
     lanes, last = np.array(state["lanes"], np.int64), np.array([_row(state, name) for name in ROWS], np.int64)
     if (state["rank"], state["world_size"]) == (rank, world_size):
         return OwnLanes(lanes, np.arange(count), last, none)
     if state["world_size"] != 1:
-        what = f"the state is that of rank {state['rank']} of {state['world_size']}"
-        here = f"and this is rank {rank} of {world_size}"
-        raise StateError(f"{what}, {here}; load all ranks' together: merge_states([...])")
+        what = f"the state is from rank {state['rank']} of {state['world_size']}"
+        here = f"but this is rank {rank} of {world_size}"
+        raise StateError(f"{what}, {here}; load the states of all ranks together: merge_states([...])")
     if state["lanes"] != list(range(count)) or count % world_size:
         what = f"the state has {count} lanes, {named(state['lanes'])}"
-        raise StateError(f"{what}, which {world_size} ranks cannot share evenly; have another number of ranks")
+        raise StateError(f"{what}, which {world_size} ranks cannot share evenly; use another number of ranks")
     own = np.arange(rank * count // world_size, (rank + 1) * count // world_size)
     return OwnLanes(np.arange(len(own)), own, last[:, own], none)
 
 
 def _row(state: Mapping[str, Any], name: str) -> Sequence[int]:
-    """What a state knows of its lanes; the first ones did not say which batch they were of."""
+    """Return a number for each lane of a state. The oldest states have no number of the batch."""
     return state[name] if name in state else [-1] * len(state["lanes"])
 
 
 def merge_carried(listed: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """One carried state of all ranks, out of each rank's own.
+    """Merge the carried states of all ranks into one.
 
     Raises:
-        StateError: One is no state; a rank is missing or there twice; or ranks have other lanes or models.
+        StateError: One is not a state; a rank is missing or given twice; or the ranks' lanes or models differ.
     """
     kinds = list(map(check_state, listed))
     for state in listed:
@@ -167,15 +167,15 @@ def merge_carried(listed: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     first, found = listed[0], [state["rank"] for state in listed]
     if found != list(range(first["world_size"])) or any(s["world_size"] != first["world_size"] for s in listed):
         sizes = sorted({state["world_size"] for state in listed})
-        what = f"the states are those of ranks {found} of {sizes}; pass each rank's own once"
-        raise StateError(f"{what}; give {kinds[0]} rank= and world_size= where the loader has them")
+        what = f"the states are from ranks {found} of {sizes}; pass the state of each rank once"
+        raise StateError(f"{what}; give {kinds[0]} rank= and world_size= if the loader has them")
     count = len(first["lanes"])
     for state in listed:
         for name in ("structure", "dims"):
             if state.get(name) != first.get(name):
-                raise StateError(f"rank {state['rank']} has {name} {state[name]}, and rank 0 {first[name]}")
+                raise StateError(f"rank {state['rank']} has {name} {state[name]}, but rank 0 has {first[name]}")
         if list(state["lanes"]) != list(range(count)):
-            what = f"rank {state['rank']} has {named(state['lanes'])}, and rank 0 {named(first['lanes'])}"
+            what = f"rank {state['rank']} has {named(state['lanes'])}, but rank 0 has {named(first['lanes'])}"
             raise StateError(f"{what}; merge states that were saved after the same batch")
     if kinds[0] == "LaneMemory":
         content = {"values": [value for state in listed for value in state["values"]]}
@@ -195,5 +195,5 @@ def merge_carried(listed: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def _joined(leaves: Sequence[torch.Tensor], dim: int) -> torch.Tensor:
     shapes = [tuple(leaf.shape) for leaf in leaves]
     if len({(*shape[:dim], *shape[dim + 1 :]) for shape in shapes}) > 1:
-        raise StateError(f"the ranks' states have shapes {shapes}; merge those of one model")
+        raise StateError(f"the ranks' states have shapes {shapes}; merge states of one model")
     return torch.cat([leaf.to(leaves[0].device) for leaf in leaves], dim)

@@ -1,9 +1,9 @@
-"""Functions that give a batch's bookkeeping the names and layouts that other libraries' models and kernels take.
+"""Conversions of a batch's bookkeeping to the names and layouts that models and kernels of other libraries expect.
 
 The guide `docs/guides/conventions.md` lists them in one table. Dreamer's `is_first` is the batch's own, transposed.
 
 Guarantees: results are new tensors on the batch's device. No function makes the host wait for a device; `segments` and
-`cu_seqlens` are made of `batch.host`.
+`cu_seqlens` are computed from `batch.host`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Array = np.ndarray[Any, Any]
 
 
 def is_init(batch: StreamBatch) -> torch.Tensor:
-    """The flag of torchrl: the first step of a trajectory, as its `InitTracker` writes it.
+    """Return torchrl's flag for the first step of a trajectory, as its `InitTracker` writes it.
 
     It is `is_first`. Padding is not marked. In recurrent mode `LSTMModule` does not zero the state at t = 0: give
     it the carried state there, times `~batch.reset`, and zeros at all other steps.
@@ -45,10 +45,10 @@ def is_init(batch: StreamBatch) -> torch.Tensor:
 
 
 def prev_exists(batch: StreamBatch) -> torch.Tensor:
-    """The flag of temporal memories in driving: the frame before is of the same scene, so the memory is kept.
+    """Return the flag of temporal memories in driving: the frame before is of the same scene, so the memory is kept.
 
-    It is 0 where a stream starts, else 1; also 1 in padding. It is a factor: StreamPETR multiplies its memory by
-    it, computes `1 - prev_exists`, and makes its memory with the dtype of it. A bool would not do.
+    It is 0 where a stream starts, else 1; also 1 in padding. It is a float because StreamPETR multiplies its memory by
+    it, computes `1 - prev_exists`, and creates its memory with the same dtype.
 
     Source: Wang and others, Exploring Object-Centric Temporal Modeling for Efficient Multi-View 3D Object
     Detection, ICCV 2023; `StreamPETRHead.pre_update_memory`. BEVFormer's `prev_bev_exists` is the same flag.
@@ -60,10 +60,10 @@ def prev_exists(batch: StreamBatch) -> torch.Tensor:
 
 
 def seq_idx(batch: StreamBatch) -> torch.Tensor:
-    """Mamba-2's number of the sequence that each step is of: the count of starts so far in its lane's window.
+    """Return Mamba-2's sequence number of each step: the number of starts so far in the lane's window.
 
-    The numbers say what becomes of the carried state: `initial_states` belongs to sequence 0. A lane that goes on
-    has 0 up to its first start, and a lane that starts at t = 0 has no 0, so that its state begins anew. Do not
+    The numbers decide whether the carried state is used, because `initial_states` belongs to sequence 0. A lane that
+    continues a stream has 0 up to its first start. A lane that starts at t = 0 has no 0, so its state is reset. Do not
     shift or renumber them. Padding has the number of the step before it.
 
     Source: Dao and Gu, Transformers are SSMs, ICML 2024; mamba_ssm 2.3, `mamba_chunk_scan_combined(...,
@@ -85,10 +85,10 @@ def seq_idx(batch: StreamBatch) -> torch.Tensor:
 
 
 def done(batch: StreamBatch) -> torch.Tensor:
-    """The flag of reinforcement learning: the step is the last of its stream.
+    """Return the flag of reinforcement learning for the last step of a stream.
 
-    It is `is_last`. Padding is not marked. Whether an episode was over there (torchrl's `terminated`) or cut off
-    (`truncated`) is the data's to say.
+    It is `is_last`. Padding is not marked. Only the data can say whether an episode ended there (torchrl's
+    `terminated`) or was cut off (`truncated`).
 
     Source: torchrl 0.14, the entries `done` and `("next", "done")`; LeRobot's `next.done`.
 
@@ -112,23 +112,23 @@ def done(batch: StreamBatch) -> torch.Tensor:
 
 
 def segments(batch: StreamBatch) -> Segments:
-    """Where the lanes, laid end to end by `flatten_lanes`, are cut, and which segments continue a carried state."""
+    """Return the segments of the lanes, laid end to end by `flatten_lanes`, and which of them continue a state."""
     cuts = _cuts(batch)
     padding = batch._in_host("source_index") < 0
     return find_segments(cuts, batch._in_host("is_first").numpy(), padding.numpy(), batch.is_first.device)
 
 
 def cu_seqlens(batch: StreamBatch) -> torch.Tensor:
-    """The places where kernels for sequences of different lengths cut the lanes, laid end to end.
+    """Return the boundaries of segments, as kernels for sequences of different lengths expect them.
 
-    Each lane's t = 0 begins a segment, also if its stream goes on; so do a stream's start, and padding. No segment
-    is longer than T: `max_seqlen=batch.time_steps` needs no look at the data.
+    The lanes are laid end to end. A segment begins at t = 0 of each lane (even if its stream continues), at the start
+    of a stream, and at padding. No segment is longer than T, so `max_seqlen=batch.time_steps` is always right.
 
     Source: flash-attention 2, `flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, ...)`;
     flash-linear-attention 0.5, `chunk_gated_delta_rule(..., cu_seqlens=)` and others.
 
     Returns:
-        `(N + 1,)` int32, from 0 to `B * T`. N follows from the data; the same `segments` have the rest.
+        `(N + 1,)` int32, from 0 to `B * T`. N depends on the data. `segments(batch)` has more about each segment.
 
     Example:
         >>> from stream_dataloader import StreamDataLoader, StreamDataset
@@ -142,20 +142,20 @@ def cu_seqlens(batch: StreamBatch) -> torch.Tensor:
 
 
 def position_ids(batch: StreamBatch, within: Literal["segment", "stream"] = "segment") -> torch.Tensor:
-    """The steps' positions, for the lanes laid end to end.
+    """Return the positions of steps, for the lanes laid end to end.
 
     Args:
         within: `"segment"` counts from 0 in each segment of `cu_seqlens`, as flash-linear-attention's
             `prepare_position_ids` and transformers' `DataCollatorWithFlattening` do. `"stream"` is `position`,
             which counts from the source's beginning, also in sections and documents within it; 0 in padding.
-            Give `cu_seqlens` along with it:
-            transformers finds the cuts by what positions look like, and misses some of them.
+            Pass `cu_seqlens` too, because transformers otherwise guesses the cuts from the positions, and misses
+            some of them.
 
     Returns:
         `(1, B * T)` int64.
 
     Raises:
-        ValueError: `within` is neither.
+        ValueError: `within` is neither of these.
 
     Example:
         >>> from stream_dataloader import StreamDataLoader, StreamDataset
@@ -169,7 +169,7 @@ def position_ids(batch: StreamBatch, within: Literal["segment", "stream"] = "seg
     if within == "stream":
         return _rows(batch.position.clamp(min=0)).reshape(1, -1)
     if within != "segment":
-        raise ValueError(f'within must be "segment" or "stream", and is {within!r}')
+        raise ValueError(f'within must be "segment" or "stream", not {within!r}')
     step = torch.arange(len(batch.is_first), dtype=torch.int64, device=batch.is_first.device).unsqueeze(1)
     begins = begins_segment(batch.is_first, batch.source_index < 0)
     begun = torch.where(begins, step, 0).cummax(0).values
@@ -181,7 +181,7 @@ def _is_in_host(batch: StreamBatch) -> bool:
 
 
 def _starts(batch: StreamBatch) -> tuple[Array, int, int]:
-    """Where streams start, in the row of lanes laid end to end; T and B."""
+    """Return the starts of streams in the row of lanes laid end to end, and T and B."""
     if (books := batch._books_for("is_first")) is not None:
         return books.starts(), *books.shape
     is_first = batch._in_host("is_first").numpy()
@@ -189,7 +189,7 @@ def _starts(batch: StreamBatch) -> tuple[Array, int, int]:
 
 
 def _cuts(batch: StreamBatch) -> Array:
-    """`cu_seqlens`, in host memory."""
+    """Return `cu_seqlens` in host memory."""
     starts, steps, lanes = _starts(batch)
     if (books := batch._books_for("source_index")) is not None:
         edges = books.padding_edges()
@@ -199,5 +199,5 @@ def _cuts(batch: StreamBatch) -> Array:
 
 
 def _rows(tensor: torch.Tensor) -> torch.Tensor:
-    """`(T, B)` as `(B, T)`, in memory of its own, in that order."""
+    """Return a `(T, B)` tensor as a contiguous copy `(B, T)`."""
     return tensor.T.clone(memory_format=torch.contiguous_format)

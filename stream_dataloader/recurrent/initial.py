@@ -1,6 +1,6 @@
-"""What a lane's state is where its stream starts: zeros, a given state, a learnt one, or a function of the batch.
+"""State of a lane at the start of its stream: zeros, a given state, a learnt one, or a function of the batch.
 
-Guarantee: a learnt state is part of every batch's graph, as DistributedDataParallel waits for its gradient.
+Guarantee: a learnt state is part of every batch's graph, because DistributedDataParallel waits for its gradient.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from stream_dataloader.recurrent.states import States, check_same, dims_of, name
 
 
 class Initial:
-    """The initial state; see `RecurrentState`. `states` is that of one lane, if it was given."""
+    """The initial state; see `RecurrentState`. `states` is the state of one lane, if one was given."""
 
     def __init__(self, given: Any, batch_dim: Any) -> None:
         self._function: Callable[[StreamBatch], Any] | None = None
@@ -37,12 +37,12 @@ class Initial:
         return (is_learnt or self._function is not None) and torch.is_grad_enabled()
 
     def to(self, device: torch.device) -> None:
-        """Move it, unless it is learnt: Parameters go with their module."""
+        """Move a given state to a device. Learnt states move with their module."""
         if self.states is not None:
             self.states = self.states.map(lambda leaf, _: leaf if leaf.requires_grad else leaf.to(device))
 
     def begin(self, batch: StreamBatch) -> Any:
-        """The state of a batch before any state was seen; None stands for zeros."""
+        """Return the state of a batch if no state is known yet; None stands for zeros."""
         if self.states is not None:
             return self.states.expanded(len(batch)).tree
         return None if self._function is None else self._function(batch)
@@ -59,14 +59,14 @@ class Initial:
         for i, (leaf, one, of_one_lane) in enumerate(zip(states.leaves, own, states.shapes, strict=True)):
             if one.shape not in (leaf.shape, of_one_lane):
                 what = f"the initial value of {names_of(node)[i]} is {tuple(one.shape)}"
-                raise ValueError(f"{what}, and must be {tuple(of_one_lane)} or {tuple(leaf.shape)}")
+                raise ValueError(f"{what}; it must be {tuple(of_one_lane)} or {tuple(leaf.shape)}")
         return states.blended(torch.from_numpy(fresh), own)
 
 
 def _check_learnt(name: str, leaf: torch.Tensor) -> None:
     if isinstance(leaf, torch.nn.Parameter) and not leaf.requires_grad:
-        what = f"{name} is a Parameter with requires_grad=False, which learns nothing"
+        what = f"{name} is a Parameter with requires_grad=False, which cannot learn"
         raise ValueError(f"{what}; call requires_grad_(), or pass parameter.detach()")
     if leaf.grad_fn is not None:
-        what = f"{name} was computed ({leaf.grad_fn.name()}), and the first backward() frees its graph"
+        what = f"{name} was computed ({leaf.grad_fn.name()}), but the first backward() frees its graph"
         raise ValueError(f"{what}; pass the Parameter itself, or a function of the batch that computes it")

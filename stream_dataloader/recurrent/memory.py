@@ -1,14 +1,14 @@
-"""`LaneMemory`: any value a lane, such as a list of frames, that lives as long as the lane's stream.
+"""`LaneMemory`: a value of any type for each lane, such as a list of frames, for as long as the lane's stream.
 
 ::
 
     t                 0   1   2   3   4   5          two lanes, streams of 4 and 2 items, then 2 and 3
     lane 0            a   a   a   a | c   c          a, b, c, d: one value each, made by `new()` where its stream
-    lane 1            b   b | d   d   d              starts, also inside a window
+    lane 1            b   b | d   d   d              starts, even inside a window
 
-Guarantees: a value is seen by the steps of its stream alone, in order. A loop that was left, a batch that is left out,
-repeated or of another loader is an error, as what the values hold would be wrong. A saved state shares nothing with
-the values, and loads with `torch.load(..., weights_only=True)`.
+Guarantees: only the steps of a stream see its value, in order. It is an error to leave a loop early, or to leave out or
+repeat a batch or pass one from another loader, because the values would be wrong. A saved state shares nothing with the
+values, and loads with `torch.load(..., weights_only=True)`.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ V = TypeVar("V")
 
 
 class LaneMemory(Generic[V]):
-    """Keeps one value for each lane, of any type, from the start of the lane's stream to its end.
+    """One value of any type for each lane, kept from the start of the lane's stream to its end.
 
-    For memories that `RecurrentState` cannot carry: a list of key frames, a dict, a bank that grows. It is kept by lane
-    number, so batches, the parts of `loader.parts()` and micro-batches (`StreamBatch.split_lanes`) will do. Use one for
-    each loader and each loop over its batches: a teacher and a student need two.
+    Use it for memories that `RecurrentState` cannot carry: a list of key frames, a dict, a bank that grows. Values are
+    kept by lane number, so batches, the parts of `loader.parts()` and micro-batches (`StreamBatch.split_lanes`) all
+    work. Use one memory for each loader and each loop over its batches: a teacher and a student need two.
 
     Args:
-        new: Makes the value that a stream begins with.
-        rank: Which rank this process is, for checkpoints; needs `world_size`. None: torch.distributed is asked.
+        new: Function that makes the value that a stream begins with.
+        rank: Rank of this process, for checkpoints; needs `world_size`. None: taken from torch.distributed.
         world_size: Number of ranks.
 
     Raises:
@@ -78,30 +78,30 @@ class LaneMemory(Generic[V]):
         self, new: Callable[[], Any] = list, *, rank: int | None = None, world_size: int | None = None
     ) -> None:
         if not callable(new):
-            raise TypeError(f"new must be a function that makes a value, and is {new!r}; pass list, or lambda: value")
+            raise TypeError(f"new must be a function that makes a value, not {new!r}; pass list, or lambda: value")
         self._new: Callable[[], V] = new
         self._rank = OwnRank(rank, world_size)
         self._order = LaneOrder()
         self._values: dict[int, V] = {}
-        self._left: str | None = None  # the loop that began and has not ended
+        self._left: str | None = None  # place of a loop that began and has not ended
 
     def steps(self, batch: StreamBatch) -> Iterator[tuple[int, list[V | None]]]:
-        """Go through a batch's time steps with the value of each lane.
+        """Iterate over a batch's time steps with the value of each lane.
 
-        Change the values in place, or put others into the list. They are kept when the loop has ended.
+        Change the values in place, or assign others in the list. They are kept once the loop has ended.
 
         Args:
-            batch: A batch, part or micro-batch, on any device: the one that follows the last one here.
+            batch: A batch, part or micro-batch, on any device. It must follow the last one given here.
 
         Yields:
-            The time step t, and B values: of a stream that starts there a new one, and None where the lane is padded.
+            The time step t, and B values. A value is new where a stream starts, and None where the lane is padded.
 
         Raises:
-            StateError: A lane does not go on where its value stopped: a batch is left out, repeated, or of another
-                loader. Or the loop before this one was left before its end.
-            TypeError: This is no `StreamBatch`.
+            StateError: A lane does not continue where its value stopped: a batch was left out, was repeated, or is from
+                another loader. Or the loop before this one was left before its end.
+            TypeError: `batch` is not a `StreamBatch`.
         """
-        check_batch(batch, "a memory is kept by")
+        check_batch(batch, "a LaneMemory")
         self._check_ended()
         window, host = Window.of(batch), on_host(batch)
         self._order.check(window, whole="_state" in batch.__dict__)
@@ -129,25 +129,25 @@ class LaneMemory(Generic[V]):
     def _check_ended(self) -> None:
         if self._left is not None:
             raise StateError(
-                f"the loop over steps() was left {self._left}, so that the values have seen a part of that batch; go "
-                "through each batch to its end, or begin anew with reset() or load_state_dict()"
+                f"the loop over steps() was left {self._left}, so the values have seen only a part of that batch; "
+                "iterate over each batch to its end, or start again with reset() or load_state_dict()"
             )
 
     def __getitem__(self, lane: int) -> V:
-        """The value of a lane, as the last loop left it.
+        """Return the value of a lane after the last loop.
 
         Raises:
-            KeyError: The lane had no batch yet.
+            KeyError: The lane has had no batch yet.
         """
         if lane not in self._values:
-            raise KeyError(f"lane {lane} has no value yet; there are those of lanes {sorted(self._values)}")
+            raise KeyError(f"lane {lane} has no value yet; the lanes with values are {sorted(self._values)}")
         return self._values[lane]
 
     def reset(self, lanes: Iterable[int] | None = None) -> None:
-        """Forget the values of lanes: each has a new one in its next batch.
+        """Forget the values of lanes; each lane gets a new value in its next batch.
 
         Args:
-            lanes: The lanes' numbers; None for all.
+            lanes: Numbers of the lanes; None for all.
 
         Raises:
             ValueError: A number is negative.
@@ -157,7 +157,7 @@ class LaneMemory(Generic[V]):
         self._values = {} if chosen is None else {n: v for n, v in self._values.items() if n not in chosen}
 
     def to(self, device: torch.device | str | int) -> Self:
-        """Move the tensors in all values to a device, also in objects that have a method `to`.
+        """Move the tensors in all values to a device, including objects that have a method `to`.
 
         Returns:
             The object itself.
@@ -166,14 +166,14 @@ class LaneMemory(Generic[V]):
         return self
 
     def state_dict(self) -> dict[str, Any]:
-        """The values as of the last batch, as plain data of its own: tensors, numbers, texts, lists, tuples, dicts.
+        """Return a copy of the values after the last batch as tensors, numbers, texts, lists, tuples and dicts.
 
-        Values may be made of these, of arrays, sets and deques. Objects of other classes need methods `state_dict` and
-        `load_state_dict`, and `new` has to make one. Save it with the loader's state as of the same batch,
-        `batch.state_dict()`. Each rank saves its own; `stream_dataloader.merge_states` makes one of all of them.
+        Values may consist of these, of arrays, sets and deques. Objects of other classes need methods `state_dict` and
+        `load_state_dict`, and `new` must make such an object. Save the result with the loader's state after the same
+        batch, `batch.state_dict()`. Each rank saves its own; `stream_dataloader.merge_states` merges them.
 
         Raises:
-            StateError: A value holds something else, or a tensor with a gradient; or a loop was left before its end.
+            StateError: A value holds something else, or a tensor with a gradient. Or a loop was left before its end.
         """
         self._check_ended()
         lanes = np.array(sorted(self._values), np.int64)
@@ -181,17 +181,17 @@ class LaneMemory(Generic[V]):
         return {**head_of(lanes, self._order, self.place), "values": values}
 
     def load_state_dict(self, state: Mapping[str, Any], *, loader: StreamDataLoader[Any] | None = None) -> None:
-        """Go on from a saved state; what was kept is forgotten. Tensors lie on the device where the state has them.
+        """Continue from a saved state and forget the current values. Tensors stay on the device that the state has.
 
         Args:
-            state: What `state_dict()` returned on this rank, with the same number of ranks; or what `merge_states` made
-                of all ranks' states, of any number. It is copied.
-            loader: The loader, if it has loaded its state with another number of lanes (`changes=["batch_size"]`): it
-                knows which lane each one was. Those that are gone are left out, and new ones begin with their streams.
+            state: The result of `state_dict()` on this rank, with the same number of ranks. Or the result of
+                `merge_states`, for any number of ranks. It is copied.
+            loader: The loader, if it has loaded its state with another number of lanes (`changes=["batch_size"]`). It
+                knows the former number of each lane. Values of removed lanes are left out; new lanes start empty.
 
         Raises:
-            StateError: It is no state of a `LaneMemory`, or has not this rank's lanes; or the loader has loaded no
-                state, or one of other lanes.
+            StateError: This is not a state of a `LaneMemory`, or it does not have this rank's lanes. Or the loader has
+                loaded no state, or one with other lanes.
         """
         own = of_rank(state, "LaneMemory", self.place, loader)
         values: dict[int, V] = {}
@@ -202,11 +202,11 @@ class LaneMemory(Generic[V]):
 
     @property
     def place(self) -> tuple[int, int]:
-        """Which rank this is, and how many there are."""
+        """This rank, and the number of ranks."""
         return self._rank.numbers
 
     def snapshot(self) -> Self:
-        """A copy that keeps what is kept now, and shares nothing that can be changed."""
+        """Return a copy of the current values that shares nothing mutable with them."""
         twin = copy.copy(self)
         twin._order, twin._values = copy.deepcopy(self._order), copy.deepcopy(self._values)
         return twin

@@ -1,6 +1,6 @@
-"""What a batch asks of the lanes' states, and that batches come in order: each lane goes on where its state stopped.
+"""Check that batches arrive in order, so that each lane continues where its state stopped.
 
-A batch that is left out, repeated, or of another loader is found, also where each stream is one window.
+A batch that was left out, repeated, or is from another loader is detected, even if each stream is one window.
 """
 
 from __future__ import annotations
@@ -16,42 +16,42 @@ import torch
 from stream_dataloader.batch import StreamBatch
 from stream_dataloader.errors import StateError
 
-#: What is known of each lane, a row each: its last item, the batch that it was in, and how many items its state was
-#: made of, counted for burn-in only. -1: not known.
+#: Rows of the table of lanes: the last item, the batch that it was in, and the number of items in the lane's state,
+#: which is counted for burn-in only. -1: not known.
 ROWS = ("source", "position", "epoch", "step", "age")
 _AGE = ROWS.index("age")
-_OLD = 1 << 62  # the age of a state that was saved without its age: it is past any burn-in
+_OLD = 1 << 62  # age of a state that was saved without its age: beyond any burn-in
 
-#: In place of a lane's source: nothing is kept for the lane; or, after `reset`, it may begin anywhere.
+#: Values in place of a lane's source: the lane has no state yet, or it was reset and may begin anywhere.
 _NEVER, _ANYWHERE = -3, -2
 
-_REMEDY = "pass each batch to before() and after() once, in order, and save both states as of the same batch"
+_REMEDY = "pass each batch to before() and after() once, in order, and save both states after the same batch"
 
 
 def on_host(batch: StreamBatch) -> StreamBatch:
-    """The batch's bookkeeping in host memory."""
+    """Return the batch's bookkeeping in host memory."""
     return batch if batch.mask.device.type == "cpu" else batch.host
 
 
-def check_batch(batch: object, what: str) -> None:
-    """Refuse what is no `StreamBatch`; `what` says what such a batch is needed for."""
+def check_batch(batch: object, user: str) -> None:
+    """Raise if `batch` is not a `StreamBatch`, which `user` needs."""
     if not isinstance(batch, StreamBatch):
         remedy = "leave collate_fn out of StreamDataLoader; under torch's DataLoader use lane_dataset and collate_lanes"
-        raise TypeError(f"{what} StreamBatch, and this is a {type(batch).__name__}; {remedy}")
+        raise TypeError(f"{user} needs a StreamBatch, not a {type(batch).__name__}; {remedy}")
 
 
 class Ends(NamedTuple):
-    """A time step of each lane: of which stream it is, and where in it."""
+    """Source and position of one time step of each lane."""
 
     source: npt.NDArray[np.int64]
     position: npt.NDArray[np.int64]
 
 
 class Window(NamedTuple):
-    """A batch, lane by lane."""
+    """Facts about a batch, lane by lane."""
 
-    lanes: npt.NDArray[np.int64]  # their numbers
-    real: npt.NDArray[np.bool_]  # the lane has an item, be it one read again
+    lanes: npt.NDArray[np.int64]  # numbers of the lanes
+    real: npt.NDArray[np.bool_]  # the lane has an item, new or read again
     starts: npt.NDArray[np.bool_]  # a stream starts at the lane's first item
     goes_on: npt.NDArray[np.bool_]  # the lane's first item is not the first one of its stream
     first: Ends
@@ -60,7 +60,7 @@ class Window(NamedTuple):
     step: int
     is_first: torch.Tensor  # (T, B), in host memory
     there: npt.NDArray[np.bool_]  # (T, B): the step is an item
-    batch: Any  # equal for one batch, its micro-batches and its copies on devices, and for no other
+    batch: Any  # equal for a batch, its micro-batches and its copies on devices, and for no other batch
 
     @classmethod
     def of(cls, batch: StreamBatch) -> Window:
@@ -69,7 +69,7 @@ class Window(NamedTuple):
         there = source >= 0
         time_steps, lanes = there.shape
         rows = np.arange(lanes)
-        begin = 0 if there[0].all() else there.argmax(0)  # a loader pads the end only, others may pad the front
+        begin = 0 if there[0].all() else there.argmax(0)  # the loader pads only the end, other code may pad the front
         stop = -1 if there[-1].all() else time_steps - 1 - there[::-1].argmax(0)
         real = there[begin, rows]
         starts = host.is_first.numpy()[begin, rows]
@@ -80,15 +80,15 @@ class Window(NamedTuple):
         return cls(host.lane.numpy(), real, starts, real & ~starts, first, last, *place, token)
 
     def ages(self, before: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """How many items each step's state was made of before it, `(T + 1, B)`; the last row is behind the window.
+        """Return the number of items in the state before each step, `(T + 1, B)`; the last row is after the window.
 
         Args:
-            before: `(B,)`: the same of the states that the window begins with.
+            before: `(B,)`: the number of items in the states that the window begins with.
         """
         steps = len(self.there)
         items = np.zeros((steps + 1, len(before)), np.int64)
         np.cumsum(self.there, 0, out=items[1:])
-        begun = np.empty_like(items)  # the count of items at which the state began
+        begun = np.empty_like(items)  # count of items at which the state was reset
         begun[0] = -before
         begun[1:] = -before
         np.copyto(begun[:-1], items[:-1], where=self.is_first.numpy())
@@ -106,18 +106,18 @@ def check_no_start_inside(batch: StreamBatch) -> None:
 
 
 class LaneOrder:
-    """The last item that each lane's state was made of, and its batch.
+    """Last item and batch of each lane's state.
 
-    The lanes of a loaded state must be those of the batches that follow: `is_loaded` until each had one.
+    After a state is loaded, the next batches must have its lanes. `is_loaded` is set until each lane had a batch.
     """
 
     def __init__(self) -> None:
         self.is_loaded = False
         self._missing = _NEVER
         self._last = np.empty((len(ROWS), 0), np.int64)
-        self._given = np.empty(0, np.int64)  # each lane's last batch, by how many there were before it
+        self._given = np.empty(0, np.int64)  # each lane's last batch, as the number of batches before it
         self._age_before = np.empty(0, np.int64)  # each lane's age before its last batch
-        self._batch: Any = None  # the last one
+        self._batch: Any = None  # the last batch
         self._count = 0
 
     def _grow(self, lanes: npt.NDArray[np.int64]) -> None:
@@ -135,14 +135,14 @@ class LaneOrder:
         return found
 
     def check(self, window: Window, *, whole: bool) -> None:
-        """Raise unless each lane of a batch, whole or a part, goes on where its state stopped."""
+        """Raise unless each lane of a batch, or of a part, continues where its state stopped."""
         self._grow(window.lanes)
         if self.is_loaded:
             self._check_lanes(window, whole)
         source, position, epoch, step, _ = self._last[:, window.lanes]
         same = (source == window.first.source) & (position + 1 == window.first.position)
         lost = window.goes_on & ~same
-        # two epochs may have the same number, so that only the batch itself tells whether a first one is repeated
+        # Two epochs may have the same number, so only the batch itself shows that an epoch's first one is repeated.
         again = self._is_again(window)
         follows = (epoch == window.epoch) & (step + 1 == window.step) | (window.step == 0) & ~again
         follows |= (step < 0) & (source != _NEVER)
@@ -151,15 +151,15 @@ class LaneOrder:
             raise _out_of_order(window, int((lost if (lost & wrong).any() else wrong).argmax()), self._last)
 
     def _is_again(self, window: Window) -> npt.NDArray[np.bool_]:
-        """Which lanes were given this very batch before, as their last one."""
+        """Return `(B,)`: the lane's last batch was this very one."""
         again: npt.NDArray[np.bool_] = (self._given[window.lanes] == self._count) & (window.batch == self._batch)
         return again
 
     def age(self, window: Window) -> npt.NDArray[np.int64]:
-        """How many items the states were made of with which the lanes begin a batch.
+        """Return the number of items in each lane's state at the beginning of a batch.
 
         Raises:
-            StateError: The batch is neither the next one of its lanes nor the last one that they were given.
+            StateError: The batch is neither the next one of its lanes nor their last one.
         """
         self._grow(window.lanes)
         again = self._is_again(window)
@@ -169,21 +169,21 @@ class LaneOrder:
         return np.where(age < 0, _OLD, age)
 
     def begin_anew(self, lanes: npt.NDArray[np.int64]) -> None:
-        """Count the items of lanes from 0: their states have the initial value."""
+        """Count the items of lanes from 0, because their states were reset."""
         self._last[_AGE, lanes] = 0
 
     def _check_lanes(self, window: Window, whole: bool) -> None:
         saved, fed = self._last[0] != _NEVER, self._given >= 0
-        is_short = whole and fed[window.lanes].any() and not fed[saved].all()  # the parts of idle lanes may not come
+        is_short = whole and fed[window.lanes].any() and not fed[saved].all()  # parts of idle lanes may be missing
         if is_short or not saved[window.lanes].all():
             fed[window.lanes] = True
             lanes, had = named(np.flatnonzero(fed)), named(np.flatnonzero(saved))
-            what = f"the state was saved with {had}, and the batches have {lanes}"
-            remedy = "load_state_dict(state, loader=loader) carries it to another number of lanes"
-            raise StateError(f"{what}; {remedy}, where the loader has loaded its own state; reset() begins anew")
+            what = f"the state was saved with {had}, but the batches have {lanes}"
+            remedy = "load_state_dict(state, loader=loader) moves it to another number of lanes"
+            raise StateError(f"{what}; {remedy}, if the loader has loaded its own state; reset() forgets it")
 
     def advance(self, window: Window, *, counts: bool) -> None:
-        """Note a batch as the lanes' last one; `counts`: also of how many items their states are made now."""
+        """Record a batch as the lanes' last one; with `counts`, also the number of items in their states."""
         age = self.age(window) if counts else None
         self._grow(window.lanes)
         if window.batch != self._batch:
@@ -199,7 +199,7 @@ class LaneOrder:
         self.is_loaded = self.is_loaded and not (self._given[self._last[0] != _NEVER] >= 0).all()
 
     def forget(self, lanes: Iterable[int] | None) -> npt.NDArray[np.int64] | None:
-        """Let lanes, or all of them, begin anywhere; returns their numbers, None for all.
+        """Let lanes, or all of them, begin anywhere; return their numbers, or None for all.
 
         Raises:
             ValueError: A number is negative.
@@ -211,7 +211,7 @@ class LaneOrder:
             return None
         chosen = np.array([int(lane) for lane in lanes], np.int64)
         if len(chosen) and chosen.min() < 0:
-            raise ValueError(f"lane {chosen.min()} is reset, and lanes are numbered from 0")
+            raise ValueError(f"lane {chosen.min()} cannot be reset, because lanes are numbered from 0")
         self.is_loaded = False
         if len(chosen):
             self._grow(chosen)
@@ -220,7 +220,7 @@ class LaneOrder:
         return chosen
 
     def begin(self, lanes: npt.NDArray[np.int64]) -> None:
-        """Add lanes that have had no item: each begins with a stream."""
+        """Add lanes without an item so far; each must begin with a new stream."""
         if len(lanes):
             self._grow(lanes)
             self._last[:, lanes] = -1
@@ -242,21 +242,21 @@ class LaneOrder:
 
 
 def _out_of_order(window: Window, row: int, known: npt.NDArray[np.int64]) -> StateError:
-    """The error for a row of a batch."""
+    """Return the error for a row of a batch."""
     lane = window.lanes[row]
     source, position, epoch, step, _ = known[:, lane]
     now = f"lane {lane} goes on with" if window.goes_on[row] else f"lane {lane} has"
     now += f" source {window.first.source[row]} at position {window.first.position[row]}"
     now += f" in batch {window.step} of epoch {window.epoch}"
     if source == _NEVER:
-        return StateError(f"{now}, and no state is kept for it; load the one saved with the loader's, or call reset()")
+        return StateError(f"{now}, but no state is kept for it; load the one saved with the loader's, or call reset()")
     kept = f"after source {source}, position {position}" if source >= 0 else "before its first item"
     batch = f" (batch {step} of epoch {epoch})" if step >= 0 else ""
-    return StateError(f"{now}, and the state kept for it is that {kept}{batch}; {_REMEDY}")
+    return StateError(f"{now}, but its state is the one {kept}{batch}; {_REMEDY}")
 
 
 def named(lanes: Iterable[int]) -> str:
-    """Lanes, for messages."""
+    """Return a description of lanes for messages."""
     numbers = [int(lane) for lane in lanes]
     if len(numbers) > 1 and numbers == list(range(numbers[0], numbers[-1] + 1)):
         return f"lanes {numbers[0]} to {numbers[-1]}"

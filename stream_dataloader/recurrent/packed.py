@@ -1,6 +1,6 @@
 """Models for packed windows, in which a stream may start at any time step.
 
-Guarantee: each stream's outputs are those of the stream run alone, also behind one of NaN and infinity.
+Guarantee: each stream's outputs are those of the stream run alone, even if the stream before it gave NaN or infinity.
 """
 
 from __future__ import annotations
@@ -24,16 +24,17 @@ def masked_rnn(
     initial: Any = None,
     real: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, Any]:
-    """Call a cell step by step; where a stream starts inside the window, its lane's state begins anew.
+    """Call a cell step by step, and reset a lane's state where a stream starts inside the window.
 
     Args:
-        cell: `cell(inputs[t], state)` returns the next state: `torch.nn.LSTMCell`, `GRUCell`, or any other, also a
-            convolutional one. The first tensor of the state is the output. The lanes are dimension 0 of each tensor.
+        cell: `cell(inputs[t], state)` returns the next state: `torch.nn.LSTMCell`, `GRUCell`, or any other cell, such
+            as a convolutional one. The first tensor of the state is the output. The lanes are dimension 0 of each
+            tensor.
         inputs: `(T, B, ...)`.
-        state: The state before t = 0, as `RecurrentState.before` gives it. None: what the cell makes of None.
-        is_first: `(T, B)` bool. Not looked at for t = 0, where `before` has seen to it.
-        initial: State of one lane, `(1, ...)` a tensor, that a stream starts with. None: zeros.
-        real: `(T, B)` bool, `~batch.is_padding`: at other steps a lane keeps its state. None: all are real.
+        state: The state before t = 0, as `RecurrentState.before` returns it. None is passed on to the cell.
+        is_first: `(T, B)` bool. Ignored for t = 0, because `before` has already reset those lanes.
+        initial: State of one lane at the start of a stream, each tensor `(1, ...)`. None: zeros.
+        real: `(T, B)` bool, `~batch.is_padding`. A lane keeps its state at other steps. None: all are real.
 
     Returns:
         Outputs `(T, B, ...)`, and the state after the last step.
@@ -81,17 +82,17 @@ def linear_scan(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute the linear recurrence `h[t] = decay[t] * h[t - 1] + inputs[t]`, in parallel over time, with resets.
 
-    All arguments are given by name: inputs and decay often have the same shape, and libraries differ in their order.
-    It takes about log2(T) steps, each over the whole window (Hillis and Steele, Data Parallel Algorithms, 1986; Martin
-    and Cundy, Parallelizing Linear Recurrent Neural Nets Over Sequence Length, 2018).
+    All arguments are keyword-only, because inputs and decay often have the same shape, and libraries differ in their
+    order. The scan takes about log2(T) steps, each over the whole window (Hillis and Steele, Data Parallel Algorithms,
+    1986; Martin and Cundy, Parallelizing Linear Recurrent Neural Nets Over Sequence Length, 2018).
 
     Args:
         inputs: `(T, B, ...)`, real or complex.
         decay: `(T, B, ...)`; it is expanded to the shape of `inputs`.
-        state: `h` before t = 0, `(B, ...)`, as `RecurrentState.before` gives it. None: zeros.
-        is_first: `(T, B)` bool. Not looked at for t = 0, where `before` has seen to it.
+        state: `h` before t = 0, `(B, ...)`, as `RecurrentState.before` returns it. None: zeros.
+        is_first: `(T, B)` bool. Ignored for t = 0, because `before` has already reset those lanes.
         initial: `h` before a stream's first step, `(1, ...)`. None: zeros.
-        real: `(T, B)` bool, `~batch.is_padding`: at other steps a lane keeps its state. None: all are real.
+        real: `(T, B)` bool, `~batch.is_padding`. A lane keeps its state at other steps. None: all are real.
 
     Returns:
         `h` of all steps, `(T, B, ...)`, and of the last one, `(B, ...)`.
@@ -113,7 +114,7 @@ def linear_scan(
     if real is not None:
         padding = ~real.reshape(steps)
         factor, total = factor.masked_fill(padding, 1), total.masked_fill(padding, 0)
-    # what comes before a start does not count; `cut[t]`: a start is among the steps that are in `total[t]` so far
+    # Steps before a start do not count. `cut[t]`: a start is among the steps summed in `total[t]` so far.
     cut = is_first.reshape(steps)
     cut = torch.cat([torch.zeros_like(cut[:1]), cut[1:]])
     if initial is not None:
@@ -136,7 +137,7 @@ def linear_scan(
 
 def _check_flags(inputs: torch.Tensor, is_first: torch.Tensor, real: torch.Tensor | None) -> None:
     if not len(inputs):
-        raise ValueError(f"inputs is {tuple(inputs.shape)}, and has no time step")
+        raise ValueError(f"inputs is {tuple(inputs.shape)}, which has no time step")
     for name, flags in (("is_first", is_first), ("real", real)):
         if flags is not None and (flags.shape != inputs.shape[:2] or flags.dtype != torch.bool):
             wanted = f"torch.bool {tuple(inputs.shape[:2])}, as inputs is {tuple(inputs.shape)}"

@@ -1,6 +1,6 @@
 """`RecurrentState`: carries a model's state from batch to batch, lane by lane.
 
-Guarantees: a lane's state goes to the batch that continues the lane, and to no other; no tensor is changed in place.
+Guarantees: a lane's state goes only to the batch that continues the lane; no tensor is changed in place.
 """
 
 from __future__ import annotations
@@ -42,36 +42,36 @@ BurnInAt = Literal["start", "window"]
 
 @hinted
 class RecurrentState:
-    """Carries the state of a recurrent model from batch to batch.
+    """State of a recurrent model, carried from batch to batch.
 
-    A state is a tensor with a row for each lane, or a tuple, list, dict or dataclass of them, None included: what
-    `torch.nn.LSTM` returns, a list of layers, maps `(B, C, H, W)`. It is kept by lane number, so batches, the parts of
-    `loader.parts()` and micro-batches (`StreamBatch.split_lanes`) will do. Use one for each loader, outside of
-    `torch.compile`, and outside of the module that DistributedDataParallel wraps.
+    A state is a tensor with a row for each lane, or a tuple, list, dict or dataclass of such tensors and None. Examples
+    are the state of `torch.nn.LSTM`, a list of layers, and maps `(B, C, H, W)`. It is kept by lane number, so batches,
+    the parts of `loader.parts()` and micro-batches (`StreamBatch.split_lanes`) all work. Use one for each loader,
+    outside of `torch.compile`, and outside of the module that DistributedDataParallel wraps.
 
     Args:
-        initial: What a lane's state is where its stream starts. None: zeros. Or the state of one lane, with size 1 in
-            the dimension of the lanes; it is learnt if its tensors are Parameters. Or a function of the batch that
-            returns the state of its B lanes; where gradients are on it is called for each batch, on all ranks alike.
-        batch_dim: The dimension of the lanes: 1 for `torch.nn.LSTM` and `GRU`, 0 for cells and convolutions; or, in the
-            structure of the state, one for each tensor. None: the one dimension that has the right size; if several
-            have it, that is an error.
+        initial: State of a lane at the start of its stream. None: zeros. Or the state of one lane, with size 1 in the
+            dimension of the lanes; it is learnt if its tensors are Parameters. Or a function of the batch that returns
+            the state of its B lanes; while gradients are enabled, it is called for each batch, on all ranks alike.
+        batch_dim: Dimension of the lanes: 1 for `torch.nn.LSTM` and `GRU`, 0 for cells and convolutions. Or one
+            dimension for each tensor, in the structure of the state. None: the only dimension of the right size; it is
+            an error if several have that size.
         detach_every: Number of windows that a gradient goes back. With more than 1, add up losses until `after` returns
             True, and then call `backward()`.
-        nonfinite: What to do if a lane goes on with NaN or infinity in its state. `"raise"`: `NonFiniteStateError`.
-            `"reset"`: give the lane the initial value, with a warning. `"keep"`: nothing; it is not looked for.
-        burn_in: Number of steps that count as burn-in, see `loss_mask`: they bring the state up to date and teach
-            nothing (Kapturowski et al., Recurrent Experience Replay in Distributed Reinforcement Learning, 2019).
-        burn_in_at: `"start"`: from where a lane's state began with its initial value: at the start of a stream, of a
-            section, or of a sequence that a stream marks, and after `reset`. `"window"`: of each window.
-        packed: The model begins anew where `batch.is_first` is set inside a window, as `masked_rnn` and `linear_scan`
-            do. Without it a stream that starts inside a window is an error.
-        rank: Which rank this process is, for checkpoints; needs `world_size`. None: torch.distributed is asked.
+        nonfinite: Action if a lane continues with NaN or infinity in its state. `"raise"`: `NonFiniteStateError`.
+            `"reset"`: give the lane the initial value, with a warning. `"keep"`: no check.
+        burn_in: Number of burn-in steps, which update the state but do not count in the loss; see `loss_mask`
+            (Kapturowski et al., Recurrent Experience Replay in Distributed Reinforcement Learning, 2019).
+        burn_in_at: `"start"`: burn-in begins wherever a lane's state is reset: at the start of a stream, of a section,
+            or of a sequence that a stream marks, and after `reset`. `"window"`: it begins with each window.
+        packed: Whether the model resets states where `batch.is_first` is set inside a window, as `masked_rnn` and
+            `linear_scan` do. If False, a stream that starts inside a window is an error.
+        rank: Rank of this process, for checkpoints; needs `world_size`. None: taken from torch.distributed.
         world_size: Number of ranks.
 
     Raises:
         TypeError: An option has the wrong type.
-        ValueError: An option is out of range, or the initial state cannot be one, or cannot learn.
+        ValueError: An option is out of range, or the initial state has a wrong shape or cannot learn.
 
     Example:
         >>> import torch
@@ -105,7 +105,7 @@ class RecurrentState:
         world_size: int | None = None,
     ) -> None:
         if batch_dim is not None and not isinstance(batch_dim, (int, list)) and children_of(batch_dim) is None:
-            raise TypeError(f"batch_dim must be an integer, or a structure of them, and is {batch_dim!r}")
+            raise TypeError(f"batch_dim must be an integer, or a structure of integers, not {batch_dim!r}")
         self._initial = Initial(initial, batch_dim)
         self._batch_dim = batch_dim
         self._detach_every = options.integer("detach_every", detach_every, 1)
@@ -120,23 +120,23 @@ class RecurrentState:
         self._seen: tuple[weakref.ref[StreamBatch], Window] | None = None
 
     def before(self, batch: StreamBatch) -> Any:
-        """The state to call the model with: each lane's as `after` kept it, or the initial value where a stream starts.
+        """Return the state to call the model with: the one `after` kept, or the initial value where a stream starts.
 
-        Nothing changes by asking. The tensors may be those that are kept: do not change them in place.
+        This call changes nothing. The tensors may be the kept ones, so do not change them in place.
 
         Args:
             batch: A batch, part or micro-batch, on any device.
 
         Returns:
-            A state of the batch's B lanes. None if the initial value is zeros and no state has been seen yet, which
-            torch's networks and cells take for zeros.
+            A state of the batch's B lanes. None if the initial value is zeros and no state is known yet; torch's
+            networks and cells treat None as zeros.
 
         Raises:
-            StateError: A lane does not go on where its state stopped: a batch is left out, repeated, or of another
-                loader.
-            NonFiniteStateError: A lane would go on with NaN or infinity.
+            StateError: A lane does not continue where its state stopped: a batch was left out, was repeated, or is from
+                another loader.
+            NonFiniteStateError: A lane would continue with NaN or infinity.
             ValueError: A stream starts inside the window, and `packed` is not set.
-            TypeError: This is no `StreamBatch`.
+            TypeError: `batch` is not a `StreamBatch`.
         """
         window = self._checked(batch)
         kept = self._kept(batch, window)
@@ -150,19 +150,19 @@ class RecurrentState:
     def after(self, batch: StreamBatch, state: Any) -> bool:
         """Keep the state that the model returned, detached, for the batch that continues this one.
 
-        Lanes without an item in the batch keep the state that they had.
+        Lanes without an item in the batch keep their state.
 
         Args:
             batch: The batch that `before` was given.
             state: The state of its B lanes after the last time step.
 
         Returns:
-            Whether gradients end here; with `detach_every` they do not after every window.
+            True if the gradient ends here. With `detach_every` it does not end after every window.
 
         Raises:
-            StateError: As `before`; or the state has another structure or shape than the one before.
-            ValueError: It has not a row for each lane, or `batch_dim` has to say where.
-            TypeError: It holds something that is no tensor.
+            StateError: As in `before`; or the structure or shape of the state differs from the last one.
+            ValueError: The state does not have a row for each lane, or `batch_dim` is needed to find the rows.
+            TypeError: The state holds something that is not a tensor.
         """
         window = self._checked(batch)
         states = states_of(state, len(batch), self._batch_dim, self._store.known)
@@ -180,10 +180,10 @@ class RecurrentState:
         return cut
 
     def reset(self, lanes: Iterable[int] | None = None) -> None:
-        """Forget the state of lanes: each has the initial value before its next batch.
+        """Forget the state of lanes; each lane gets the initial value before its next batch.
 
         Args:
-            lanes: The lanes' numbers; None for all.
+            lanes: Numbers of the lanes; None for all.
 
         Raises:
             ValueError: A number is negative.
@@ -195,7 +195,7 @@ class RecurrentState:
             self._store.drop(chosen)
 
     def to(self, device: torch.device | str | int) -> Self:
-        """Move what is kept, and a fixed initial state, to a device; Parameters go with their module.
+        """Move the kept states and a fixed initial state to a device. Parameters move with their module.
 
         Returns:
             The object itself.
@@ -206,16 +206,16 @@ class RecurrentState:
         return self
 
     def burn_in_mask(self, batch: StreamBatch) -> torch.Tensor:
-        """`(T, B)` bool: the step is an item of the stream, and burn-in.
+        """Return `(T, B)` bool: the step is an item of the stream, and burn-in.
 
         Raises:
-            StateError: With `burn_in_at="start"`, which counts along: the batch is neither the next one of its lanes
-                nor the last one that `after` was given.
+            StateError: `burn_in_at="start"` counts items, and the batch is neither the next one of its lanes nor the
+                last one given to `after`.
         """
         return self._burn_in_of(batch, ~batch.is_padding)
 
     def _burn_in_of(self, batch: StreamBatch, real: torch.Tensor) -> torch.Tensor:
-        """The burn-in of a batch on the device of `real`, which says where the batch has items."""
+        """Return the burn-in steps of a batch on the device of `real`, the mask of the batch's items."""
         if self._counts:
             window = self._window(batch)
             young = window.ages(self._order.age(window))[:-1] < self._burn_in
@@ -224,17 +224,17 @@ class RecurrentState:
         return real & (t < self._burn_in)[:, None]
 
     def loss_mask(self, batch: StreamBatch) -> torch.Tensor:
-        """`(T, B)` bool: the step is to count in the loss: `batch.mask` without the burn-in.
+        """Return `(T, B)` bool: the step counts in the loss. This is `batch.mask` without the burn-in.
 
         Raises:
-            StateError: As `burn_in_mask`.
+            StateError: As in `burn_in_mask`.
         """
         return batch.mask & ~self.burn_in_mask(batch)
 
     def burning_in(self, batch: StreamBatch) -> contextlib.AbstractContextManager[Any]:
-        """A context for the first `burn_in` time steps: no gradient if they are burn-in or padding in each lane.
+        """Return a context for the first `burn_in` time steps: no gradient if they are burn-in or padding in all lanes.
 
-        With an initial state that may be learnt it does nothing, as other ranks wait for that one's gradient.
+        It does nothing if the initial state may be learnt, because other ranks wait for that gradient.
         """
         host, head = on_host(batch), slice(0, self._burn_in)
         if self._initial.is_in_every_graph or not self._burn_in:
@@ -244,29 +244,29 @@ class RecurrentState:
         return torch.no_grad() if is_burn_in.all() else contextlib.nullcontext()
 
     def cut_burn_in(self, batch: StreamBatch, state: Any, t: int) -> Any:
-        """The state before time step t, with the gradient cut in lanes for which step t - 1 is burn-in.
+        """Return the state before time step t, with the gradient cut in lanes whose step t - 1 is burn-in.
 
         Args:
             batch: The batch.
             state: The state before step t.
-            t: A time step; 1 to T.
+            t: A time step, 1 to T.
 
         Raises:
-            ValueError: There is no such step; or the state is of another kind than those kept.
+            ValueError: `t` is out of range, or the structure of the state differs from the kept ones.
         """
         if not 1 <= t <= batch.time_steps:
-            raise ValueError(f"t is {t}, and must be 1 to {batch.time_steps}, the batch's time steps")
+            raise ValueError(f"t is {t}; it must be 1 to {batch.time_steps}, the batch's time steps")
         states = states_of(state, len(batch), self._batch_dim, self._store.known)
         return states.blended(self.burn_in_mask(batch)[t - 1], [leaf.detach() for leaf in states.leaves]).tree
 
     def state_dict(self) -> dict[str, Any]:
-        """What is kept, as of the last batch that was passed to `after`: tensors, lists, numbers, names.
+        """Return the states after the last batch passed to `after`, as tensors, lists, numbers and names.
 
-        Save it with the loader's state as of the same batch, `batch.state_dict()`. Each rank saves its own;
-        `stream_dataloader.merge_states` makes one of all of them. A learnt initial state is in the module's own state.
+        Save the result with the loader's state after the same batch, `batch.state_dict()`. Each rank saves its own;
+        `stream_dataloader.merge_states` merges them. A learnt initial state is in the module's own state.
 
         Raises:
-            StateError: Gradients go back beyond the last batch; or a class in the state could not be found again.
+            StateError: Gradients go back beyond the last batch, or a class in the state cannot be imported again.
         """
         if self._store.uncut:
             what = f"gradients go back {self._store.uncut} of {self._detach_every} windows (detach_every)"
@@ -275,17 +275,17 @@ class RecurrentState:
         return {**head_of(lanes, self._order, self.place), **tensors_to_plain(self._store.get(lanes))}
 
     def load_state_dict(self, state: Mapping[str, Any], *, loader: StreamDataLoader[Any] | None = None) -> None:
-        """Go on from a saved state; what was kept is forgotten.
+        """Continue from a saved state and forget the current states.
 
         Args:
-            state: What `state_dict()` returned on this rank, with the same number of ranks; or what `merge_states` made
-                of all ranks' states, of any number. It is not copied, but moved where the first batch is.
-            loader: The loader, if it has loaded its state with another number of lanes (`changes=["batch_size"]`): it
-                knows which lane each one was. Those that are gone are left out, and new ones begin with their streams.
+            state: The result of `state_dict()` on this rank, with the same number of ranks. Or the result of
+                `merge_states`, for any number of ranks. It is not copied, but moved to the first batch's device.
+            loader: The loader, if it has loaded its state with another number of lanes (`changes=["batch_size"]`). It
+                knows the former number of each lane. States of removed lanes are left out; new lanes start empty.
 
         Raises:
-            StateError: It is no state, that of another model, or has not this rank's lanes; or the loader has loaded no
-                state, or one of other lanes.
+            StateError: This is not a state, it is from another model, or it does not have this rank's lanes. Or the
+                loader has loaded no state, or one with other lanes.
         """
         own = of_rank(state, "RecurrentState", self.place, loader)
         if own is None:
@@ -299,18 +299,18 @@ class RecurrentState:
         if self._batch_dim is not None:
             dims = dims_of(states.node, states.leaves, len(lanes), self._batch_dim, "the saved state")
             if dims != list(states.dims):
-                raise StateError(f"the state has lanes in dimensions {states.dims}, and batch_dim says {dims}")
+                raise StateError(f"the state has lanes in dimensions {states.dims}, but batch_dim says {dims}")
         self._store = LaneStore()
         self._store.put(Piece(lanes, states, is_checked=self._nonfinite != "keep"))
         self._order = own.order()
 
     @property
     def place(self) -> tuple[int, int]:
-        """Which rank this is, and how many there are."""
+        """This rank, and the number of ranks."""
         return self._rank.numbers
 
     def snapshot(self) -> Self:
-        """A copy that keeps what is kept now. The tensors are the same ones, as none is ever changed in place."""
+        """Return a copy with the states kept now. It shares the tensors, because none is ever changed in place."""
         twin = copy.copy(self)
         twin._store, twin._order = copy.copy(self._store), copy.deepcopy(self._order)
         return twin
@@ -323,16 +323,16 @@ class RecurrentState:
         return f"RecurrentState({'nothing kept' if known is None else f'{len(self._store.lanes)} lanes: {known}'})"
 
     def _checked(self, batch: StreamBatch) -> Window:
-        """The window of a batch that may be continued here."""
+        """Return the window of a batch after checking that it continues the kept states."""
         window = self._window(batch)
         self._order.check(window, whole="_state" in batch.__dict__)
         return window
 
     def _window(self, batch: StreamBatch) -> Window:
-        """The window of a batch, which is kept until another one is asked for."""
+        """Return the window of a batch. The last window is remembered."""
         if self._seen is not None and self._seen[0]() is batch:
             return self._seen[1]
-        check_batch(batch, "a state is carried by")
+        check_batch(batch, "a RecurrentState")
         if not self._packed:
             check_no_start_inside(batch)
         window = Window.of(batch)
@@ -340,7 +340,7 @@ class RecurrentState:
         return window
 
     def _kept(self, batch: StreamBatch, window: Window) -> Piece | None:
-        """What is kept for the lanes of a batch."""
+        """Return the kept states of a batch's lanes."""
         kept = self._store.get(window.lanes)
         device = batch.mask.device
         if kept is not None and self._order.is_loaded and device.type != "cpu":
@@ -348,13 +348,13 @@ class RecurrentState:
         return kept
 
     def _not_finite(self, window: Window, kept: Piece) -> npt.NDArray[np.bool_]:
-        """Which lanes go on with a state that is not finite."""
+        """Return `(B,)`: the lane would continue with a state that is not finite."""
         if kept.check is None or not (bad := kept.check.bad() & window.goes_on).any():
             return np.zeros(len(window.lanes), np.bool_)
         row = int(bad.argmax())
         lane, source, position = (int(own[row]) for own in (window.lanes, *window.first))
         more = f" (and {bad.sum() - 1} more lanes)" if bad.sum() > 1 else ""
-        text = f"lane {lane} goes on with source {source} at position {position}, and its state holds NaN or infinity"
+        text = f"lane {lane} goes on with source {source} at position {position}, but its state holds NaN or infinity"
         if self._nonfinite == "raise":
             raise NonFiniteStateError(
                 f"{text}{more}, which would stay until the stream ends: clip gradients, take smaller steps, call "
@@ -364,5 +364,5 @@ class RecurrentState:
                 lane=lane,
             )
         self._order.begin_anew(window.lanes[bad])
-        warnings.warn(f"{text}{more}; it begins anew with the initial value", RuntimeWarning, stacklevel=3)
+        warnings.warn(f"{text}{more}; it was reset to the initial value", RuntimeWarning, stacklevel=3)
         return bad

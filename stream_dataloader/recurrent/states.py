@@ -1,6 +1,6 @@
-"""`States`: tensors of some lanes, in the structure of a model's state, and where the lanes are in each.
+"""`States`: tensors of some lanes in the structure of a model's state, with the dimension of the lanes in each.
 
-Guarantee: the dimension of the lanes is never guessed. It is given, or only one can be meant.
+Guarantee: the dimension of the lanes is never guessed. It is given, or only one dimension fits.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Lanes = npt.NDArray[np.int64]
 
 
 class States(NamedTuple):
-    """The structure of a state, its tensors, with the lanes side by side, and the dimension of the lanes in each."""
+    """Structure of a state, its tensors with the lanes side by side, and the dimension of the lanes in each."""
 
     node: Node
     leaves: Sequence[torch.Tensor]
@@ -40,11 +40,11 @@ class States(NamedTuple):
 
     @property
     def shapes(self) -> list[tuple[int, ...]]:
-        """Each tensor's shape, with 1 for the lanes."""
+        """Shape of each tensor, with 1 for the lanes."""
         return [_with_lanes(leaf, dim, 1) for leaf, dim in zip(self.leaves, self.dims, strict=True)]
 
     def map(self, function: Callable[[torch.Tensor, int], torch.Tensor]) -> States:
-        """The states with each tensor replaced by what `function` makes of it, given the dimension of its lanes."""
+        """Apply `function(tensor, dimension of the lanes)` to each tensor, and return the new states."""
         return States(self.node, list(map(function, self.leaves, self.dims)), self.dims)
 
     def to(self, device: torch.device) -> States:
@@ -58,11 +58,11 @@ class States(NamedTuple):
         return self.map(lambda leaf, dim: leaf.new_zeros(_with_lanes(leaf, dim, lanes)))
 
     def expanded(self, lanes: int) -> States:
-        """One lane's state for so many lanes. It is contiguous, as cuDNN's networks want it."""
+        """Repeat the state of one lane for `lanes` lanes. The result is contiguous, as cuDNN's networks require."""
         return self.map(lambda leaf, dim: leaf.expand(_with_lanes(leaf, dim, lanes)).contiguous())
 
     def blended(self, mask: torch.Tensor, others: Sequence[torch.Tensor]) -> States:
-        """These states, with others, of all lanes or of one, where `mask` `(B,)` is set; dtype and device stay."""
+        """Replace lanes by `others` (of all lanes, or of one) where `mask` `(B,)` is set; dtype and device stay."""
         leaves = [
             torch.where(along(dim, mask.to(leaf.device, non_blocking=True), leaf), other.to(leaf), leaf)
             for leaf, other, dim in zip(self.leaves, others, self.dims, strict=True)
@@ -70,16 +70,16 @@ class States(NamedTuple):
         return States(self.node, leaves, self.dims)
 
     def check_like(self, known: States, what: str) -> None:
-        """Raise unless structure and shapes, but for the lanes, are the known ones."""
+        """Raise unless structure and shapes are the known ones, apart from the number of lanes."""
         check_same(known.node, self.node, "the state here", what)
         if (own := self.shapes) != (shapes := known.shapes):
             i = next(i for i in range(len(own)) if own[i] != shapes[i])
             name = names_of(self.node)[i]
-            text = f"{what} has {name} of shape {own[i]}, and here it is {shapes[i]} (1 for the lanes)"
+            text = f"{what} has {name} of shape {own[i]}, but here it is {shapes[i]} (1 for the lanes)"
             raise StateError(text + _grown(own[i], shapes[i]))
 
     def __repr__(self) -> str:
-        """Names and shapes of the tensors, with B for the lanes."""
+        """Show names and shapes of the tensors, with B for the lanes."""
         named = zip(names_of(self.node), self.dims, self.shapes, strict=True)
         return ", ".join(
             f"{name} ({', '.join('B' if i == dim else str(size) for i, size in enumerate(shape))})"
@@ -88,13 +88,13 @@ class States(NamedTuple):
 
 
 def _grown(now: Sequence[int], before: Sequence[int]) -> str:
-    """What to do about a memory that grows in one dimension, or an empty text."""
+    """Return a remedy if a memory grows in one dimension, or an empty text."""
     longer = [i for i, (one, other) in enumerate(zip(now, before, strict=False)) if one > other]
     if len(now) != len(before) or len(longer) != 1 or sum(map(int.__ne__, now, before)) > 1:
         return ""
     return (
-        f"; recurrent.LaneCache keeps a memory that grows in dimension {longer[0]} at a fixed size, with a mask of who "
-        "may look where, and recurrent.LaneMemory any value"
+        f"; recurrent.LaneCache keeps a memory that grows in dimension {longer[0]} at a fixed size, with an attention "
+        "mask, and recurrent.LaneMemory keeps any value"
     )
 
 
@@ -103,7 +103,7 @@ def _with_lanes(leaf: torch.Tensor, dim: int, lanes: int) -> tuple[int, ...]:
 
 
 def take_apart(value: Any, name: str = "state") -> tuple[Node, list[torch.Tensor]]:
-    """The structure of a state and its tensors, of which `unflatten` makes it again."""
+    """Return the structure of a state and its tensors; `unflatten` is the inverse."""
     node, leaves = flatten(value, _parts)
     for i, leaf in enumerate(leaves):
         if not isinstance(leaf, torch.Tensor):
@@ -119,7 +119,7 @@ def _parts(value: Any) -> Parts | None:
 
 
 def names_of(node: Node) -> list[str]:
-    """How a user would write each tensor: `state[0]`, `state['conv']`."""
+    """Return each tensor's name as a user would write it: `state[0]`, `state['conv']`."""
     return leaf_paths(node, "state")
 
 
@@ -128,12 +128,12 @@ def _nesting(node: Node) -> str:
 
 
 def _spread(value: Any, node: Node, name: str) -> list[Any]:
-    """One value a tensor, from a value for all of them, or from a structure of such values."""
+    """Return one value for each tensor, given one for all of them or a structure of values."""
     if value is None or isinstance(value, int):
         return [value] * len(leaf_paths(node))
     parts = _parts(value)
     if parts is None or parts[0] is not node.type or set(parts[1]) != set(node.keys):
-        what = f"{name} is {value!r}, and the state there is {_nesting(node)} with {list(node.keys)}"
+        what = f"{name} is {value!r}, but the state there is {_nesting(node)} with {list(node.keys)}"
         raise ValueError(f"{what}; give one number, or numbers in the structure of the state")
     kind, keys, values = parts
     by_key, below = dict(zip(keys, values, strict=True)), zip(node.keys, node.children, strict=True)
@@ -141,7 +141,7 @@ def _spread(value: Any, node: Node, name: str) -> list[Any]:
 
 
 def map_tensors(function: Callable[..., torch.Tensor], value: Any, *others: Any) -> Any:
-    """`value` with each tensor replaced by what `function` makes of it and those of `others` beside it."""
+    """Apply `function` to each tensor of `value` and the tensors of `others` at the same place."""
     node, leaves = take_apart(value)
     beside = [leaves]
     for other in others:
@@ -165,22 +165,22 @@ def check_same(expected: Node, found: Node, of: str, other: str) -> None:
 
 
 def along(dim: int, values: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """Values `(B,)` in a shape that broadcasts along dimension `dim` of a tensor."""
+    """Reshape values `(B,)` so that they broadcast along dimension `dim` of a tensor."""
     return values.reshape([-1 if i == dim % like.ndim else 1 for i in range(like.ndim)])
 
 
 def states_of(state: Any, lanes: int, batch_dim: Any, known: States | None = None) -> States:
-    """What a model returned for a number of lanes; `known` is what it returned before."""
+    """Return the states in a model's result for a number of lanes, checked against `known`, its result before."""
     node, leaves = take_apart(state)
     if not leaves:
-        raise ValueError("the state holds no tensor, so there is nothing to carry; pass what the model returned")
+        raise ValueError("the state holds no tensor, so there is nothing to carry; pass the state from the model")
     if known is None:
         return States(node, leaves, dims_of(node, leaves, lanes, batch_dim, "state"))
     check_same(known.node, node, "the state kept", "the one returned")
     for i, (leaf, dim) in enumerate(zip(leaves, known.dims, strict=True)):
         if leaf.ndim <= dim or leaf.shape[dim] != lanes:
-            what = f"{names_of(node)[i]} is {tuple(leaf.shape)}, and the batch has {lanes} lanes"
-            raise StateError(f"{what}, which are dimension {dim}; return the state of the batch's own lanes")
+            what = f"{names_of(node)[i]} is {tuple(leaf.shape)}, but the batch has {lanes} lanes"
+            raise StateError(f"{what} in dimension {dim}; return the state of the batch's own lanes")
     found = States(node, leaves, known.dims)
     if any(leaf.shape != one.shape for leaf, one in zip(leaves, known.leaves, strict=True)):  # other lanes, or an error
         found.check_like(known, "the state returned")
@@ -188,7 +188,7 @@ def states_of(state: Any, lanes: int, batch_dim: Any, known: States | None = Non
 
 
 def dims_of(node: Node, leaves: Sequence[torch.Tensor], lanes: int, batch_dim: Any, what: str) -> list[int]:
-    """The dimension of so many lanes in each tensor of `what`, by the user's `batch_dim`."""
+    """Return the dimension of the lanes in each tensor of `what`, given the user's `batch_dim`."""
     numbers = _spread(batch_dim, node, "batch_dim")
     named = zip(leaf_paths(node, what), leaves, numbers, strict=True)
     return [_dim_of(name, leaf, lanes, number) for name, leaf, number in named]
@@ -201,12 +201,12 @@ def _dim_of(name: str, leaf: torch.Tensor, lanes: int, number: int | None) -> in
         if not -leaf.ndim <= number < leaf.ndim or number % leaf.ndim not in candidates:
             fitting = f"; dimension {candidates[0]} has" if len(candidates) == 1 else ""
             many = f"{lanes} lane{'s' * (lanes != 1)}"
-            raise ValueError(f"{name} is {shape}, which has not {many} in dimension {number} (batch_dim){fitting}")
+            raise ValueError(f"{name} is {shape}, without {many} in dimension {number} (batch_dim){fitting}")
         return number % leaf.ndim
     if not candidates:
-        more = "; an initial one of several lanes is a function of the batch" if lanes == 1 else ""
-        raise ValueError(f"{name} is {shape}, and no dimension has the size {lanes}, a row for each lane{more}")
+        more = "; pass a function of the batch to give each lane its own initial state" if lanes == 1 else ""
+        raise ValueError(f"{name} is {shape}, but no dimension has the size {lanes}, a row for each lane{more}")
     if len(candidates) > 1:
         what = f"{name} is {shape}, and its {lanes} lanes may be dimension {' or '.join(map(str, candidates))}"
-        raise ValueError(f"{what}; say which with batch_dim=: 1 for torch.nn.LSTM and GRU, 0 for cells")
+        raise ValueError(f"{what}; choose one with batch_dim=: 1 for torch.nn.LSTM and GRU, 0 for cells")
     return candidates[0]

@@ -1,4 +1,4 @@
-"""Keeps the lanes' states in pieces: the tensors of some lanes, as the model returned them.
+"""Storage of lanes' states in pieces, each with the tensors of some lanes as the model returned them.
 
 ::
 
@@ -22,9 +22,9 @@ from stream_dataloader.recurrent.states import Lanes, States
 
 
 class FiniteCheck:
-    """Whether all numbers of some lanes' states are finite.
+    """Check that all numbers of some lanes' states are finite.
 
-    If their sum is not, a closer look says so. From a CUDA device it is copied while the model trains on.
+    Only if their sum is not finite, each number is checked. It is copied from a CUDA device while training goes on.
     """
 
     def __init__(self, states: States) -> None:
@@ -46,7 +46,7 @@ class FiniteCheck:
         return self.__dict__ | {"_copied": None}
 
     def bad(self) -> npt.NDArray[np.bool_]:
-        """`(B,)`: the lane's state holds NaN or infinity. Waits for the sum."""
+        """Wait for the sum; return `(B,)`: the lane's state holds NaN or infinity."""
         if self._copied is not None:
             self._copied.synchronize()
         states = self._states
@@ -60,13 +60,13 @@ class FiniteCheck:
 
 
 def _sum(leaf: torch.Tensor) -> torch.Tensor:
-    """The sum of a tensor's numbers, in single precision at least."""
+    """Sum a tensor's numbers, in single precision at least."""
     real = torch.view_as_real(leaf.resolve_conj()) if leaf.is_complex() else leaf
     return real.sum(dtype=torch.float64 if real.dtype == torch.float64 else torch.float32)
 
 
 class Piece:
-    """The states of some lanes, through which the gradient goes back `uncut` windows; `check` looks for NaN."""
+    """States of some lanes. Their gradient goes back `uncut` windows; `check` looks for NaN and infinity."""
 
     def __init__(self, lanes: Lanes, states: States, *, uncut: int = 0, is_checked: bool = False) -> None:
         self.lanes, self.states, self.uncut = lanes, states, uncut
@@ -83,7 +83,7 @@ class Piece:
 
 
 class LaneStore:
-    """The pieces. Their table is never changed in place, so a shallow copy is a copy."""
+    """Table of the pieces. It is never changed in place, so a shallow copy is enough."""
 
     def __init__(self) -> None:
         self._pieces: dict[bytes, Piece] = {}
@@ -98,12 +98,12 @@ class LaneStore:
 
     @property
     def known(self) -> States | None:
-        """Some of the states, which show what all look like; None if there are none."""
+        """Example of the states with their structure and shapes, or None without any."""
         return next((piece.states for piece in self), None)
 
     @property
     def uncut(self) -> int:
-        """How many windows the gradient of some lane goes back."""
+        """Largest number of windows that the gradient of a lane goes back."""
         return max((piece.uncut for piece in self), default=0)
 
     def put(self, piece: Piece) -> None:
@@ -122,7 +122,7 @@ class LaneStore:
         self._pieces = kept
 
     def get(self, lanes: Lanes) -> Piece | None:
-        """The states of some lanes; those of which none is kept are zeros. None if nothing is kept at all."""
+        """Return the states of some lanes, with zeros for unknown lanes, or None if no state is kept at all."""
         piece = self._pieces.get(lanes.tobytes())
         if piece is not None or not self._pieces:
             return piece
@@ -135,7 +135,7 @@ class LaneStore:
 
 
 def _side_by_side(pieces: Sequence[Piece], lanes: Lanes, like: Piece) -> Piece:
-    """One piece of several, with zeros for lanes that none of them has."""
+    """Join pieces into one, with zeros for lanes that none of them has."""
     missing = np.setdiff1d(lanes, [lane for piece in pieces for lane in piece.lanes])
     states = [piece.states for piece in pieces] + ([like.states.zeros(len(missing))] if len(missing) else [])
     place = {lane: i for i, lane in enumerate(np.concatenate([*(piece.lanes for piece in pieces), missing]).tolist())}

@@ -1,4 +1,4 @@
-"""Values of any nesting as plain data that `torch.load(..., weights_only=True)` takes, and back.
+"""Conversion of nested values to plain data that `torch.load(..., weights_only=True)` accepts, and back.
 
 ::
 
@@ -8,8 +8,8 @@
     tuple, set, deque, array                a tuple of a name and the parts: ("deque", 4, [...]), ("array", tensor)
     an object with state_dict               ("state", its state)
 
-Guarantee: what is decoded equals what was encoded, and shares nothing with it; anything else is an error that says
-where it is.
+Guarantee: a decoded value equals the encoded one, and shares nothing with it. A value that cannot be encoded raises an
+error that says where it is.
 """
 
 from __future__ import annotations
@@ -28,13 +28,14 @@ _SCALARS = (type(None), bool, int, float, complex, str, bytes)
 
 
 def encode(value: Any, name: str) -> Any:
-    """A value as plain data of its own.
+    """Return a value as plain data that shares nothing with it.
 
     Args:
-        name: What to call the value in an error.
+        value: The value.
+        name: Name of the value in errors.
 
     Raises:
-        StateError: It holds an object of another type, or a tensor with a gradient.
+        StateError: The value holds an object of another type, or a tensor with a gradient.
     """
     kind = type(value)
     if kind in _SCALARS:
@@ -45,7 +46,7 @@ def encode(value: Any, name: str) -> Any:
         return value.clone()
     if kind in (dict, OrderedDict):
         if odd := [key for key in value if type(key) not in _SCALARS]:
-            raise StateError(f"{name} has a key of type {type(odd[0]).__name__}; have numbers or texts as keys")
+            raise StateError(f"{name} has a key of type {type(odd[0]).__name__}; use numbers or texts as keys")
         return {key: encode(one, f"{name}[{key!r}]") for key, one in value.items()}
     if kind in (list, tuple, set, deque):
         parts = [encode(one, f"{name}[{i}]") for i, one in enumerate(value)]
@@ -56,7 +57,7 @@ def encode(value: Any, name: str) -> Any:
         try:
             held = torch.from_numpy(np.array(value))
         except TypeError as error:
-            raise StateError(f"{name} is an array of {value.dtype}, which torch has not: {error}") from error
+            raise StateError(f"{name} is an array of {value.dtype}, which torch does not have: {error}") from error
         return ("array" if isinstance(value, np.ndarray) else "number", held)
     if hasattr(value, "state_dict") and hasattr(value, "load_state_dict"):
         return "state", encode(value.state_dict(), f"{name}.state_dict()")
@@ -67,13 +68,14 @@ def encode(value: Any, name: str) -> Any:
 
 
 def decode(plain: Any, new: Callable[[], Any]) -> Any:
-    """The value of which `encode` made plain data.
+    """Return the value that `encode` made plain data from.
 
     Args:
-        new: Makes an object that the state of one is loaded into.
+        plain: The plain data.
+        new: Function that makes an object to load the state of an object into.
 
     Raises:
-        StateError: It is no such data.
+        StateError: The data are not from `encode`.
     """
     if isinstance(plain, torch.Tensor):
         return plain.clone()
@@ -98,16 +100,18 @@ def decode(plain: Any, new: Callable[[], Any]) -> Any:
             value = new()
             if not hasattr(value, "load_state_dict"):
                 kind = type(value).__name__
-                raise StateError(f"the state is that of an object, and new() makes a {kind}; pass new= as it was saved")
+                raise StateError(
+                    f"the state is from an object, but new() makes a {kind}; pass new= as when it was saved"
+                )
             value.load_state_dict(decode(state, new))
             return value
     raise StateError(f"a value in the state cannot be read: {plain[:1]!r}; it was changed since")
 
 
 def move(value: Any, device: torch.device) -> Any:
-    """The value with its tensors on a device; other objects move themselves if they have a method `to`."""
+    """Return the value with its tensors on a device. Objects with a method `to` move themselves."""
     if isinstance(value, dict):
-        moved = copy.copy(value)  # of its own class, which may have a default
+        moved = copy.copy(value)  # keeps the dict's own class, which may have a default
         moved.update({key: move(one, device) for key, one in value.items()})
         return moved
     if type(value) in (list, tuple):

@@ -1,9 +1,9 @@
-"""Segments: a batch's lanes laid end to end in one row, cut where nothing may flow from one step to the next.
+"""Segments: a batch's lanes laid end to end in one row, cut where no state may flow from one step to the next.
 
-Kernels for sequences of different lengths take such a row, and `cu_seqlens`, the places where it is cut. Lane b is at
+Kernels for sequences of different lengths take such a row and its boundaries, `cu_seqlens`. Lane b is at
 `[b * T, (b + 1) * T)` of the row.
 
-    lane 0  a a a . .      lane 1  b b C C C      (T = 5; a and b go on from the batch before, C starts, . is padding)
+    lane 0  a a a . .      lane 1  b b C C C      (T = 5; a and b continue the batch before, C starts, . is padding)
 
     row     a a a . . b b C C C      cu_seqlens  0 3 5 7 10      continues  1 0 1 0
 
@@ -25,13 +25,13 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Segments:
-    """The segments of a batch's lanes laid end to end, from `recurrent.segments(batch)`. N is their number.
+    """Segments of a batch's lanes laid end to end, from `recurrent.segments(batch)`. N is their number.
 
-    All tensors are on the batch's device. N follows from the data, so it changes from batch to batch.
+    All tensors are on the batch's device. N depends on the data, so it changes from batch to batch.
 
     `continues` and `last` are for kernels that take a state for each segment and return one. Such a kernel is
     `fla.ops.gated_delta_rule.chunk_gated_delta_rule` of flash-linear-attention 0.5: `initial_state` and `final_state`
-    are `(N, ...)`. `to_segments` and `to_lanes` make the one of the state of the lanes, and the other way round.
+    are `(N, ...)`. `to_segments` converts states of lanes to states of segments, and `to_lanes` converts them back.
 
     Example:
         >>> import torch
@@ -48,61 +48,62 @@ class Segments:
     """`(N + 1,)` int32: segment n is at `[cu_seqlens[n], cu_seqlens[n + 1])` of the row."""
 
     row: torch.Tensor
-    """`(N,)` int64: the row of the batch that the segment is of, `0 ... B - 1`."""
+    """`(N,)` int64: the segment's row of the batch, `0 ... B - 1`."""
 
     continues: torch.Tensor
-    """`(N,)` bool: the segment goes on with the stream that its lane read in the batch before."""
+    """`(N,)` bool: the segment continues the stream that its lane read in the batch before."""
 
     is_padding: torch.Tensor
-    """`(N,)` bool: no item was read for any step of the segment."""
+    """`(N,)` bool: all steps of the segment are padding."""
 
     last: torch.Tensor
-    """`(B,)` int64: the segment that each lane ends with, apart from padding. Its final state is the lane's, unless it
-    `is_padding`: then the lane has no item."""
+    """`(B,)` int64: the last segment of each lane that is not padding. Its final state is the lane's state. If this
+    segment `is_padding`, the lane has no item."""
 
     def to_segments(self, state: torch.Tensor | None, start: torch.Tensor | float = 0) -> torch.Tensor | None:
-        """The segments' initial states, of the states that the lanes had after the batch before.
+        """Return the segments' initial states, given the states of the lanes after the batch before.
 
         Args:
-            state: `(B, ...)`, what `to_lanes` returned; for a structure of tensors, call this for each. None, for the
-                first batch, stands for lanes that all start.
-            start: What a stream starts with, `(1, ...)` or a number.
+            state: `(B, ...)`, the result of `to_lanes`. For a structure of tensors, call this for each tensor. None,
+                for the first batch, means that all lanes start.
+            start: State at the start of a stream, `(1, ...)` or a number.
 
         Returns:
-            `(N, ...)`: the lane's state where the segment continues a stream, else `start`. None, which kernels take
-            for zeros, if neither `state` nor another `start` is given.
+            `(N, ...)`: the lane's state where the segment continues a stream, else `start`. None, which kernels treat
+            as zeros, if neither `state` nor another `start` is given.
 
         Raises:
-            TypeError: `state` is no tensor.
-            ValueError: It is not of B lanes; or it is None, and `start` is a number, which does not tell the shape.
+            TypeError: `state` is not a tensor.
+            ValueError: `state` does not have B lanes. Or it is None, and `start` is a number, which has no shape.
         """
         if state is None:
             if isinstance(start, torch.Tensor):
                 return start.expand(len(self), *start.shape[1:])
             if start == 0:
                 return None
-            raise ValueError(f"without a state, start must be a tensor (1, ...), and is {start!r}, which has no shape")
+            raise ValueError(f"without a state, start must be a tensor (1, ...), not {start!r}, which has no shape")
         _check_first(state, len(self.last), "lanes", "as to_lanes returns it")
         carried = state.index_select(0, self.row)
         goes_on = self.continues.reshape(-1, *[1] * (state.ndim - 1))
         return torch.where(goes_on, carried, start.to(state) if isinstance(start, torch.Tensor) else start)
 
     def to_lanes(self, state: torch.Tensor, *, before: torch.Tensor | None) -> torch.Tensor:
-        """Return the lanes' states after the batch, of the final states of the segments.
+        """Return the lanes' states after the batch, given the final states of the segments.
 
         Args:
             state: `(N, ...)`.
-            before: `(B, ...)`, what `to_segments` was given: a lane without an item keeps it, as its stream may go on
-                later (with the loader's `patience`). None, for the first batch, stands for lanes that all start.
+            before: `(B, ...)`, the state given to `to_segments`. A lane without an item keeps it, because its stream
+                may continue later (with the loader's `patience`). None, for the first batch, means that all lanes
+                start.
 
         Returns:
             `(B, ...)`.
 
         Raises:
-            TypeError: `state` or `before` is no tensor.
-            ValueError: `state` is not of N segments, or `before` not of B lanes.
+            TypeError: `state` or `before` is not a tensor.
+            ValueError: `state` does not have N segments, or `before` does not have B lanes.
         """
-        _check_first(state, len(self), "segments", "as a kernel returns it that was given this cu_seqlens")
+        _check_first(state, len(self), "segments", "as a kernel called with this cu_seqlens returns it")
         after = state.index_select(0, self.last)
         if before is None:
             return after
@@ -111,7 +112,7 @@ class Segments:
         return torch.where(is_idle.reshape(-1, *[1] * (after.ndim - 1)), before.to(after), after)
 
     def __len__(self) -> int:
-        """Number of segments, N."""
+        """Return the number of segments, N."""
         return len(self.row)
 
     def __repr__(self) -> str:
@@ -120,26 +121,26 @@ class Segments:
 
 def _check_first(state: object, count: int, what: str, how: str) -> None:
     if not isinstance(state, torch.Tensor):
-        raise TypeError(f"the state must be a tensor, and is a {type(state).__name__}; give each tensor by itself")
+        raise TypeError(f"the state must be a tensor, not a {type(state).__name__}; pass each tensor by itself")
     if state.shape[:1] != (count,):
-        found = f"the batch has {count} {what}, and the state is {tuple(state.shape)}"
+        found = f"the batch has {count} {what}, but the state is {tuple(state.shape)}"
         raise ValueError(f"{found}; its first dimension must be the {what}, {how}")
 
 
 def begins_segment(is_first: torch.Tensor, padding: torch.Tensor) -> torch.Tensor:
-    """`(T, B)` bool: a segment begins at the step. A window's first step begins one, also if its stream goes on."""
+    """Return `(T, B)` bool: a segment begins at the step, as it always does at a window's first step."""
     changed = padding[1:] != padding[:-1]
     return torch.cat([torch.ones_like(is_first[:1]), is_first[1:] | changed])
 
 
 def find_segments(cuts: Array, is_first: Array, padding: Array, device: torch.device) -> Segments:
-    """The segments that `cuts_of` found, of `(T, B)` flags in host memory, put on `device`."""
+    """Return the segments between the cuts from `cuts_of`, on `device`; the `(T, B)` flags are in host memory."""
     steps, lanes = is_first.shape
     number = np.arange(len(cuts) - 1)
     row, t = np.divmod(cuts[:-1].astype(np.int64), steps)
     is_padding = padding[t, row]
     last, is_real = np.zeros(lanes, np.int64), ~is_padding
-    last[row] = number  # of several segments of a lane the latest stays
+    last[row] = number  # if a lane has several segments, the latest one stays
     last[row[is_real]] = number[is_real]
     found = {
         "cu_seqlens": cuts,
@@ -185,7 +186,7 @@ def count_starts(starts: Array, steps: int, lanes: int) -> Array:
 
 
 def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """`tensor` on a device."""
-    if device.type == "cuda":  # from pageable memory, the copy may wait for all that the device was told to do
+    """Copy a tensor to a device."""
+    if device.type == "cuda":  # a copy from pageable memory may wait for all work queued on the device
         return tensor.pin_memory().to(device, non_blocking=True)
     return tensor.to(device)

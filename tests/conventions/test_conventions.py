@@ -231,10 +231,10 @@ def test_streams_start_with_a_value_of_the_users():
         (lambda b, s: b.flatten_lanes({"x": torch.zeros(5, 4)}), TypeError, "dict"),
         (lambda b, s: b.unflatten_lanes(torch.zeros(20, 3)), ValueError, r"\(1, 20\), and is given \(20, 3\)"),
         (lambda b, s: recurrent.position_ids(b, "lane"), ValueError, "lane"),
-        (lambda b, s: s.to_segments(torch.zeros(3, 2)), ValueError, r"4 lanes, and the state is \(3, 2\)"),
-        (lambda b, s: s.to_lanes(torch.zeros(99), before=None), ValueError, r"segments, and the state is \(99,\)"),
+        (lambda b, s: s.to_segments(torch.zeros(3, 2)), ValueError, r"4 lanes, but the state is \(3, 2\)"),
+        (lambda b, s: s.to_lanes(torch.zeros(99), before=None), ValueError, r"segments, but the state is \(99,\)"),
         (lambda b, s: s.to_lanes((torch.zeros(99), torch.zeros(99)), before=None), TypeError, "tuple"),
-        (lambda b, s: s.to_lanes(torch.zeros(len(s)), before=torch.zeros(3)), ValueError, r"4 lanes, and the state is"),
+        (lambda b, s: s.to_lanes(torch.zeros(len(s)), before=torch.zeros(3)), ValueError, r"4 lanes, but the state is"),
         (lambda b, s: s.to_segments(None, 0.5), ValueError, "start"),
     ],
 )

@@ -172,7 +172,7 @@ def test_a_state_keeps_its_structure_and_shapes():
     batch = next(batches)
     for state, text in [
         (torch.zeros(2, 4), "structure"),
-        ({0: torch.zeros(2, 4), 1: torch.zeros(3, 4)}, r"state\[1\] is \(3, 4\), and the batch has 2 lanes"),
+        ({0: torch.zeros(2, 4), 1: torch.zeros(3, 4)}, r"state\[1\] is \(3, 4\), but the batch has 2 lanes"),
         ({0: torch.zeros(2, 4), 1: torch.zeros(2, 5)}, r"state\[1\] of shape \(1, 5\).* is \(1, 4\).* at a fixed size"),
         ({0: torch.zeros(2, 4), 1: torch.zeros(2, 3)}, r"here it is \(1, 4\) \(1 for the lanes\)$"),
         ({0: torch.zeros(2, 4), 1: None}, r"state\[1\] is a tensor in the state kept, and None .* give it a tensor"),

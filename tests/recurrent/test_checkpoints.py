@@ -112,7 +112,7 @@ def saved(lanes=4, hidden=3, rank=0, world_size=1):
 @pytest.mark.parametrize(
     ("place", "states", "text"),
     [
-        ({}, saved(rank=1, world_size=2), "rank 1 of 2, and this is rank 0 of 1"),
+        ({}, saved(rank=1, world_size=2), "rank 1 of 2, but this is rank 0 of 1"),
         ({"rank": 0, "world_size": 3}, saved(), "4 lanes, lanes 0 to 3, which 3 ranks"),
         ({}, [saved(rank=1, world_size=2)], r"ranks \[1\] of \[2\]"),
         ({}, [saved(world_size=2), saved(lanes=3, rank=1, world_size=2)], "rank 1 has lanes 0 to 2"),
@@ -145,7 +145,7 @@ def test_a_state_of_another_model_is_refused():
         carry.after(batch, torch.zeros(2, 4, 5))
     square = carry_of()
     square.after(batch, torch.zeros(4, 4, 3))
-    with pytest.raises(StateError, match=r"lanes in dimensions \[1\], and batch_dim says \[0\]"):
+    with pytest.raises(StateError, match=r"lanes in dimensions \[1\], but batch_dim says \[0\]"):
         RecurrentState(batch_dim=0).load_state_dict(square.state_dict())
 
 
@@ -153,7 +153,7 @@ def test_a_state_of_another_model_is_refused():
 def test_a_state_of_another_batch_size_is_refused(lanes):
     carry, gru = carry_of(), gru_of()
     carry.load_state_dict(saved(lanes=4))
-    with pytest.raises(StateError, match=f"lanes 0 to 3, and the batches have lanes 0 to {lanes - 1}"):
+    with pytest.raises(StateError, match=f"lanes 0 to 3, but the batches have lanes 0 to {lanes - 1}"):
         [step(gru, batch, carry) for batch in loader_of(lanes=lanes)]
     carry.reset()
     assert len([step(gru, batch, carry) for batch in loader_of(lanes=lanes)]) > 3
@@ -207,7 +207,7 @@ def test_what_does_not_belong_to_the_loaders_state_is_refused():
     with pytest.raises(StateError, match="the loader has loaded no state"):
         carry.load_state_dict(saved(), loader=loader)
     loader.load_state_dict(loader.state_dict())
-    with pytest.raises(StateError, match="lanes 0 to 5, and the loader's had 4 lanes on this rank"):
+    with pytest.raises(StateError, match="lanes 0 to 5, but the loader's state had 4 lanes on this rank"):
         carry.load_state_dict(saved(lanes=6), loader=loader)
 
 

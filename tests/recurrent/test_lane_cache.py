@@ -139,18 +139,20 @@ def test_what_does_not_fit_is_refused():
     cache = LaneCache(4)
     cache.after(one, one.data)
     past, _ = cache.before(two)
-    with pytest.raises(ValueError, match=r"state is \(6, 3, 3\), and the window has 2 steps .*without what before"):
+    with pytest.raises(
+        ValueError, match=r"state is \(6, 3, 3\), but the window has 2 steps .*without the steps from before"
+    ):
         cache.after(two, torch.cat([past, two.data]))
     for wrong in (one, three):
         with pytest.raises(StateError, match=r"lane \d"):
             cache.before(wrong)
     with pytest.raises(StateError, match="keeps its structure"):
         cache.after(two, [two.data])
-    with pytest.raises(StateError, match=r"has \[4\] steps, and here are 5;"):
+    with pytest.raises(StateError, match=r"has \[4\] steps, but this cache keeps 5;"):
         LaneCache(5).load_state_dict(cache.state_dict())
     carry = RecurrentState(batch_dim=0)
     carry.after(one, torch.zeros(3, 1))
-    with pytest.raises(StateError, match="is that of a RecurrentState; load what a LaneCache saved"):
+    with pytest.raises(StateError, match="is from a RecurrentState; load a state that a LaneCache saved"):
         cache.load_state_dict(carry.state_dict())
     assert torch.equal(cache.before(two)[0], past), "a state that is refused changes nothing"
     for options in ({"steps": 0}, {"steps": 2, "batch_dim": 0}, {"steps": 2, "time_dim": -1}):

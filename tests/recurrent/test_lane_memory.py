@@ -138,7 +138,7 @@ def test_reset_forgets_lanes():
     memory = LaneMemory()
     remember(one, memory)
     memory.reset([1])
-    with pytest.raises(KeyError, match=r"lane 1 has no value yet; there are those of lanes \[0, 2, 3\]"):
+    with pytest.raises(KeyError, match=r"lane 1 has no value yet; the lanes with values are \[0, 2, 3\]"):
         memory[1]
     lengths = next([len(items) for items in seen] for _, seen in memory.steps(two))
     assert lengths == [0 if lane == 1 or two.reset[lane] else 2 for lane in range(4)]
@@ -254,20 +254,20 @@ def test_states_of_other_kinds_are_refused():
     batch, memory, carry = next(iter(loader_of())), LaneMemory(), RecurrentState(batch_dim=0)
     list(memory.steps(batch))
     carry.after(batch, torch.zeros(4, 1))
-    with pytest.raises(StateError, match="one of a RecurrentState, and this is a LaneMemory"):
+    with pytest.raises(StateError, match="from a RecurrentState, but this is a LaneMemory"):
         memory.load_state_dict(carry.state_dict())
-    with pytest.raises(StateError, match="one of a LaneMemory, and this is a RecurrentState"):
+    with pytest.raises(StateError, match="from a LaneMemory, but this is a RecurrentState"):
         carry.load_state_dict(memory.state_dict())
-    with pytest.raises(StateError, match="one of a LaneMemory, and this is a RecurrentState"):
+    with pytest.raises(StateError, match="from a LaneMemory, but this is a RecurrentState"):
         merge_states([carry.state_dict(), memory.state_dict()])
     for states in ([loader_of().state_dict(), memory.state_dict()], [memory.state_dict(), loader_of().state_dict()]):
         with pytest.raises(StateError, match=r"state \d is what a model carries, and state \d is not"):
             merge_states(states)
-    with pytest.raises(StateError, match="not as many values"):
+    with pytest.raises(StateError, match="another number of values"):
         memory.load_state_dict(memory.state_dict() | {"values": []})
     with pytest.raises(StateError, match="cannot be read"):
         memory.load_state_dict(memory.state_dict() | {"values": [("unknown", 1)] * 4})
-    with pytest.raises(TypeError, match="this is a dict; leave collate_fn out"):
+    with pytest.raises(TypeError, match="not a dict; leave collate_fn out"):
         list(memory.steps({}))
     with pytest.raises(TypeError, match="new must be a function"):
         LaneMemory(3)

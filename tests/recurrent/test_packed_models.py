@@ -116,7 +116,7 @@ def test_burn_in_counts_items_only():
     carry = RecurrentState(burn_in=2)
     assert carry.burn_in_mask(batch).T.int().tolist() == [[1, 1, 0], [1, 0, 0]]
     assert torch.equal(RecurrentState().loss_mask(batch), batch.mask)
-    with pytest.raises(ValueError, match="t is 4, and must be 1 to 3"):
+    with pytest.raises(ValueError, match="t is 4; it must be 1 to 3"):
         carry.cut_burn_in(batch, torch.zeros(1, 2, 3), 4)
 
 
