@@ -1,7 +1,7 @@
-"""Factories for frequent kinds of sources, to be passed to `StreamDataset` as `open_stream`.
+"""Factories for common kinds of sources, to pass to `StreamDataset` as `open_stream`.
 
-A factory is cheap to build and to send, and passes `testing.StreamContract`. Open `images` first: a
-whole one in one file.
+A factory is cheap to build and to pickle, and passes `testing.StreamContract`. Open `images` first: a complete
+factory in one file.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import a factory when it is first used."""
+    """Import a factory on first use."""
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)

@@ -1,6 +1,6 @@
-"""Videos with their sound: each frame, and the samples that belong to it.
+"""Videos with their sound: each frame with the samples that belong to it.
 
-Guarantee: picture and sound stay together by the container's own time stamps.
+Guarantee: picture and sound stay in step by the container's own time stamps.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ __all__ = ["AudioVisualStream"]
 @hinted
 @dataclass(frozen=True, kw_only=True)
 class AudioVisualStream:
-    """Opens videos with sound: items are dicts of a `frame` and its `audio`, float32 `(channels, samples)`.
+    """Factory of streams from videos with sound: dicts of a `frame` and its `audio`, float32 `(channels, samples)`.
 
-    A source is as for `VideoStream`. Before an audio track begins, and after its end, there is silence.
+    Sources are those of `VideoStream`. Before an audio track begins and after its end, samples are silence.
 
     Args:
-        video: How frames are read; `with_times` adds `pts_seconds` and `is_key`. A frame's samples
-            begin at its time stamp, or with `fps` at n / fps.
-        rate: Samples a second; None keeps the file's own rate.
+        video: Options for the frames; `with_times` adds `pts_seconds` and `is_key`. A frame's samples
+            begin at its time stamp, or at n / fps with `fps`.
+        rate: Samples per second; None keeps the file's own rate.
         channels: 1 mixes to mono; None keeps the file's own channels.
-        samples: Samples a frame; None takes as many as fit between two frames, rounded; some may be
-            left out or given twice. Files of different rates need `samples`, or `fps` in `video`.
-        track: Which of the file's audio tracks, from 0.
+        samples: Samples per frame. None takes the rounded number that fits between two frames, so some samples may be
+            left out or repeated. Files of different rates need `samples`, or `fps` in `video`.
+        track: Number of the file's audio track, from 0.
 
     Raises:
-        ValueError: An option has a value that it cannot have.
+        ValueError: An option has an invalid value.
     """
 
     _yields_steps: ClassVar[bool] = True
-    open_early: ClassVar[bool] = True  # as its video and its audio
+    open_early: ClassVar[bool] = True  # because this holds for video and audio
 
     video: VideoStream = field(default_factory=VideoStream)
     rate: int | None = None
@@ -58,8 +58,8 @@ class AudioVisualStream:
         self._audio()
 
     def _audio(self) -> AudioStream:
-        """How the sound is read."""
-        # Sound that is left out would move all that comes after it away from its picture.
+        """Options for the sound."""
+        # Dropped samples would move all later sound away from its picture.
         corrupt: OnCorrupt = "raise" if self.video.on_corrupt == "raise" else "keep"
         return AudioStream(
             window=1,
@@ -71,23 +71,23 @@ class AudioVisualStream:
         )
 
     def __call__(self, source: Any, *, start: int = 0) -> Any:
-        """Open one video, from item `start` on, counted from its own first.
+        """Open one video at item `start`, counted from the source's first item.
 
         Raises:
             OSError: The file cannot be read.
-            ValueError: It is no video, lacks a stream, or ends before the source's start.
+            ValueError: The file is not a video, lacks a track, or ends before the source's start.
         """
         local, selection = self.video.open(source)
         with closed_on_error(local):
             return _OpenAudioVisual(self, selection, start, local)
 
     def length(self, source: Any) -> int | None:
-        """The number of items: that of the frames; see `VideoStream.length`."""
+        """Return the number of items, which is the number of frames; see `VideoStream.length`."""
         return self.video.length(source)
 
 
 class _OpenAudioVisual(OpenVideo):
-    """An open video with its sound."""
+    """Stream of an open video with its sound."""
 
     def __init__(self, options: AudioVisualStream, selection: Selection, start: int, local: LocalFile) -> None:
         super().__init__(options.video, selection, start, local)
@@ -98,7 +98,7 @@ class _OpenAudioVisual(OpenVideo):
         self._count = options.samples or max(1, round(a_frame))
 
     def beside(self, frame: Any, moment: Any) -> dict[str, Any]:
-        """The samples from the frame's moment on, and its times."""
+        """Return the samples that begin with the frame, and the frame's times."""
         seconds = Fraction(moment) * Fraction(self.reader.stream.time_base)
         return {"audio": self._sound.at(seconds, self._count), **super().beside(frame, moment)}
 
@@ -109,14 +109,14 @@ class _OpenAudioVisual(OpenVideo):
 
 
 class _Sound:
-    """A file's samples by the container's time, in ascending order."""
+    """Samples of a file by the container's time, read in ascending order."""
 
     def __init__(self, path: str, options: AudioStream) -> None:
         self._path, self._options = path, options
         self._reader = SampleReader(path, options)
         self._begun = False
         self.rate = self._reader.rate
-        self._position = 0  # the number of the sample that the reader is at
+        self._position = 0  # number of the reader's next sample
 
     def at(self, seconds: Fraction, count: int) -> Samples:
         first = math.floor((seconds - Fraction(self._reader.start_seconds)) * self.rate + Fraction(1, 2))

@@ -1,6 +1,6 @@
 """Folders of numbered images, each folder read as one video (OpenCV).
 
-Guarantee: images come in the order of their numbers. A damaged one is an error that names it.
+Guarantee: images are read in the order of their numbers. A damaged image raises an error that names it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from stream_dataloader.streams.cache.gate import Files, Gate, check_files
 
 __all__ = ["SUFFIXES", "ImageFolderStream"]
 
-#: What counts as an image in a folder, if there is no pattern.
+#: Suffixes of images, if there is no pattern.
 SUFFIXES = frozenset(
     ".avif .bmp .dib .gif .jp2 .jpe .jpeg .jpg .pbm .pgm .png .pnm .ppm .tif .tiff .webp".split()  # noqa: SIM905
 )
@@ -33,10 +33,10 @@ _NUMBER_FORMAT = re.compile(r"%(?:0?([1-9]\d*))?d")
 @hinted
 @dataclass(frozen=True, kw_only=True)
 class ImageFolderStream(PictureOptions):
-    """Opens folders of images: each image is an item.
+    """Factory of streams from folders of images: each image is an item.
 
-    A source is a folder; a folder and a pattern for the names in it, `"shots/left_*.png"` or
-    `"shots/%05d.jpg"`; or `(source, start, stop)`: images `[start, stop)` of it. Names are sorted with
+    A source is a folder, or a folder and a pattern for the names in it: `"shots/left_*.png"` or
+    `"shots/%05d.jpg"`. A source `(source, start, stop)` has images `[start, stop)` of it. Names are sorted with
     numbers as numbers. Images of 16 bits a channel are scaled to 8, and transparency is dropped.
 
     Attributes:
@@ -45,17 +45,17 @@ class ImageFolderStream(PictureOptions):
         color: `"rgb"`, or `"gray"`: one channel.
         dtype: `"uint8"`, 0 to 255, or `"float32"`, 0 to 1.
         fit: `"stretch"`, `"letterbox"` or `"crop"`; see `PictureOptions`.
-        pattern: Which names in a folder are images, with `*`, `?` and `[...]`; None: by suffix.
+        pattern: Pattern of the names of images, with `*`, `?` and `[...]`; None: by suffix.
         frame_step: Take every n-th image, from the source's first on.
-        gaps: `"allow"`, or `"raise"`: a missing number in the images' names is an error.
+        gaps: `"allow"`, or `"raise"` an error if a number is missing in the images' names.
         on_corrupt: `"raise"`, or `"keep"`: the image before takes the place of a damaged one.
-        upright: Turn images as their EXIF says.
-        limits: How many pixels an image may have; see `Limits`. None is the usual ones.
-        files: Which files links in the folder may lead to: `"inside"` it, or `"anywhere"`.
+        upright: Turn images as their EXIF data say.
+        limits: Largest number of pixels of an image; see `Limits`. None: the defaults.
+        files: Files that links in the folder may lead to: `"inside"` it, or `"anywhere"`.
 
     Raises:
         ImportError: OpenCV is not installed.
-        ValueError: An option has another value.
+        ValueError: An option has an invalid value.
 
     Example:
         >>> import tempfile, cv2, numpy as np
@@ -88,10 +88,10 @@ class ImageFolderStream(PictureOptions):
             raise ValueError(f"pattern is {self.pattern!r}; give one for names, like '*.png'")
 
     def __call__(self, source: Any, *, start: int = 0) -> PictureItems:
-        """Open one source, from item `start` on, counted from its own first.
+        """Open one source at item `start`, counted from the source's first item.
 
         Raises:
-            ValueError: There are fewer images than asked for; with `gaps="raise"`, one is missing.
+            ValueError: The folder has fewer images than requested; or one is missing, with `gaps="raise"`.
             StoreError: A link leads out of the folder.
             OSError: The folder does not exist, is a file, or cannot be read.
         """
@@ -103,9 +103,9 @@ class ImageFolderStream(PictureOptions):
         return PictureItems(self._images(paths, start, converter), converter)
 
     def _images(self, paths: list[str], start: int, converter: ArrayConverter) -> Iterator[tuple[Any, None]]:
-        """The images `paths[start:]`, decoded."""
+        """Yield the decoded images `paths[start:]`."""
         if self.size is None and 0 < start < len(paths):
-            converter.empty(self._read(paths, 0))  # the source's first image decides the size
+            converter.empty(self._read(paths, 0))  # the source's first image sets the size
         for position in range(start, len(paths)):
             yield self._read(paths, position), None
 
@@ -128,7 +128,7 @@ class ImageFolderStream(PictureOptions):
         raise AssertionError(f"position {position}")
 
     def length(self, source: Any) -> int:
-        """The number of items, by listing the folder."""
+        """Return the number of items, by listing the folder."""
         return len(self._paths(source))
 
     def _paths(self, source: Any) -> list[str]:
@@ -143,7 +143,7 @@ class ImageFolderStream(PictureOptions):
 
 
 def _find(path: str, pattern: str | None, files: Files) -> list[str]:
-    """The images that a source names, in order."""
+    """Return the paths of the images that a source names, in order."""
     folder, name, matches = path, pattern or "", _matcher(pattern)
     what = f"matches {pattern!r}" if pattern else "has an image's suffix"
     if not os.path.isdir(path):
@@ -178,7 +178,7 @@ def _matcher(pattern: str | None) -> Any:
 
 
 def _check_numbers(paths: list[str]) -> None:
-    """Check that the last number in the names goes up by one from image to image."""
+    """Check that the last number in the names increases by one from image to image."""
     before = None
     for path in paths:
         found = DIGITS.findall(os.path.splitext(os.path.basename(path))[0])

@@ -154,7 +154,7 @@ def test_a_lock_that_a_neighbour_holds_is_an_error_that_names_him(server, everyo
         os._exit(0)
     os.read(out, 1)
     try:
-        with pytest.raises(TimeoutError, match=rf"is locked by process {child} of user nobody, which did not get on"):
+        with pytest.raises(TimeoutError, match=rf"is locked by process {child} of user nobody, which made no progress"):
             fetched(cache, url)
     finally:
         for fd in (out, into, until, end):

@@ -1,1 +1,1 @@
-"""What streams of media files share. Open `section` first; it imports `errors` alone."""
+"""Code that all streams of media files share. Open `section` first; it imports only `errors`."""

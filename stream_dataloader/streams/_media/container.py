@@ -1,6 +1,6 @@
-"""Opens media files with PyAV. One without the stream asked for is refused by name.
+"""Opening of media files with PyAV. A file without the requested track raises an error that names the file.
 
-What differs between the versions of PyAV that are supported, 17 and later, stands here.
+All differences between the supported versions of PyAV, 17 and later, are handled here.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ __all__ = [
 
 _MAJOR = int(av.__version__.split(".")[0])
 
-#: Options for `av.open`: a title that is not UTF-8 must not fail. From 19 on it never does.
+#: Options for `av.open`: a title that is not UTF-8 must not raise an error. In PyAV 19 it never does.
 ANY_METADATA: dict[str, Any] = {"metadata_errors": "replace"} if _MAJOR < 19 else {}
 
-#: SWS_BILINEAR | SWS_ACCURATE_RND, which `Interpolation` has names for from 18 on.
+#: SWS_BILINEAR | SWS_ACCURATE_RND; `Interpolation` names them only in PyAV 18 and later.
 ACCURATE_BILINEAR = 0x2 | 0x40000
 
-#: Formats whose files name others, of this machine or of a server, which FFmpeg would open.
+#: Formats whose files name other files or URLs, which FFmpeg would open.
 _NAMING = {
     "concat",
     "concatf",
@@ -63,15 +63,15 @@ _NAMING_BEGINS = (b"#EXTM3U", b"<?xml", b"<MPD", b"ffconcat", b"v=0", b"# VobSub
 
 _RESERVED, _UNSPECIFIED = 0, 2  # of AVColorPrimaries and AVColorTransferCharacteristic
 _NO_TIMESTAMPS = 0x80  # AVFMT_NOTIMESTAMPS
-_ATTACHED_PICTURE = 0x400  # AV_DISPOSITION_ATTACHED_PIC: the cover of a recording is no video
+_ATTACHED_PICTURE = 0x400  # AV_DISPOSITION_ATTACHED_PIC: the cover picture of a recording is not a video
 
 
 def open_container(path: str) -> av.container.InputContainer:
-    """Open a media file; to be closed by the caller."""
+    """Open a media file, which the caller must close."""
     path = check_file(path)
     how = file_options()
     if runs_over(path):
-        how |= {"ignore_length": "1"}  # of FFmpeg's WAV demuxer: the sound lasts to the end of the file
+        how |= {"ignore_length": "1"}  # for FFmpeg's WAV demuxer: the sound lasts to the end of the file
     try:
         with above_standard():
             container: av.container.InputContainer = av.open(ffmpeg_path(path), "r", options=how, **ANY_METADATA)
@@ -85,7 +85,7 @@ def open_container(path: str) -> av.container.InputContainer:
 
 
 def file_options() -> dict[str, str]:
-    """FFmpeg's options for a file: which formats it may have, compared before one of them opens another file."""
+    """Return FFmpeg's options for a file: the allowed formats. FFmpeg checks them before a format opens other files."""
     return {"format_whitelist": _formats()}
 
 
@@ -95,7 +95,7 @@ def _formats() -> str:
 
 
 def ffmpeg_path(path: str) -> str:
-    """A file's path, in which a colon (`12:00.mp4`) ends no protocol."""
+    """Return a file's path in a form in which FFmpeg takes no colon (`12:00.mp4`) for the end of a protocol."""
     return os.path.join(os.curdir, path) if ":" in path and not os.path.isabs(path) else path
 
 
@@ -105,7 +105,7 @@ def choose_stream(
     index: int,
     limits: Limits | None = None,
 ) -> Any:
-    """The stream number `index` of a kind, to decode with one thread."""
+    """Return track `index` of a kind, set to decode with one thread."""
     streams = [s for s in container.streams if s.type == kind and not s.disposition.value & _ATTACHED_PICTURE]
     if not 0 <= index < len(streams):
         kinds = ", ".join(sorted({s.type for s in container.streams}))
@@ -127,16 +127,17 @@ def choose_stream(
 
 
 def most_pixels(limits: Limits) -> int:
-    """How many pixels FFmpeg may decode a frame of: later ones may be larger than the header says.
+    """Return the largest number of pixels that FFmpeg may decode a frame to.
 
-    Decoders work on blocks, so a frame may take some more than it shows.
+    FFmpeg needs this limit because later frames may be larger than the header says. Decoders work on blocks, so a frame
+    may take some more pixels than it shows.
     """
     return min(limits.picture_pixels + limits.picture_pixels // 8 + (1 << 16), (1 << 31) - 1)
 
 
 def ticks_of_untimed(container: av.container.InputContainer, stream: Any) -> Fraction | None:
-    """How long a frame is shown if the container does not say, in the stream's time base."""
-    # Bare streams have no times, AVI and ASF those of decoding.
+    """Return the duration of a frame in the stream's time base if the container has no times of display, else None."""
+    # Bare streams have no times. AVI and ASF have times of decoding.
     disordered = container.format.name in ("avi", "asf") and stream.codec_context.has_b_frames
     if not disordered and not int(container.format.flags) & _NO_TIMESTAMPS:
         return None
@@ -144,31 +145,31 @@ def ticks_of_untimed(container: av.container.InputContainer, stream: Any) -> Fra
 
 
 def frame_rate(stream: Any) -> Fraction:
-    """Frames a second, on average."""
+    """Return the average number of frames per second."""
     return Fraction(stream.average_rate or stream.guessed_rate or 25)
 
 
 def ticks_a_frame(stream: Any) -> Fraction:
-    """How long a frame is shown on average, in the stream's time base."""
+    """Return the average duration of a frame, in the stream's time base."""
     return 1 / (frame_rate(stream) * Fraction(stream.time_base))
 
 
 def check_not_cut(path: str) -> None:
-    """Check that a file is as long as its own headers say."""
+    """Raise if a file is not as long as its own headers say."""
     if (what := surplus(path)) is not None:
-        remedy = "have its sizes written anew: ffmpeg -ignore_length 1 -i FILE -c copy -rf64 auto NEW.wav"
+        remedy = "have its sizes written again: ffmpeg -ignore_length 1 -i FILE -c copy -rf64 auto NEW.wav"
         raise ValueError(f"{path} is longer than its header says: {what}; {remedy}")
     if (what := missing(path)) is not None:
         raise ValueError(f'{path} is cut off: {what}; fetch it again, or use on_corrupt="drop" for what there is')
 
 
 def drop_reserved_tags(frame: av.VideoFrame) -> None:
-    """Take off reserved tags of NVIDIA's decoder, which PyAV cannot convert before 18."""
+    """Remove reserved colour tags that NVIDIA's decoder sets and PyAV before 18 cannot convert."""
     for tag in ("color_primaries", "color_trc") if _MAJOR < 18 else ():
         if getattr(frame, tag) == _RESERVED:
             setattr(frame, tag, _UNSPECIFIED)
 
 
 def side_data(frame: av.VideoFrame) -> SideDataContainer:
-    """A frame's side data; before 19, `frame.side_data` is freed with the garbage."""
+    """Return a frame's side data. Before PyAV 19, `frame.side_data` is freed only by the garbage collector."""
     return SideDataContainer(frame)  # type: ignore[call-arg]

@@ -1,6 +1,6 @@
-"""Where a media file should end, by the sizes that its format writes down.
+"""End of a media file according to the sizes in its headers, to detect files that were cut off.
 
-FFmpeg reads most of these as if they simply ended. What is found::
+FFmpeg reads most cut files as if they simply ended. A cut is detected::
 
     by a size of the whole       AVI, WAV, RF64, W64, AIFF, AU, Matroska, WebM
     by its chunks                CAF
@@ -16,11 +16,11 @@ from typing import BinaryIO
 __all__ = ["missing", "riff_end", "runs_over", "sample_bytes", "surplus"]
 
 _SEGMENT, _EBML = 0x18538067, 0x1A45DFA3  # Matroska, RFC 9559
-_OPEN_RIFF_BYTES = 0x7FFF0000  # what writes to a pipe puts this size, or a larger one
+_OPEN_RIFF_BYTES = 0x7FFF0000  # programs that write to a pipe put this size, or a larger one
 _W64 = b"riff.\x91\xcf\x11\xa5\xd6(\xdb\x04\xc1\x00\x00"
 _WRAPS_BYTES = 1 << 32
-_TAGS_BYTES = 1 << 16  # tags that programs append without declaring them
-_MOST_BOXES = 1_000_000  # a walk ends here, as it must be cheap
+_TAGS_BYTES = 1 << 16  # size of tags that programs append without declaring them
+_MOST_BOXES = 1_000_000  # a walk over boxes stops here, because it must be cheap
 _MP4_BOXES = (
     *(b"ftyp", b"styp", b"moov", b"moof", b"mdat", b"sidx", b"ssix", b"mfra", b"free", b"skip", b"wide", b"pnot"),
     *(b"uuid", b"meta", b"udta", b"emsg", b"prft"),
@@ -28,7 +28,7 @@ _MP4_BOXES = (
 
 
 def missing(path: str) -> str | None:
-    """The sign that a file was cut; None if there is none."""
+    """Return the evidence that a file was cut off, or None."""
     size = os.path.getsize(path)
     with open(path, "rb") as file:
         head = file.read(4096)
@@ -45,7 +45,7 @@ def missing(path: str) -> str | None:
 
 
 def runs_over(path: str) -> bool:
-    """Whether this is a WAV file whose size of 32 bits ran over: it goes on for 4 or 8 GiB more than that says."""
+    """Return True for a WAV file whose 32-bit size overflowed: the file is 4 or 8 GiB longer than its header says."""
     size = os.path.getsize(path)
     if size <= _WRAPS_BYTES:
         return False
@@ -56,11 +56,11 @@ def runs_over(path: str) -> bool:
 
 
 def surplus(path: str) -> str | None:
-    """The sign that sound goes on behind the end that the header declares; None if there is none.
+    """Return the evidence that sound continues after the end that the header declares, or None.
 
-    FFmpeg reads no further than most headers say.
+    FFmpeg stops where most headers say that the sound ends.
     """
-    if runs_over(path):  # which `open_container` has FFmpeg read to its end
+    if runs_over(path):  # `open_container` makes FFmpeg read such a file to its end
         return None
     size = os.path.getsize(path)
     with open(path, "rb") as file:
@@ -74,9 +74,10 @@ def surplus(path: str) -> str | None:
 
 
 def sample_bytes(path: str) -> int | None:
-    """Number of bytes of samples by the data chunk of a W64 or CAF file; None for others, and if it leaves that open.
+    """Return the number of bytes of samples in the data chunk of a W64 or CAF file, or None for other files.
 
-    FFmpeg takes all that follows for samples, chunks of names and markers too, where it says how long they are.
+    It is also None if the chunk does not say. FFmpeg itself takes everything that follows for samples, even chunks of
+    names and markers after a data chunk of known size.
     """
     with open(path, "rb") as file:
         head = file.read(16)
@@ -90,7 +91,7 @@ def sample_bytes(path: str) -> int | None:
                 break
             size = int.from_bytes(chunk[name:], "little" if own else "big", signed=True)
             if chunk[:4] == b"data":
-                return size - (own or 4) if size > 0 else None  # CAF's begins with a count of edits
+                return size - (own or 4) if size > 0 else None  # CAF's data begin with a count of edits
             if size < own:
                 break
             position += (size + 7) // 8 * 8 if own else name + 8 + size
@@ -98,7 +99,7 @@ def sample_bytes(path: str) -> int | None:
 
 
 def _sound_end(head: bytes) -> int | None:
-    """Of an AIFF or AU file; None if it leaves that open."""
+    """Return the end of an AIFF or AU file, or None if its header does not say."""
     if head[:4] == b"FORM" and head[8:12] in (b"AIFF", b"AIFC"):
         size = int.from_bytes(head[4:8], "big")
         return size + 8 if 0 < size < _OPEN_RIFF_BYTES else None
@@ -109,7 +110,7 @@ def _sound_end(head: bytes) -> int | None:
 
 
 def riff_end(head: bytes) -> int | None:
-    """Of an AVI (its first part, beyond 1 GiB), WAV, RF64 or W64 file; None if it leaves that open."""
+    """Return the end of a WAV, RF64, W64 or AVI file (of its first part, beyond 1 GiB), or None if it does not say."""
     if head[:4] == b"RF64" and head[8:16] == b"WAVEds64":  # EBU Tech 3306
         return int.from_bytes(head[20:28], "little") + 8
     if head[:16] == _W64:
@@ -119,12 +120,12 @@ def riff_end(head: bytes) -> int | None:
 
 
 def _caf_end(file: BinaryIO, size: int) -> int:
-    """Where the chunks of a CAF file end (Apple Core Audio Format)."""
+    """Return the end of the chunks of a CAF file (Apple Core Audio Format)."""
     position = 8
     for _ in range(_MOST_BOXES):
         file.seek(position)
         chunk = file.read(12)
-        if len(chunk) < 12 or not (position == 8 or chunk[:4].isalnum()):  # what goes on behind it is no chunk
+        if len(chunk) < 12 or not (position == 8 or chunk[:4].isalnum()):  # appended data, not a chunk
             return position
         length = int.from_bytes(chunk[4:], "big", signed=True)
         if length < 0:  # the data last to the end
@@ -134,7 +135,7 @@ def _caf_end(file: BinaryIO, size: int) -> int:
 
 
 def _matroska_end(head: bytes) -> int | None:
-    """Of a Matroska file: its EBML header, then the segment that holds everything."""
+    """Return the end of a Matroska file, which is an EBML header and one segment with everything else."""
     position = 0
     for expected in (_EBML, _SEGMENT):
         if len(head) < position + 12 or int.from_bytes(head[position : position + 4], "big") != expected:
@@ -152,7 +153,7 @@ def _matroska_end(head: bytes) -> int | None:
 
 
 def _missing_of_mp4(file: BinaryIO, size: int) -> str | None:
-    """ISO/IEC 14496-12: boxes, two of each fragment."""
+    """Return the evidence that an MP4 file was cut off: its boxes, two for each fragment (ISO/IEC 14496-12)."""
     position, last = 0, b""
     for _ in range(_MOST_BOXES):
         if position >= size:
@@ -166,7 +167,7 @@ def _missing_of_mp4(file: BinaryIO, size: int) -> str | None:
             return None
         if len(box) < 8 and any(box):
             return f"its {size} bytes end within a box's header"
-        if length < 8 or last not in _MP4_BOXES:  # something was appended
+        if length < 8 or last not in _MP4_BOXES:  # other data were appended
             return None
         if position + length > size:
             name, end = last.decode("latin-1"), position + length
@@ -181,7 +182,7 @@ def _is_cut_transport(file: BinaryIO, head: bytes, size: int) -> bool:
             part = size % length
             file.seek(size - part - 2 * length)
             tail = file.read()
-            # Otherwise the file was damaged earlier, or something was appended.
+            # Otherwise the file was damaged earlier, or other data were appended.
             in_step = tail[offset] == 0x47 and tail[offset + length] == 0x47
             return part > 0 and in_step and (part <= offset or tail[offset + 2 * length] == 0x47)
     return False

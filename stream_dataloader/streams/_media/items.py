@@ -1,6 +1,6 @@
-"""Pictures as items: each is converted straight into its place, in the batch or in an item.
+"""Pictures as items, each converted directly into its place in the batch or in an item.
 
-Guarantee: what was read before an error is handed out, then the error is raised.
+Guarantee: items that were read before an error are delivered, then the error is raised.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["PictureItems"]
 
 
 class PictureItems:
-    """Pictures, see `protocols.ReadsInto`; one `read_into` waits for `at_once` at most."""
+    """Stream of pictures, see `protocols.ReadsInto`. One `read_into` reads at most `at_once` of them."""
 
     def __init__(
         self, frames: Iterator[tuple[Any, Any]], converter: AvConverter | ArrayConverter, at_once: int = sys.maxsize
@@ -25,7 +25,7 @@ class PictureItems:
         self._error: Exception | None = None
 
     def beside(self, frame: Any, moment: Any) -> dict[str, Any]:  # noqa: ARG002 - of subclasses
-        """An item's other values; without any, it is the picture alone."""
+        """Return the item's other values. Without any, the item is the picture alone."""
         return {}
 
     def __iter__(self) -> Iterator[Any]:
@@ -36,7 +36,7 @@ class PictureItems:
                 picture = self._converter.empty(frame)
                 self._converter.write(frame, picture)
                 beside = self.beside(frame, moment)
-                del frame  # so that the decoder uses its memory again
+                del frame  # so that the decoder can reuse its memory
                 yield {"frame": picture, **beside} if beside else picture
         except Exception as error:
             self._error = error

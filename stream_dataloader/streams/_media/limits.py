@@ -1,4 +1,4 @@
-"""Limits of what a little data may grow to, compared with what headers say before memory is taken."""
+"""Limits on the decoded size of data, compared with the sizes in headers before memory is allocated."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from stream_dataloader.streams._media.section import whole_number
 
 __all__ = ["DEFAULT", "Limits", "check_empty_rows", "may_unpack", "picture_size"]
 
-#: Less may be unpacked from any number of bytes: zeros shrink to a thousandth, and are no attack.
+#: Size that is always allowed, however few bytes it is unpacked from: zeros shrink to a thousandth without any attack.
 _FREE_BYTES = 64 << 20
 
-#: More rows without a byte in them are a claim, which costs its author nothing, and its reader an epoch without an end.
+#: Largest number of rows without data. A header can claim any number for free, and the reader's epoch would never end.
 _MOST_EMPTY_ROWS = 1 << 24
 
 _SEGMENT, _FRAME = struct.Struct(">xBH").unpack_from, struct.Struct(">BHH")
@@ -26,21 +26,21 @@ _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # frame headers of 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """How large a piece of data may become when it is decoded.
+    """Largest sizes that data may have when they are decoded.
 
-    More than a limit is an error that names the data, the number and the limit. The defaults are generous; lower
-    them for data of strangers, or raise one for data that needs it: `VideoStream(limits=Limits(picture_pixels=10**9))`.
+    Data beyond a limit raise an error that names the data, the size and the limit. The defaults are generous. Lower
+    them for untrusted data, or raise one for data that need it: `VideoStream(limits=Limits(picture_pixels=10**9))`.
 
     Attributes:
         picture_pixels: Width times height of one picture, as its header says.
-        unpacked_bytes: Bytes that one archive in a sample (`.npz`), one shard or one row group is unpacked to.
-        unpacked_ratio: How many times as large that may be as what is stored; 64 MiB are always allowed.
-        sample_rate_ratio: How many times as high, or as low, audio's own sample rate may be as that it is read at.
+        unpacked_bytes: Unpacked bytes of one archive in a sample (`.npz`), one shard or one row group.
+        unpacked_ratio: Unpacked bytes divided by stored bytes; 64 MiB are always allowed.
+        sample_rate_ratio: Ratio of a file's own sample rate to the rate it is read at, or its inverse.
         chunk_bytes: Unpacked bytes of one chunk of HDF5 or Zarr.
-        json_levels: How deep JSON may be nested.
+        json_levels: Levels of nested JSON.
 
     Raises:
-        TypeError, ValueError: A limit is no whole number from 1 on.
+        TypeError, ValueError: A limit is not a whole number of at least 1.
 
     Example:
         >>> Limits(picture_pixels=1_000_000).check_picture(2000, 1000, "a.png")
@@ -73,7 +73,7 @@ raise Limits(picture_pixels=) if you trust it
             self.check_picture(*size, name)
 
     def check_unpacked(self, packed: int, unpacked: int, name: str) -> None:
-        """Raise a StoreError if some bytes unpack to too many."""
+        """Raise a StoreError if data unpack to too many bytes."""
         if unpacked > self.unpacked_bytes:
             what = f"{name} unpacks to {unpacked:,} bytes, and may to {self.unpacked_bytes:,}"
             raise _exceeded(what, "unpacked_bytes")
@@ -84,7 +84,7 @@ raise Limits(picture_pixels=) if you trust it
             raise _exceeded(what, "unpacked_ratio")
 
     def check_rates(self, own: int, wanted: int, name: str) -> None:
-        """Raise a StoreError if the rates of sound are too far apart, in samples a second."""
+        """Raise a StoreError if two sample rates, in samples per second, are too far apart."""
         if max(own, wanted) > min(own, wanted) * self.sample_rate_ratio:
             what = f"{name} has {own:,} samples a second, and is read at {wanted:,}"
             raise _exceeded(f"{what}, more than {self.sample_rate_ratio} times away", "sample_rate_ratio")
@@ -116,12 +116,12 @@ raise Limits(picture_pixels=) if you trust it
 
 
 def may_unpack(limits: Limits, packed: int, unpacked: float) -> bool:
-    """Whether some bytes may unpack to so many; see `Limits.check_unpacked`."""
+    """Return True if `packed` bytes may unpack to `unpacked`; see `Limits.check_unpacked`."""
     return unpacked <= min(limits.unpacked_bytes, max(_FREE_BYTES, packed * limits.unpacked_ratio))
 
 
 def check_empty_rows(rows: int, row_bytes: int, name: str) -> None:
-    """Raise a StoreError if there are more rows of no bytes than anybody can have a use for."""
+    """Raise a StoreError if more rows without data are claimed than could be of use."""
     if not row_bytes and rows > _MOST_EMPTY_ROWS:
         raise StoreError(f"{name} has {rows:,} rows of 0 bytes, and may have {_MOST_EMPTY_ROWS:,} of them")
 
@@ -147,7 +147,7 @@ def picture_size(data: bytes) -> tuple[int, int] | None:
 
 
 def _size_of_jpeg(data: bytes) -> tuple[int, int] | None:
-    """ITU-T T.81, annex B: segments, of which a frame header has the size."""
+    """Read the size of a JPEG from its frame header, one of its segments (ITU-T T.81, annex B)."""
     place, end, segment = 2, len(data) - 9, _SEGMENT
     while place < end:
         kind, length = segment(data, place)
@@ -181,7 +181,7 @@ def _size_of_bmp(data: bytes) -> tuple[int, int]:
 
 
 def _size_of_pnm(data: bytes) -> tuple[int, int] | None:
-    """Words of text, among comments; those of PAM have names."""
+    """Read the size of a PNM image from words of text among comments; in PAM these words have names."""
     lines = [line.partition(b"#")[0] for line in data[2:4096].splitlines()]
     words = b" ".join(lines).split()
     if data.startswith(b"P7"):
@@ -191,7 +191,7 @@ def _size_of_pnm(data: bytes) -> tuple[int, int] | None:
 
 
 def _size_of_tiff(data: bytes) -> tuple[int, int]:
-    """TIFF 6.0, and BigTIFF: the first directory's tags 256 and 257."""
+    """Read the size of a TIFF 6.0 or BigTIFF image from tags 256 and 257 of the first directory."""
     order = "<" if data[:2] == b"II" else ">"
     big = struct.unpack_from(f"{order}H", data, 2)[0] == 43
     (place,) = struct.unpack_from(f"{order}Q" if big else f"{order}I", data, 8 if big else 4)
@@ -207,7 +207,7 @@ def _size_of_tiff(data: bytes) -> tuple[int, int]:
 
 
 def _size_of_boxes(data: bytes) -> tuple[int, int] | None:
-    """AVIF and HEIF (ISO/IEC 23008-12): the largest `ispe`, wherever one is; JPEG 2000: `ihdr`."""
+    """Read the size from the largest `ispe` box of AVIF and HEIF (ISO/IEC 23008-12), or `ihdr` of JPEG 2000."""
     sizes, place = [(0, 0)], data.find(b"ispe")
     while place >= 0:
         sizes.append(struct.unpack_from(">2I", data, place + 8))
@@ -219,13 +219,13 @@ def _size_of_boxes(data: bytes) -> tuple[int, int] | None:
 
 
 def _size_of_codestream(data: bytes) -> tuple[int, int]:
-    """A bare code stream of JPEG 2000 (ISO/IEC 15444-1, A.5.1): the grid's end and begin."""
+    """Read the size of a bare JPEG 2000 code stream from the grid's end and start (ISO/IEC 15444-1, A.5.1)."""
     right, bottom, left, top = struct.unpack_from(">4I", data, 8)
     return right - left, bottom - top
 
 
 def _size_of_radiance(data: bytes) -> tuple[int, int] | None:
-    """Radiance: a line such as `-Y 480 +X 640` behind an empty one."""
+    """Read the size of a Radiance image from a line such as `-Y 480 +X 640` after an empty line."""
     words = data.partition(b"\n\n")[2][:100].split()
     found = {words[at][1:]: int(words[at + 1]) for at in (0, 2)}
     return found[b"X"], found[b"Y"]

@@ -1,6 +1,6 @@
 """Listing of folders, archives and servers without the files that systems and programs leave behind.
 
-Guarantee: every folder that a stream or a store lists is listed here, and a folder that cannot be read is an error.
+Guarantee: streams and stores list folders only with these functions. A folder that cannot be read is an error.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from stream_dataloader.streams._media.section import natural_order
 
 __all__ = ["entries_in", "files_below", "is_hidden", "without_hidden"]
 
-#: Beside names that begin with a dot: archives of macOS, Windows, Synology, ext4.
+#: Further hidden names, of macOS, Windows, Synology and ext4, beside those that begin with a dot.
 _LEFT_BEHIND = frozenset(
     {"__macosx", "thumbs.db", "ehthumbs.db", "desktop.ini", "$recycle.bin", "system volume information"}
     | {"@eadir", "#recycle", "lost+found"}
@@ -22,7 +22,7 @@ _LEFT_BEHIND = frozenset(
 
 
 def is_hidden(path: str) -> bool:
-    """Return whether a relative path has a name in it that is no data: `._a.npy`, `.ipynb_checkpoints/a.npy`."""
+    """Return whether a relative path contains a hidden name: `._a.npy`, `.ipynb_checkpoints/a.npy`."""
     return any(map(_is_hidden_name, path.replace(os.sep, "/").split("/")))
 
 
@@ -31,7 +31,7 @@ def _is_hidden_name(name: str) -> bool:
 
 
 def entries_in(folder: str, *, hidden: bool = False) -> list[os.DirEntry[str]]:
-    """Return the entries of a folder in natural order, without hidden ones unless asked for."""
+    """Return the entries of a folder in natural order; `hidden` includes hidden ones."""
     with os.scandir(folder) as entries:
         return sorted((one for one in entries if hidden or not _is_hidden_name(one.name)), key=_order_of)
 
@@ -41,7 +41,7 @@ def _order_of(entry: os.DirEntry[str]) -> Any:
 
 
 def files_below(folder: str, suffixes: str | tuple[str, ...] = "") -> list[str]:
-    """Return the paths of all files below a folder whose names end so, in natural order, without hidden ones.
+    """Return the paths of all files below a folder with these suffixes, in natural order, without hidden ones.
 
     Links to folders are not followed.
     """
@@ -50,7 +50,7 @@ def files_below(folder: str, suffixes: str | tuple[str, ...] = "") -> list[str]:
 
 def _walk(folder: str) -> Iterator[str]:
     folders = [folder]
-    while folders:  # no recursion, as folders may be a thousand levels deep
+    while folders:  # no recursion, because folders may be a thousand levels deep
         for entry in entries_in(folders.pop()):
             if entry.is_dir(follow_symlinks=False):
                 folders.append(entry.path)
@@ -59,9 +59,9 @@ def _walk(folder: str) -> Iterator[str]:
 
 
 def without_hidden(paths: Iterable[str], pattern: str) -> list[str]:
-    """Return the paths that a pattern matched in natural order, without hidden names that it does not spell out.
+    """Return the paths that a pattern matched in natural order, without hidden names that it does not ask for.
 
-    A part of the pattern that is itself hidden spells them out: `".cache/*.npy"`, `".*.npy"`.
+    A hidden part of the pattern asks for hidden names: `".cache/*.npy"`, `".*.npy"`.
     """
     spelled = [part for part in pattern.replace(os.sep, "/").split("/") if _is_hidden_name(part)]
 

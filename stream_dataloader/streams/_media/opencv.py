@@ -1,6 +1,6 @@
-"""OpenCV, and the images that it decodes; all else runs where it is not installed.
+"""Import of OpenCV, and images that it decodes. All other code runs without OpenCV.
 
-Guarantee: an image that is cut off or damaged is an error that names it, never a half-grey picture.
+Guarantee: an image that is cut off or damaged raises an error that names it, and never gives a half-grey picture.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _JPEG_TAIL = b"\xff\xd9"
 _JPEG_END, _JPEG_SCAN = 0xD9, 0xDA
 _FLOATS = (b"PF", b"Pf")  # the portable float map
 
-#: Within a scan, FF 00 and restarts are data. FF before a marker is padding: with `\xff+` a long run of it would be
-#: scanned again from each of its bytes.
+#: Within a scan, FF 00 and restarts are data. FF before a marker is padding: the pattern `\xff+` would scan a long run
+#: of it again from each of its bytes.
 _JPEG_MARKER = re.compile(rb"\xff[^\x00\xff\xd0-\xd7]")
 
 
@@ -36,7 +36,7 @@ def check_opencv(user: str) -> None:
 
 
 def import_opencv(user: str) -> ModuleType:
-    """OpenCV's module `cv2`."""
+    """Return OpenCV's module `cv2`."""
     check_opencv(user)
     try:
         return importlib.import_module("cv2")
@@ -54,7 +54,7 @@ def decoded_image(
     flags: int | None = None,
     limits: Limits | None = None,
 ) -> Any:
-    """An image's pixels: `(H, W, 3)` BGR or `(H, W)`, uint8; `deep` keeps uint16."""
+    """Return an image's pixels, `(H, W, 3)` BGR or `(H, W)`, as uint8; `deep` keeps uint16."""
     import cv2
 
     if not data:
@@ -79,7 +79,7 @@ def decoded_image(
 
 
 def _is_whole_jpeg(data: bytes) -> bool:
-    """Whether the markers of a JPEG (ITU-T T.81, annex B) lead to its end."""
+    """Return True if the markers of a JPEG (ITU-T T.81, annex B) lead to its end."""
     if data.endswith(_JPEG_TAIL):
         return True
     position = 2

@@ -1,8 +1,8 @@
-"""How a picture is delivered, and the converters that write decoded ones straight into a batch.
+"""Format of delivered pictures, and the converters that write decoded pictures directly into a batch.
 
-Guarantee: pictures have the one shape and dtype that was asked for, and colours by their own tags. Planes ("gbrp") are
-the most accurate way to RGB, and the fastest that honours tags. `conversion="swscale"` gives the pixels of PyAV's
-`to_ndarray(format="rgb24")` instead, bit for bit.
+Guarantee: all pictures have the requested shape and dtype, and colours follow the picture's own tags. Conversion by
+planes ("gbrp") is the most accurate way to RGB, and the fastest one that respects tags. `conversion="swscale"` gives
+the pixels of PyAV's `to_ndarray(format="rgb24")` instead, bit for bit.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 
 __all__ = ["ArrayConverter", "AvConverter", "Conversion", "FrameOptions", "Picture", "PictureOptions", "picture_with"]
 
-#: How a decoded picture of YUV becomes RGB.
+#: Ways to convert a decoded YUV picture to RGB.
 Conversion = Literal["accurate", "swscale"]
 
-# Gray is the luma as it is: libswscale converts between matrices unless both are its default.
+# Gray is the unchanged luma: libswscale converts between matrices unless both are its default.
 _LUMA = {"src_colorspace": 5, "dst_colorspace": 5, "dst_color_range": 2}  # SWS_CS_ITU601, AVCOL_RANGE_JPEG
 _LARGEST_SIDE = 1 << 16
 _UNIT = np.float32(1 / 255)
@@ -38,19 +38,19 @@ _UNIT = np.float32(1 / 255)
 
 @dataclass(frozen=True, kw_only=True)
 class PictureOptions:
-    """How a stream's pictures are delivered.
+    """Format of a stream's pictures.
 
     Attributes:
         size: `(height, width)` in pixels; None keeps the size of a stream's first picture.
         layout: `"CHW"`, channels first, or `"HWC"`.
         color: `"rgb"`, or `"gray"`: one channel, the luma, over the full range.
         dtype: `"uint8"`, 0 to 255, or `"float32"`, 0 to 1; or one of NumPy or torch.
-        fit: How a picture of another shape comes to `size`: `"stretch"`; `"letterbox"`, all of it in the middle
-            of black borders; or `"crop"`, the middle of it.
-        limits: How large a picture may be before it is decoded; see `Limits`.
+        fit: Way to fit a picture of another aspect ratio to `size`: `"stretch"`; `"letterbox"`, the whole picture
+            between black borders; or `"crop"`, the middle of the picture.
+        limits: Largest size of a picture that is decoded; see `Limits`.
 
     Raises:
-        ValueError: An option has another value, or a size is not positive.
+        ValueError: An option has an unknown value, or a size is not positive.
     """
 
     _yields_steps: ClassVar[bool] = True
@@ -80,15 +80,15 @@ class PictureOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class Picture(PictureOptions):
-    """How one picture is delivered."""
+    """Format of one picture."""
 
-    upright: bool = True  # images are turned as their EXIF says
-    deep: bool = False  # they have 16 bits a channel, and come as uint16, 0 to 65535, where `dtype` is uint8
+    upright: bool = True  # turn images as their EXIF data say
+    deep: bool = False  # images of 16 bits a channel are delivered as uint16, 0 to 65535, where `dtype` is uint8
     conversion: Conversion = "accurate"  # of decoded frames
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """The shape of a picture; `size` is known."""
+        """Shape of a picture, once `size` is known."""
         assert self.size is not None
         height, width = self.size
         channels = 3 if self.color == "rgb" else 1
@@ -100,16 +100,16 @@ class Picture(PictureOptions):
 
 @functools.lru_cache(256)
 def picture_with(picture: Picture, **changes: Any) -> Picture:
-    """A picture with other options; kept, as stores ask for it with each image, and to check options takes longer."""
+    """Return a copy with other options. It is cached, because stores ask for it with each image."""
     return dataclasses.replace(picture, **changes)
 
 
 @dataclass(frozen=True, kw_only=True)
 class FrameOptions(PictureOptions):
-    """How frames that PyAV decodes are delivered.
+    """Format of frames that PyAV decodes.
 
     Attributes:
-        conversion: How YUV becomes RGB: `"accurate"`, each value the nearest one; or `"swscale"`, the pixels of
+        conversion: Conversion from YUV to RGB: `"accurate"`, each value the nearest one; or `"swscale"`, the pixels of
             PyAV's `to_ndarray(format="rgb24")`, bit for bit.
     """
 
@@ -130,7 +130,7 @@ def _dtype_name(dtype: Any) -> str:
 
 
 class _Orientation(NamedTuple):
-    """How a picture is shown upright: mirrored, then turned by quarters, counter-clockwise."""
+    """Steps that turn a picture upright: mirror it, then turn it counter-clockwise by quarters."""
 
     turns: int = 0
     mirrored: bool = False
@@ -140,7 +140,7 @@ _UPRIGHT = _Orientation()
 
 
 def _orientation(frame: av.VideoFrame) -> _Orientation:
-    """By the frame's display matrix, which takes a pixel at x, y to ax + cy, bx + dy."""
+    """Read the orientation from the frame's display matrix, which maps a pixel at x, y to ax + cy, bx + dy."""
     from stream_dataloader.streams._media.container import side_data
 
     found = side_data(frame)
@@ -155,14 +155,14 @@ def _orientation(frame: av.VideoFrame) -> _Orientation:
 
 
 class _Plan(NamedTuple):
-    """How a picture gets to its place: scaled, mirrored, turned, cut, put down."""
+    """Steps that bring a picture to its place: scale, mirror, turn, cut, and copy."""
 
-    width: int  # before it is turned
+    width: int  # before turning
     height: int
     upright: _Orientation
-    cut: tuple[slice, slice]  # which part is used, rows and columns
-    place: tuple[slice, slice]  # where that goes
-    borders: bool  # something around it stays black
+    cut: tuple[slice, slice]  # part of the picture that is used, rows and columns
+    place: tuple[slice, slice]  # its place in the output
+    borders: bool  # the output has black borders
 
 
 def _plan(width: int, height: int, aspect: float, upright: _Orientation, size: tuple[int, int], fit: str) -> _Plan:
@@ -183,14 +183,14 @@ def _plan(width: int, height: int, aspect: float, upright: _Orientation, size: t
 
 
 def _centred(length: int, room: int) -> tuple[slice, slice]:
-    """The middle of `length` that fits into `room`, and the middle of `room` where it goes."""
+    """Return the middle part of `length` that fits into `room`, and its place in the middle of `room`."""
     used = min(length, room)
     cut, place = (length - used) // 2, (room - used) // 2
     return slice(cut, cut + used), slice(place, place + used)
 
 
 class _Converter:
-    """Puts down planes `(H, W)` or pixels `(H, W, 3)`, uint8, to which a subclass brings pictures."""
+    """Base of converters, which copies planes `(H, W)` or pixels `(H, W, 3)` of uint8 into the output."""
 
     def __init__(self, picture: Picture) -> None:
         self.picture = picture
@@ -200,7 +200,7 @@ class _Converter:
     def _planned(self, width: int, height: int, aspect: float = 1.0, upright: _Orientation = _UPRIGHT) -> _Plan:
         shape = width, height, upright
         if self._last is None or self._last[0] != shape:
-            if self.picture.size is None:  # that of the first picture
+            if self.picture.size is None:  # take the first picture's size
                 size = (height, width) if upright.turns % 2 == 0 else (width, height)
                 self.picture = picture_with(self.picture, size=size)
             assert self.picture.size is not None
@@ -238,7 +238,7 @@ class _Converter:
 
 @functools.cache
 def _packer() -> Callable[[list[Any], Any], Any] | None:
-    """OpenCV's `merge` of planes to pixels, if there is OpenCV."""
+    """Return OpenCV's function `merge` from planes to pixels, or None without OpenCV."""
     try:
         return import_opencv("").merge  # type: ignore[no-any-return]
     except ImportError:
@@ -246,7 +246,7 @@ def _packer() -> Callable[[list[Any], Any], Any] | None:
 
 
 class AvConverter(_Converter):
-    """Writes PyAV's frames; one a stream, as it keeps what the scaler has set up."""
+    """Converter of PyAV's frames. Each stream has its own, because it keeps the scaler's tables."""
 
     def __init__(self, picture: Picture, pixel_aspect: float = 1.0) -> None:
         from av.video.reformatter import VideoReformatter
@@ -257,7 +257,7 @@ class AvConverter(_Converter):
         self._reformatter = VideoReformatter()
         self._pixel_aspect = pixel_aspect
         self._gray = picture.color == "gray"
-        # Bilinear averages all pixels that a smaller one covers.
+        # When it shrinks, bilinear averages all pixels that one output pixel covers.
         self._options: dict[str, Any] = {"interpolation": ACCURATE_BILINEAR, "threads": 1}
         self._format = "gray" if self._gray else "gbrp"
         if picture.conversion == "swscale":
@@ -288,7 +288,7 @@ class AvConverter(_Converter):
 
 
 class ArrayConverter(_Converter):
-    """Writes pictures of OpenCV: `(H, W)`, `(H, W, 3)` BGR or `(H, W, 4)` BGRA, uint8 or uint16."""
+    """Converter of OpenCV's pictures: `(H, W)`, `(H, W, 3)` BGR or `(H, W, 4)` BGRA, uint8 or uint16."""
 
     def empty(self, image: Any) -> Any:
         self._planned(image.shape[1], image.shape[0])

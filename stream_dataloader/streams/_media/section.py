@@ -1,8 +1,8 @@
-"""What all streams check: their options, and sources that are files or sections of them.
+"""Checks that all streams share: of options, and of sources that are files or sections of files.
 
-Guarantee: a file that cannot be read is refused by name. What was read within `with known:` is what
-the file held when it became known, or an error. If it is shorter it is not touched: reading mapped
-memory behind its end would kill the process (SIGBUS).
+Guarantee: a file that cannot be read raises an error with its name. Data read within `with known:` are those that the
+file had when the `KnownFile` was made, or an error is raised. A file that became shorter is not read at all, because
+reading mapped memory beyond its end would kill the process (SIGBUS).
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ __all__ = [
     "whole_number",
 ]
 
-#: What to do about data that is damaged.
+#: Actions for damaged data.
 OnCorrupt = Literal["raise", "keep", "drop"]
 
 DIGITS = re.compile("([0-9]+)")
 
 
 class Section(NamedTuple):
-    """Part of a source, `[start, stop)`; None is its end."""
+    """Part of a source, `[start, stop)`; a `stop` of None is the source's end."""
 
     path: Any
     start: Any = 0
@@ -55,14 +55,14 @@ class Section(NamedTuple):
 
 
 def is_section(source: Any) -> bool:
-    """Whether a source is a tuple, or a list that begins with a path, as JSON has it."""
+    """Return True if a source is a tuple, or a list that begins with a path (JSON has no tuples)."""
     return isinstance(source, tuple) or (
         isinstance(source, list) and bool(source) and isinstance(source[0], (str, bytes, os.PathLike))
     )
 
 
 def section_of(source: Any) -> Section:
-    """The section that a source names."""
+    """Return the section that a source names."""
     if not is_section(source):
         return Section(source)
     if len(source) != 3:
@@ -87,7 +87,7 @@ def _place(name: str, value: Any) -> int | float:
 
 
 def whole_number(name: str, value: Any, remedy: str, least: int, most: float = math.inf) -> int:
-    """An option's value as an int, within a range."""
+    """Return an option's value as an int, or raise if it is not one or out of range."""
     try:
         number = operator.index(value)
     except TypeError:
@@ -98,7 +98,7 @@ def whole_number(name: str, value: Any, remedy: str, least: int, most: float = m
 
 
 def check_numbers(options: Any, **allowed: tuple[str, int] | tuple[str, int, int]) -> None:
-    """Make ints of options; `allowed` has the remedy, the least value, maybe the most."""
+    """Convert options to ints; `allowed` has for each the remedy, the least value, and maybe the largest."""
     for name, limits in allowed.items():
         value = getattr(options, name)
         if value is not None or getattr(type(options), name, 0) is not None:
@@ -106,7 +106,7 @@ def check_numbers(options: Any, **allowed: tuple[str, int] | tuple[str, int, int
 
 
 def check_flags(kind: Callable[..., Any], given: Mapping[str, Any]) -> None:
-    """Check the options of `kind` that are True or False by default."""
+    """Check that the options of `kind` with a default of True or False are bools."""
     for name, parameter in signature(kind).parameters.items():
         value = given.get(name, parameter.default)
         if not isinstance(parameter.default, bool) or isinstance(value, np.bool_):
@@ -145,7 +145,7 @@ def closed_on_error(resource: Any) -> Iterator[None]:
 
 
 def check_file(path: Any) -> str:
-    """The path, if it is a file that can be read and is not empty."""
+    """Return the path if it is a file that can be read and is not empty; raise otherwise."""
     path = os.fspath(path)
     try:
         check_kind(path, os.stat(path).st_mode)
@@ -161,7 +161,7 @@ def check_file(path: Any) -> str:
 
 
 def check_kind(path: Any, mode: int) -> None:
-    """Refuse a directory, a pipe, a socket or a device, before it is opened."""
+    """Raise for a directory, a pipe, a socket or a device, before it is opened."""
     if stat.S_ISREG(mode):
         return
     if stat.S_ISDIR(mode):
@@ -171,14 +171,14 @@ def check_kind(path: Any, mode: int) -> None:
 
 
 def natural_order(name: str) -> tuple[Any, str]:
-    """Sorts names with numbers as numbers, as the `key` of `sorted`."""
+    """Return the `key` for `sorted` that sorts numbers in names as numbers."""
     parts = DIGITS.split(name)
     digits = [part.lstrip("0") for part in parts[1::2]]
     return list(zip(parts[::2], [*((len(found), found) for found in digits), (0, "")], strict=True)), name
 
 
 class KnownFile(NamedTuple):
-    """A file, as it was when it became known; with a `descriptor`, the open one."""
+    """Size and times of a file when it was first seen, to detect changes; `descriptor` is the open file's, or -1."""
 
     path: str
     inode: int
@@ -189,7 +189,7 @@ class KnownFile(NamedTuple):
 
     @classmethod
     def of(cls, path: str, descriptor: int = -1, *, name: str | None = None) -> KnownFile:
-        """A file as it is now."""
+        """Return the file as it is now."""
         found = os.stat(path) if descriptor < 0 else os.fstat(descriptor)
         return cls(path, found.st_ino, found.st_size, found.st_mtime_ns, name or path, descriptor)
 
@@ -209,5 +209,5 @@ class KnownFile(NamedTuple):
         self.check()
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None or issubclass(kind, Exception):  # the change may be why something else was raised
+        if kind is None or issubclass(kind, Exception):  # a change of the file may be the cause of another error
             self.check()

@@ -1,6 +1,6 @@
-"""Targets: each token or unit has the next one, and the last one `ignore_index`.
+"""Targets of tokens and units: the next one, and `ignore_index` for the last.
 
-Guarantee: texts, files of tokens and tables have as many items as tokens.
+Guarantee: texts, files of tokens and tables have as many items as tokens, because the last token has a target too.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from stream_dataloader.streams._media.section import whole_number
 
 __all__ = ["IGNORE_INDEX", "TARGET_DTYPE", "check_ignore_index", "put_targets"]
 
-#: What `cross_entropy` of torch leaves out by default.
+#: The target that torch's `cross_entropy` ignores by default.
 IGNORE_INDEX = -100
-#: The class numbers that `cross_entropy` takes.
+#: The range of class numbers that `cross_entropy` accepts.
 TARGET_DTYPE = np.dtype(np.int64)
 
 
 def check_ignore_index(value: Any, *, targets: bool, tokens: Container[int] = ()) -> int:
-    """The option `ignore_index` as an int that targets hold, and that is none of the known `tokens`."""
+    """Return the option `ignore_index` as an int; raise if targets cannot hold it, or if it is one of `tokens`."""
     limits = np.iinfo(TARGET_DTYPE)
     number = whole_number("ignore_index", value, f"give an int64, such as {IGNORE_INDEX}", limits.min, limits.max)
     if number != IGNORE_INDEX and not targets:
@@ -33,7 +33,7 @@ def check_ignore_index(value: Any, *, targets: bool, tokens: Container[int] = ()
 
 
 def put_targets(target: Any, after: Any, ignore_index: int, ends: Any = slice(0)) -> None:
-    """Write targets: the tokens `after`, but `ignore_index` behind them and at `ends` of documents."""
+    """Write the tokens `after` as targets, and `ignore_index` after them and at `ends` of documents."""
     target[: len(after)] = after
     target[len(after) :] = ignore_index
     target[ends] = ignore_index

@@ -19,17 +19,17 @@ from stream_dataloader.streams.array.tables import check_rows, chunks_of
 
 __all__ = ["Hdf5Table", "datasets_in", "found_in", "is_hdf5", "open_file"]
 
-#: A lane keeps as many unpacked chunks as a row of them takes, up to this.
+#: Largest cache of unpacked chunks for a lane. It holds the chunks of one row if they fit.
 _LARGEST_CHUNK_CACHE_BYTES = 64 << 20
 
 _MOST_LEVELS = 64
 
-#: Larger rows are read in place: 0.5 times as fast as a copy with 1 KB, 1.6 times with 1 MB.
+#: Larger rows are read in place: this is 0.5 times as fast as a copy for 1 KB, but 1.6 times for 1 MB.
 _IN_PLACE_BYTES = 32 << 10
 
 
 def is_hdf5(path: str) -> bool:
-    """Whether this is an HDF5 file; its signature may follow other data."""
+    """Return True for an HDF5 file, even if other data come before its signature."""
     with suppress(ImportError):
         import h5py
 
@@ -38,13 +38,13 @@ def is_hdf5(path: str) -> bool:
 
 
 def datasets_in(group: Any) -> dict[str, Any]:
-    """All datasets below a group, by their names."""
+    """Return all datasets below a group by name."""
     import h5py
 
     found: dict[str, Any] = {}
 
     def note(name: str, one: Any) -> None:
-        if name.count("/") > _MOST_LEVELS:  # HDF5 looks each group up from the first one on, and recurses in C
+        if name.count("/") > _MOST_LEVELS:  # HDF5 looks up each group from the root, with a recursion in C
             raise StoreError(f"{group.file.filename} has groups that are nested more than {_MOST_LEVELS} deep")
         if isinstance(one, h5py.Dataset):
             found[name] = one
@@ -54,7 +54,7 @@ def datasets_in(group: Any) -> dict[str, Any]:
 
 
 def found_in(file: Any, name: str, dataset: str | None, sources: Sources) -> Any:
-    """A dataset of a file, by its name; the only one there is by None."""
+    """Return a dataset of a file by name, or the file's only dataset if `dataset` is None."""
     found = _found_in(file, name, dataset, sources)
     label = f"{name}, dataset {found.name}"
     sources.check(found, label)
@@ -81,8 +81,8 @@ class Hdf5Table:
     """Rows of an `h5py.Dataset`, whose file stays open; a `tables.Table`."""
 
     def __init__(self, dataset: Any, name: str, known: KnownFiles | None = None) -> None:
-        self._known = known  # other files that it is read from
-        dtype = dataset.dtype  # asked for once: h5py makes a new one each time
+        self._known = known  # other files that the dataset is read from
+        dtype = dataset.dtype  # read once, because h5py makes a new one each time
         self._name = f"{name}, dataset {dataset.name}"
         check_rows(dataset.shape or (), dtype, self._name)
         self.dtype: np.dtype[Any] = dtype.newbyteorder("=")
@@ -120,7 +120,7 @@ class Hdf5Table:
         except OSError as error:
             if error.errno is not None:
                 raise
-            # The library's own: a wrong checksum, or a chunk that cannot be unpacked.
+            # An error of the library: a wrong checksum, or a chunk that cannot be unpacked.
             what = f"{self._name}, rows {start} to {start + len(out)}"
             raise StoreError(f"{what}: {error}; it is damaged") from error
 
@@ -129,7 +129,7 @@ class Hdf5Table:
 
 
 def _check_filters(dataset: Any, name: str) -> None:
-    """Raise if a filter is missing; importing hdf5plugin registers its own."""
+    """Raise if a filter is missing. Importing hdf5plugin registers its filters."""
     from h5py import h5z
 
     created = dataset.id.get_create_plist()
@@ -146,7 +146,7 @@ def _check_filters(dataset: Any, name: str) -> None:
 
 
 def _with_room_for_chunks(dataset: Any) -> Any:
-    """The dataset, opened so that the chunks of a row stay unpacked."""
+    """Open the dataset again with a cache that keeps the unpacked chunks of a row."""
     from h5py import Dataset, h5d, h5p
 
     across = chunks_of(dataset, axis=1)
@@ -160,9 +160,9 @@ def _with_room_for_chunks(dataset: Any) -> Any:
 
 
 def _memory_of(out: Any) -> tuple[Any, Any] | None:
-    """All memory from the first byte of `out` to its last, and which of it are the rows.
+    """Return the memory from the first byte of `out` to its last, and the selection of the rows in it.
 
-    Between a lane's rows are other lanes', which HDF5 leaves alone::
+    Rows of other lanes lie between a lane's rows. HDF5 does not write to them::
 
         memory     r r r r . . . . r r r r . . . . r r r r        3 rows of 4 items, one every 8
 

@@ -1,8 +1,8 @@
 """Other files that an HDF5 file reads from: by links, external storage and virtual datasets.
 
-Guarantee: external links and storage, which make any file an array, are refused by default. Virtual datasets may name
-HDF5 files of the folder. Each of these passes the gate before HDF5 opens it. One that is missing, too small or was
-changed since is an error, where HDF5 would deliver zeros.
+Guarantee: external links and storage can turn any file into an array, so they are refused by default. Virtual datasets
+may name HDF5 files of the same folder. The gate checks each named file before HDF5 opens it. A file that is missing,
+too small or was changed raises an error; HDF5 would deliver zeros.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from stream_dataloader.streams.cache.gate import Gate
 
 __all__ = ["KnownFiles", "Sources", "check_size", "open_file", "written"]
 
-#: Larger datasets have to be on the disk, a thousandth of them at least.
+#: Of a larger dataset, at least a thousandth must be on the disk.
 _LARGEST_UNCHECKED_BYTES, _MOST_TIMES = 64 << 20, 1100
 
 _MOST_LINKS, _ENDLESS = 16, 1 << 62
@@ -32,7 +32,7 @@ _PATTERN = re.compile(rb"%\d*b")  # stands for a number in names of virtual sour
 
 
 def open_file(path: str, name: str) -> Any:
-    """Open a file for reading: an `h5py.File`; errors call it `name`."""
+    """Open an `h5py.File` for reading; `name` is its name in errors."""
     try:
         import h5py
     except ImportError as error:
@@ -47,10 +47,10 @@ def open_file(path: str, name: str) -> Any:
 
 
 class KnownFiles(dict[str, KnownFile]):
-    """Files by their paths, which are checked before and after something is read."""
+    """Files by path, which are checked before and after a read."""
 
     def check(self) -> None:
-        """Raise a StoreError if one of them was changed."""
+        """Raise a StoreError if one of the files was changed."""
         for known in self.values():
             known.check()
 
@@ -63,17 +63,21 @@ class KnownFiles(dict[str, KnownFile]):
 
 
 class Sources:
-    """Checks what an HDF5 file names, before it is opened; `known` are other files that were found."""
+    """Check of the files that an HDF5 file names, before they are opened; `known` collects them."""
 
     def __init__(self, gate: Gate, limits: Limits | None = None) -> None:
         self._gate, self._limits = gate, limits or DEFAULT
         self.known = KnownFiles()
 
     def check_links(self, group: Any, name: str, label: str, depth: int = 0, *, above: str = "") -> None:
-        """Check the links that lead from a group to a name; a missing one is left to the caller.
+        """Check the links on the way from a group to a name; the caller handles a missing one.
 
         Args:
-            above: The beginning of the name, up to which links were checked.
+            group: The group.
+            name: The name to resolve in it.
+            label: Name of the dataset in errors.
+            depth: Number of links followed so far.
+            above: The part of the name whose links were already checked.
         """
         from h5py import h5l
 
@@ -108,10 +112,10 @@ class Sources:
             return
 
     def check(self, dataset: Any, label: str, depth: int = 0) -> None:
-        """Check where a dataset's values lie, and what a chunk of it takes."""
+        """Check the files that hold a dataset's values, and the size of its chunks."""
         from h5py import h5d
 
-        # h5py keeps it, and asks for it again: to make one takes longer than all that is done with it here.
+        # Cached by h5py: creating the list takes longer than everything that is done with it here.
         created = getattr(dataset, "_dcpl", None) or dataset.id.get_create_plist()
         layout = created.get_layout()
         if layout == h5d.CHUNKED:
@@ -149,7 +153,7 @@ class Sources:
                 raise StoreError(f"{where} is {source.shape}, and does not fit what is read of it: it was changed")
 
     def check_written(self, dataset: Any, label: str, depth: int = 0) -> None:
-        """Raise a StoreError if some values of a dataset are not there, and would be read as zeros."""
+        """Raise a StoreError if some values of a dataset are missing, which HDF5 would read as zeros."""
         self.check(dataset, label)
         there, whole = written(dataset)
         if there < whole:
@@ -164,11 +168,11 @@ class Sources:
 
     @contextmanager
     def _other(self, name: str, owner: Any, what: str) -> Iterator[Any]:
-        """Open a file that data names, or the file itself by `"."`."""
+        """Open a file that the data name; `"."` is the file itself."""
         if name == ".":
             yield owner.file
             return
-        # HDF5 looks beside the file first: what is there is what it opens.
+        # HDF5 looks in the file's folder first, and opens the file that it finds there.
         folder = os.path.dirname(os.path.abspath(owner.file.filename))
         path = self._gate.named(name, what, base=folder)
         self.known.setdefault(path, KnownFile.of(path))
@@ -177,7 +181,10 @@ class Sources:
 
 
 def _fits(wanted: Any, mapped: Any, shape: tuple[int, ...]) -> bool:
-    """Whether a source of a shape has what is selected of it, which the file keeps without a shape if it is all."""
+    """Return True if the selection of a virtual dataset fits the shape of its source.
+
+    If all of the source is selected, the file saves only the number of values.
+    """
     from h5py import h5s
 
     count = mapped.get_select_npoints()
@@ -190,7 +197,7 @@ def _fits(wanted: Any, mapped: Any, shape: tuple[int, ...]) -> bool:
 
 
 def check_size(name: str, dataset: Any) -> None:
-    """Refuse a dataset that claims much more than is there."""
+    """Raise if a dataset claims much more data than the file has."""
     if dataset.nbytes > _LARGEST_UNCHECKED_BYTES:
         there, whole = written(dataset)
         if there * _MOST_TIMES < whole:
@@ -199,7 +206,7 @@ def check_size(name: str, dataset: Any) -> None:
 
 
 def written(dataset: Any) -> tuple[int, int]:
-    """How many chunks or bytes are on the disk, and how many there are; of a virtual dataset, how many values."""
+    """Return the number of chunks or bytes on the disk, and in all; for a virtual dataset, of values."""
     if dataset.is_virtual:
         created = dataset.id.get_create_plist()
         spaces = [created.get_virtual_vspace(number) for number in range(created.get_virtual_count())]

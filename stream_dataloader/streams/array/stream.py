@@ -1,6 +1,6 @@
 """Arrays whose rows are time steps.
 
-Guarantee: only the rows that are read are loaded, straight into the batch.
+Guarantee: only the rows of a batch are loaded, directly into the batch.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ _NPY, _HDF5, _ZIP = b"\x93NUMPY", b"\x89HDF\r\n\x1a\n", b"PK\x03\x04"
 @hinted
 @dataclass(frozen=True, kw_only=True)
 class ArrayStream:
-    """Opens arrays: each row of the first axis is an item.
+    """Factory of streams from arrays: each row of the first axis is an item.
 
-    A source is the path or URL of a `.npy` or HDF5 file, a NumPy array, a tensor, a mapping of those,
-    or `(source, start, stop)`: some rows of one. HDF5 files need the extra `hdf5`.
+    A source is the path or URL of a `.npy` or HDF5 file, a NumPy array, a tensor, or a mapping of these. A source
+    `(source, start, stop)` has only some rows. HDF5 files need the extra `hdf5`.
 
     Args:
-        dataset: The dataset of HDF5 files, such as `"events/frames"`. Of several names, or a mapping of
-            keys to names, items are dicts of their rows. None takes a file's only one.
-        cache: Where files from URLs are kept; None is the cache that all streams share.
-        files: Which other files an HDF5 file may name: `"inside"`, HDF5 files of its folder by virtual datasets;
-            or `"anywhere"`, also by external links and external storage.
-        limits: What a chunk of HDF5 may take; see `Limits`. None is the usual ones.
+        dataset: Name of the dataset in HDF5 files, such as `"events/frames"`. With several names, or a mapping of
+            keys to names, items are dicts. None: the file's only dataset.
+        cache: Cache for files from URLs; None is the cache that all streams share.
+        files: Other files that an HDF5 file may name: `"inside"`, HDF5 files of its folder in virtual datasets;
+            or `"anywhere"`, any files, also in external links and external storage.
+        limits: Largest size of a chunk of HDF5; see `Limits`. None: the defaults.
 
     Raises:
-        TypeError: `dataset` is neither a name nor several.
-        ValueError: `dataset` names nothing.
+        TypeError: `dataset` is neither a name nor a collection of names.
+        ValueError: `dataset` is empty.
 
     Example:
         >>> import numpy as np
@@ -54,7 +54,7 @@ class ArrayStream:
     """
 
     _yields_steps: ClassVar[bool] = True
-    open_early: ClassVar[bool] = True  # streams share nothing, and h5py locks its library
+    open_early: ClassVar[bool] = True  # streams share nothing, and h5py has a lock around its library
 
     dataset: str | Sequence[str] | Mapping[str, str] | None = None
     cache: FileCache | None = None
@@ -76,12 +76,12 @@ class ArrayStream:
             raise ValueError(f"dataset is {self.dataset!r}, which names nothing")
 
     def __call__(self, source: Any, *, start: int = 0) -> Rows:
-        """Open one source, from item `start` on, counted from its own first.
+        """Open one source at item `start`, counted from the source's first item.
 
         Raises:
-            ValueError: There are no rows that can be read, or fewer than asked for.
+            ValueError: The source has no readable rows, or fewer than requested.
             OSError: The file cannot be read.
-            ImportError: What reads this kind of file is not installed.
+            ImportError: The package for this kind of file is not installed.
         """
         whole, first, stop = section_of(source)
         first, start = _rows("start", first), _rows("start", start)
@@ -101,12 +101,12 @@ class ArrayStream:
             return Rows(tables, first + start, stop, opened.pop_all())
 
     def length(self, source: Any) -> int:
-        """The number of rows, by the file's header; raises as opening does."""
+        """Return the number of rows according to the file's header. It raises the same errors as opening."""
         with closing(self(source)) as rows:
             return rows.stop - rows.position
 
     def _open(self, whole: Any, opened: ExitStack) -> dict[Any, Table]:
-        """The arrays by their keys."""
+        """Open the arrays of a source, by key."""
         if not isinstance(whole, Mapping):
             return self._open_one(whole, "the source", opened)
         if not whole:
@@ -122,7 +122,7 @@ class ArrayStream:
         return tables
 
     def _open_one(self, one: Any, name: str, opened: ExitStack) -> dict[Any, Table]:
-        """A file's arrays by their keys, or an array in memory alone."""
+        """Open the arrays of a file by key, or one array in memory."""
         if not isinstance(one, (str, os.PathLike)):
             return {_ALONE: MemoryTable(one, name)}
         local = opened.enter_context(open_local(one, self.cache))
@@ -155,7 +155,7 @@ class ArrayStream:
 
 
 class Rows:
-    """Rows `[position, stop)`, one after the other; a `protocols.ReadsInto`."""
+    """Stream of rows `[position, stop)`; a `protocols.ReadsInto`."""
 
     def __init__(self, tables: dict[Any, Table], position: int, stop: int, opened: ExitStack) -> None:
         self._tables = tables
@@ -184,7 +184,7 @@ class Rows:
         self._opened.close()
 
 
-#: The key of an array that is not one of several.
+#: Key of an array that stands alone, so that items are not dicts.
 _ALONE: Any = object()
 
 

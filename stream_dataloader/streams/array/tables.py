@@ -1,6 +1,6 @@
-"""Rows of one array: in memory, or in a `.npy` file.
+"""Rows of one array in memory or in a `.npy` file.
 
-Guarantee: a file's rows are copies. One that is cut off or written to is an error.
+Guarantee: rows of a file are copies. A file that was cut off or written to raises an error.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ __all__ = ["MemoryTable", "NpyHeader", "NpyTable", "Table", "check_rows", "check
 
 _NUMBERS = "biufc"  # bool, signed and unsigned integers, floats, complex
 _LONGEST_HEADER_BYTES = 1 << 20
-_MOST_AXES = 64  # of NumPy; the product of a million sizes would take minutes
+_MOST_AXES = 64  # NumPy's limit; the product of a million sizes would take minutes
 
 
 class Table(Protocol):
-    """Rows of one array, of a file or in memory."""
+    """Rows of one array, in a file or in memory."""
 
     def __len__(self) -> int:
-        """How many there are."""
+        """Return the number of rows."""
 
     def row(self, index: int) -> Any:
-        """One of them; of a file, a copy."""
+        """Return one row; a copy, if the array is in a file."""
 
     def read(self, start: int, out: Any) -> None:
         """Write rows `[start, start + len(out))` to `out`."""
@@ -42,7 +42,7 @@ class Table(Protocol):
 
 
 def check_rows(shape: Sequence[int], dtype: Any, name: str) -> None:
-    """Refuse what has no rows, or rows that no tensor can hold."""
+    """Raise if an array has no rows, or rows that no tensor can hold."""
     if not len(shape):
         raise ValueError(f"{name} is a single number, without an axis for time steps")
     if isinstance(dtype, np.dtype) and dtype.kind not in _NUMBERS:
@@ -51,12 +51,12 @@ def check_rows(shape: Sequence[int], dtype: Any, name: str) -> None:
 
 
 def chunks_of(array: Any, axis: int = 0) -> int:
-    """How many chunks an array has, from an axis on, written or not."""
+    """Return the number of chunks along `axis` and all axes after it, written or not."""
     return math.prod(-(-size // chunk) for size, chunk in zip(array.shape[axis:], array.chunks[axis:], strict=True))
 
 
 class MemoryTable:
-    """Rows of an array, a tensor, or what NumPy makes an array of."""
+    """Rows of an array, a tensor, or an object that NumPy converts to an array."""
 
     def __init__(self, array: Any, name: str) -> None:
         self._array: Any = array if isinstance(array, torch.Tensor) else np.asarray(array)
@@ -83,7 +83,7 @@ class MemoryTable:
 
 
 class NpyHeader(NamedTuple):
-    """The header of a `.npy` file; the array begins at byte `offset`."""
+    """Header of a `.npy` file; the array begins at byte `offset`."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
@@ -92,19 +92,19 @@ class NpyHeader(NamedTuple):
 
     @property
     def file_bytes(self) -> int:
-        """How long a whole file is."""
+        """Size of a complete file in bytes."""
         return self.offset + math.prod(self.shape) * self.dtype.itemsize
 
 
 def read_header(file: BinaryIO, name: str) -> NpyHeader:
-    """A `.npy` file's header, without Python's parser: that of 3.11 fails in two threads."""
+    """Read the header of a `.npy` file without Python's parser, because that of 3.11 fails in two threads."""
     magic = file.read(8)
     width = 2 if magic[6:7] == b"\x01" else 4
     length = int.from_bytes(file.read(width), "little")
     text = file.read(min(length, _LONGEST_HEADER_BYTES)).decode("latin1")
     if len(text) < length or magic[6:8] not in (b"\x01\x00", b"\x02\x00", b"\x03\x00"):
         raise ValueError(f"{name} is not a whole .npy file: its header cannot be read")
-    # No expression here looks for an end that may be far away: each place is looked at once.
+    # The patterns never search for a far end, so each byte is read once.
     if found := re.search(r"""['"]descr['"]\s*:\s*(?=\[)""", text):
         fields = text[found.end() : found.end() + 300].rpartition("]")[0]
         raise ValueError(f"{name} is of dtype {fields}]; save its fields as arrays")
@@ -123,7 +123,7 @@ def read_header(file: BinaryIO, name: str) -> NpyHeader:
 
 
 def checked_header(file: BinaryIO, name: str) -> NpyHeader:
-    """The header of a `.npy` file whose rows are numbers, and there."""
+    """Read the header of a `.npy` file; raise if its rows are not numbers, or the file is cut off."""
     header = read_header(file, name)
     check_rows(header.shape, header.dtype, name)
     found, whole = os.fstat(file.fileno()).st_size, header.file_bytes
@@ -133,7 +133,7 @@ def checked_header(file: BinaryIO, name: str) -> NpyHeader:
 
 
 class NpyTable:
-    """Rows of a `.npy` file, through a memory map of its own."""
+    """Rows of a `.npy` file, read through its own memory map."""
 
     def __init__(self, path: str, name: str) -> None:
         with above_standard():
@@ -158,5 +158,5 @@ class NpyTable:
             out[...] = self._array[start : start + len(out)]
 
     def close(self) -> None:
-        self._array = ()  # the map goes with the only array over it
+        self._array = ()  # the map is closed with the only array over it
         self._file.close()

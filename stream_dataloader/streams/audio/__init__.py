@@ -1,4 +1,4 @@
-"""Sound, as windows of samples. Open `stream` first, then `decoding`."""
+"""Sound as windows of samples. Open `stream` first, then `decoding`."""
 
 from stream_dataloader.streams.audio.stream import AudioStream
 

@@ -1,12 +1,13 @@
-"""Decodes an audio stream, from its beginning or from a sample that it seeks to.
+"""Decoder of an audio track, from its beginning or from any sample.
 
 Guarantee: the samples after a seek are, bit for bit, those of reading from the beginning::
 
-    PCM, FLAC, ALAC   remember nothing                 a seek, where time stamps count samples
-    MP3               511 bytes and two frames         the packets before are read, the last 128 decoded
-    all others        their noise and filters          all packets before are decoded
+    codec             state from earlier data          to start at a sample
+    PCM, FLAC, ALAC   none                             seek, if time stamps count samples
+    MP3               511 bytes and two frames         read all packets before, decode the last 128
+    all others        noise and filters                decode all packets before
 
-Samples are counted without the decoder's priming and the padding that the file marks.
+Samples are counted without the decoder's priming and without the padding that the file declares.
 """
 
 from __future__ import annotations
@@ -27,28 +28,28 @@ from stream_dataloader.streams.audio.resample import Converter, Samples, as_floa
 
 __all__ = ["AudioDecoder"]
 
-#: Containers whose headers count samples.
+#: Containers whose time stamps count samples.
 _COUNTING_FORMATS = ("wav", "w64", "aiff", "au", "caf", "flac")
 
-#: Those in which a decoder may begin at any packet.
+#: Codecs whose decoder may begin at any packet.
 _STATELESS_FORMATS = (*_COUNTING_FORMATS, "mov,mp4,m4a,3gp,3g2,mj2")
 _STATELESS_CODECS = ("flac", "alac", "pcm_")
 
-#: FFmpeg checks these codecs' checksums only with an option.
+#: Codecs whose checksums FFmpeg checks only with an option.
 _CHECKS = {"flac": "crccheck+explode", "wavpack": "crccheck", "tta": "crccheck"}
 
-#: An MP3 frame may need 255 bytes of the frames before it, where each may hold as few as 3 of them.
+#: An MP3 frame may need 255 bytes of the frames before it, each of which may hold as few as 3 of these bytes.
 _MP3_PREROLL_PACKETS = 128
 
-#: Nearer places are not sought: decoding what is before them is faster.
+#: A nearer sample is reached by decoding up to it, which is faster than a seek.
 _SEEK_SECONDS = 1.0
 
-#: The longest piece of silence made in place of what is missing.
+#: The longest piece of silence that replaces missing samples.
 _SILENCE_SAMPLES = 65536
 
 
 class AudioDecoder:
-    """Decodes one audio stream to float32 pieces, as its first frame is."""
+    """Decoder of one audio track to float32 pieces with the rate and channels of its first frame."""
 
     def __init__(self, path: Any, stream: int, on_corrupt: OnCorrupt) -> None:
         self._path = path
@@ -56,7 +57,7 @@ class AudioDecoder:
         self._on_corrupt = on_corrupt
         self._open()
         with closed_on_error(self):
-            # The first frame has what the codec's parameters may lack.
+            # The first frame has values that the codec's parameters may lack.
             first = self._first if self._first is not None else self._stream.codec_context
             self.rate, self.channels = int(first.sample_rate), int(first.layout.nb_channels)
             if self.rate < 1 or self.channels < 1:
@@ -78,13 +79,13 @@ class AudioDecoder:
             self._first = next(self._frames, None)
 
     def seek(self, start: int) -> int:
-        """Go to sample `start`, or to one before it; returns its number."""
+        """Go to sample `start`, or to one before it; return its number."""
         # With damaged data left out, the n-th sample is found by decoding from the beginning.
         if start <= _SEEK_SECONDS * self.rate or self._on_corrupt != "raise" or self._clock.origin is None:
             return 0
         try:
             sought = self._sought(start, self._clock.origin)
-        except (av.error.FFmpegError, ValueError):  # reading from the beginning reports a damage where it is
+        except (av.error.FFmpegError, ValueError):  # reading from the beginning reports the damage at its place
             sought = None
         if sought is None:
             self._container.close()
@@ -94,18 +95,18 @@ class AudioDecoder:
         return position
 
     def check_not_cut(self, decoded_seconds: float) -> None:
-        """Check at the end that there is audio, as much as the file says."""
+        """Check at the end that the file had audio, and as much as it declares."""
         check_audio_not_cut(str(self._path), self._container, self._stream, self._clock, decoded_seconds)
         if not decoded_seconds and self._container.format.name not in _COUNTING_FORMATS:
             raise ValueError(f"{self._path}: its audio track {self._index} has no sample that can be decoded")
 
     def pieces(self) -> Iterator[Samples]:
-        """Consecutive pieces `(C, n)`, from the sample that `seek` returned on."""
+        """Yield consecutive pieces `(C, n)`, beginning with the sample that `seek` returned."""
         if self._first is None:
             return
         latest = self._own  # the kind of the frame before
         converter: Converter | None = None
-        missing = 0  # samples by the time stamps; those below 0 are still to be cut
+        missing = 0  # number of missing samples by the time stamps; if negative, samples still to cut
         for frame in itertools.chain((self._first,), self._frames):
             if wrong := self._clock.add(frame):
                 what = "are missing" if wrong > 0 else "were given already"
@@ -122,7 +123,7 @@ class AudioDecoder:
                 raise ValueError(f"{self._place()}: {error}") from error
             made: Iterable[Samples] = ()
             kind = frame.sample_rate, frame.layout.name, len(piece)
-            if kind != latest:  # rate or channels change in mid-stream, as broadcasts do
+            if kind != latest:  # rate or channels change in mid-stream, as in broadcasts
                 if converter is not None:
                     made = converter.end()
                 layouts = layout_name(kind[2], kind[1]), self.layout
@@ -141,7 +142,7 @@ class AudioDecoder:
             yield np.zeros((self.channels, min(count - begin, _SILENCE_SAMPLES)), np.float32)
 
     def _sought(self, start: int, origin: int) -> tuple[int, Any, Iterator[Any]] | None:
-        """A sample at `start` or before, its frame, and those after; None if unsure."""
+        """Seek; return a sample at or before `start`, its frame, and the frames after it, or None if this is unsure."""
         ticks_a_sample = 1 / (self._stream.time_base * self.rate)
         if ticks_a_sample.denominator != 1:
             return None  # time stamps are coarser than samples
@@ -163,7 +164,7 @@ class AudioDecoder:
         return (int(position), first, frames) if position.denominator == 1 and position <= start else None
 
     def _mp3_frames(self, target: int) -> Iterator[Any]:
-        """Frames from shortly before a time stamp on; none if unsure."""
+        """Yield the frames from shortly before a time stamp, or none if this is unsure."""
         recent: deque[Any] = deque(maxlen=_MP3_PREROLL_PACKETS)
         while not recent or recent[-1].pts + recent[-1].duration <= target:
             packet = self._next_packet(self._packets)
@@ -177,7 +178,7 @@ class AudioDecoder:
         for packet in recent:
             try:
                 self._stream.decode(packet)
-            except av.error.FFmpegError:  # it needs bytes of a packet before the first of these
+            except av.error.FFmpegError:  # it needs bytes of a packet before these
                 continue
         self._clock.jump()
         yield from self._decoded(itertools.chain((last,), self._packets))
@@ -191,18 +192,18 @@ class AudioDecoder:
                 raise ValueError(f"{self._place()}: {what}; it is cut off or damaged") from error
             return None
         if self._container.format.name == "mp3" and packet is not None and packet.size > 3:
-            # The header alone decides how long a frame is (ISO/IEC 11172-3, 2.4.1.3).
+            # The header alone decides the size of a frame (ISO/IEC 11172-3, 2.4.1.3).
             header = bytes(memoryview(packet)[1:3])
             if packet.size < self._frame_bytes.setdefault(header, packet.size):
                 self._corrupt(f"it is cut off within a frame, after {packet.size} bytes")
         return packet
 
     def _decoded(self, packets: Iterator[Any]) -> Iterator[Any]:
-        """Frames; data that cannot be decoded is an error, or is left out."""
+        """Yield decoded frames. Data that cannot be decoded raise an error, or are left out."""
         while (packet := self._next_packet(packets)) is not None:
             if not packet.size and packet.pts is not None:
                 continue  # a new header, as NUT has for FLAC; the decoder would take it for the end
-            # In other containers the mark may only mean that the last packet is short.
+            # In other containers the flag may only mean that the last packet is short.
             if packet.is_corrupt and self._container.format.name == "mpegts":
                 self._corrupt("a packet is lost or damaged")
             try:

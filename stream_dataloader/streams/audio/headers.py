@@ -1,7 +1,7 @@
-"""How long a file's audio is, by its headers and by its frames' time stamps.
+"""Length of a file's audio, from its headers and from its frames' time stamps.
 
-Guarantee: a file that was cut off is found by the length that it declares, by where its index
-(MP4), segment (Matroska) or last page (Ogg) ends, or by its track's duration.
+Guarantee: a file that was cut off is detected by its declared length, by the end of its index (MP4), segment (Matroska)
+or last page (Ogg), or by its track's duration.
 """
 
 from __future__ import annotations
@@ -16,48 +16,52 @@ from stream_dataloader.streams._media.extent import riff_end, sample_bytes
 
 __all__ = ["FrameClock", "check_audio_not_cut", "declared_samples"]
 
-#: Containers whose headers count samples, and are right unless they say zero.
+#: Containers whose headers count samples and are right unless they say zero.
 _COUNTING = ("wav", "w64", "caf", "aiff", "au", "flac")
 _OGG_PAGE_BYTES = 65307  # the longest page: 27 + 255 + 255 * 255 (RFC 3533, 6)
-_PRIMING_SECONDS = 0.1  # counted by some muxers, but not handed out: Opus has up to 80 ms (RFC 7845, 4.6)
-_TOLERATED_SECONDS = 0.02  # that time stamps may differ from the sum of samples: half a video frame of 25 a second
-_LONGEST_OVERLAP_SECONDS = 1  # a clock that jumps back further was set anew
+_PRIMING_SECONDS = 0.1  # counted by some muxers, but not decoded: Opus has up to 80 ms (RFC 7845, 4.6)
+_TOLERATED_SECONDS = 0.02  # allowed difference of time stamps and samples: half a frame of video at 25 a second
+_LONGEST_OVERLAP_SECONDS = 1  # a clock that jumps back further was reset
 
 
 class FrameClock:
-    """Compares frames' time stamps with the sum of the samples read; `tick_seconds` is their unit.
+    """Comparison of frames' time stamps, in units of `tick_seconds`, with the number of samples read.
 
-    A comparison with the frame before would let small errors add up: sound would drift away from the picture.
+    Time stamps are not compared with the frame before: small errors would add up, and sound would drift away from the
+    picture.
     """
 
     def __init__(self, tick_seconds: Fraction) -> None:
         self._tick_seconds = tick_seconds
-        self._end: Fraction | None = None  # of what was read, by the sum of samples; None after a seek
-        self._rate = 0  # of the first frame
-        self.longest_seconds = 0.0  # the longest frame
+        self._end: Fraction | None = None  # end of the samples read so far; None after a seek
+        self._rate = 0  # rate of the first frame
+        self.longest_seconds = 0.0  # duration of the longest frame
         self.origin: int | None = None  # the first frame's time stamp
-        self.wrong_at: float | None = None  # where the last gap or overlap began
+        self.wrong_at: float | None = None  # start of the last gap or overlap
 
     @property
     def origin_seconds(self) -> float:
-        """The first frame's time stamp in seconds; 0 if it has none."""
+        """Time stamp of the first frame in seconds; 0 if it has none."""
         return (self.origin or 0) * float(self._tick_seconds)
 
     def jump(self) -> None:
-        """The reader has sought."""
+        """Forget the samples read so far, because the reader has jumped to another place."""
         self._end = None
 
     def add(self, frame: Any) -> int:
-        """Count a frame; return the samples missing before it, below 0 those given twice, at the first frame's rate."""
+        """Count a frame; return the number of samples missing before it, at the first frame's rate.
+
+        A negative number counts samples that the frame repeats.
+        """
         seconds, before = Fraction(frame.samples, int(frame.sample_rate)), self._end
         self._rate = self._rate or int(frame.sample_rate)
         self.longest_seconds = max(self.longest_seconds, float(seconds))
-        if frame.pts is None:  # it follows directly
+        if frame.pts is None:  # the frame follows directly
             self._end = None if before is None else before + seconds
             return 0
         time = frame.pts * self._tick_seconds
         error = Fraction(0) if before is None else time - before
-        # A clock that starts anew, as in joined files, says nothing about samples given twice.
+        # A clock that starts again, as in joined files, says nothing about repeated samples.
         if before is None or error < -_LONGEST_OVERLAP_SECONDS or (error < 0 and frame.pts <= (self.origin or 0)):
             self._end = time + seconds
             return 0
@@ -66,24 +70,24 @@ class FrameClock:
             self._end = before + seconds
             return 0
         self.wrong_at = float(before) - self.origin_seconds
-        # Packets are lost as a whole: frames are more exact than coarse time stamps.
+        # Packets are lost as a whole, so the size of frames is more exact than coarse time stamps.
         whole = round(error / seconds) * seconds
         wrong = round((whole if whole and abs(whole - error) <= inexact else error) * self._rate)
         self._end = before + Fraction(wrong, self._rate) + seconds
         return wrong
 
     def seconds_read(self) -> float | None:
-        """From the first frame to the end of the last one; None without time stamps."""
+        """Return the seconds from the first frame to the end of the last one, or None without time stamps."""
         return None if self._end is None or self.origin is None else float(self._end) - self.origin_seconds
 
 
 def declared_samples(path: str, container: Any, stream: Any) -> int | None:
-    """The number of samples, at the stream's rate; None if no header has it exactly."""
+    """Return the number of samples at the track's rate, or None if no header has the exact number."""
     duration, time_base, context = stream.duration, stream.time_base, stream.codec_context
     if container.format.name not in _COUNTING or not duration or not time_base:
         return None
     if container.format.name == "wav" and os.path.getsize(path) >= 1 << 32:
-        return None  # its sizes of 32 bits may have run over
+        return None  # its 32-bit sizes may have overflowed
     with open(path, "rb") as file:
         if container.format.name == "wav" and riff_end(file.read(64)) is None:
             return None
@@ -101,7 +105,7 @@ def declared_samples(path: str, container: Any, stream: Any) -> int | None:
 def check_audio_not_cut(
     path: str, container: Any, stream: Any, clock: FrameClock | None = None, decoded_seconds: float = 0.0
 ) -> None:
-    """Check that audio is as long as its file says."""
+    """Raise if audio is shorter than its file declares."""
     check_not_cut(path)
     name = container.format.name
     if name == "ogg" and (last := _ogg_end(path)) is not None and last > (size := os.path.getsize(path)):
@@ -111,7 +115,8 @@ def check_audio_not_cut(
         return
     rate = stream.codec_context.sample_rate
     if (declared := _end_seconds(container, stream)) is not None:
-        found = max(decoded_seconds, clock.origin_seconds + found)  # of joined files the first, of late ones the other
+        # The first is larger in joined files, the other in files that start late.
+        found = max(decoded_seconds, clock.origin_seconds + found)
         tolerated = 2 * clock.longest_seconds + _PRIMING_SECONDS
     elif (samples := declared_samples(path, container, stream)) is not None:
         declared, tolerated = samples / rate, 0.5 / rate
@@ -125,7 +130,7 @@ def check_audio_not_cut(
 
 
 def _end_seconds(container: Any, stream: Any) -> float | None:
-    """When the audio ends by the file's metadata."""
+    """Return the end of the audio according to the file's metadata."""
     name = container.format.name
     if name == "ogg" and stream.duration:
         return float(stream.duration * stream.time_base)
@@ -136,7 +141,7 @@ def _end_seconds(container: Any, stream: Any) -> float | None:
 
 
 def _ogg_end(path: str) -> int | None:
-    """The byte after the last page of an Ogg file (RFC 3533)."""
+    """Return the byte after the last page of an Ogg file (RFC 3533)."""
     with open(path, "rb") as file:
         file.seek(max(0, os.path.getsize(path) - 2 * _OGG_PAGE_BYTES))
         begin, tail = file.tell(), file.read()
@@ -149,7 +154,7 @@ def _ogg_end(path: str) -> int | None:
 
 
 def _has_xing_header(path: str) -> bool:
-    """Whether an MP3 has its number of frames; otherwise FFmpeg guesses it."""
+    """Return True if an MP3 declares its number of frames. Otherwise FFmpeg guesses it."""
     with open(path, "rb") as file:
         head = file.read(10)
         tag = 0

@@ -1,9 +1,9 @@
-"""Changes the rate and channels of samples, with the same bits wherever reading begins.
+"""Conversion of rate and channels of samples, with the same bits wherever reading begins.
 
 Guarantee: output j depends only on the inputs around j * p / q, the ratio of the rates, if the
 input begins at a multiple of p (`restart`), early enough to fill the filter::
 
-    inputs, p = 3      |  .  .  |  .  .  |  .  .  |        to start at any | gives
+    inputs, p = 3      |  .  .  |  .  .  |  .  .  |        starting at any | gives
     outputs, q = 2     0    1   0    1   0    1   0        the same outputs
 """
 
@@ -25,7 +25,7 @@ __all__ = ["Converter", "Samples", "as_float", "layout_name", "output_length", "
 Samples = np.ndarray[Any, np.dtype[np.float32]]
 
 _FILTER_TAPS = 32  # libswresample's filter_size, at the lower of the two rates
-_BLOCK_SAMPLES = 8192  # given to the filter graph together
+_BLOCK_SAMPLES = 8192  # samples passed to the filter graph in one call
 _PLANES = 8  # an AVFrame has room for 8 planes (AV_NUM_DATA_POINTERS): more channels come packed
 _LAYOUTS = ("", "mono", "stereo", "2.1", "4.0", "5.0", "5.1", "6.1", "7.1")
 _SAMPLE_TYPES: dict[str, tuple[Any, float, float]] = {
@@ -39,7 +39,7 @@ _SAMPLE_TYPES: dict[str, tuple[Any, float, float]] = {
 
 
 def as_float(frame: Any) -> Samples:
-    """A decoded frame as float32 `(C, n)`, full scale being -1 to 1."""
+    """Return a decoded frame as float32 `(C, n)` with a full scale of -1 to 1."""
     name, planes, count = frame.format.name, frame.planes, frame.samples
     planar = name.endswith("p")
     channels = len(planes) if planar else frame.layout.nb_channels
@@ -62,19 +62,19 @@ def as_float(frame: Any) -> Samples:
 
 
 def layout_name(count: int, name: str = "") -> str:
-    """FFmpeg's name for a layout, or for so many channels."""
+    """Return FFmpeg's name of a channel layout, or of a layout with `count` channels."""
     if name in ("", f"{count} channels"):
         return _LAYOUTS[count] if count < len(_LAYOUTS) else f"{count} channels"
     return name
 
 
 def output_length(count: int, ratio: Fraction) -> int:
-    """How many output samples are made of `count` input samples."""
+    """Return the number of output samples for `count` input samples."""
     return -(-count * ratio.numerator // ratio.denominator)
 
 
 def restart(start: int, ratio: Fraction) -> tuple[int, int]:
-    """The first input for the outputs from `start` on, and how many to skip then."""
+    """Return the first input sample needed for the outputs from `start` on, and the number of outputs to skip."""
     if ratio == 1:
         return start, 0
     outputs, inputs = ratio.numerator, ratio.denominator
@@ -83,12 +83,12 @@ def restart(start: int, ratio: Fraction) -> tuple[int, int]:
 
 
 def _filling(ratio: Fraction) -> int:
-    """A number of inputs that surely fills the filter."""
+    """Return a number of inputs that certainly fills the filter."""
     return 2 * math.ceil(_FILTER_TAPS * max(Fraction(1), 1 / ratio)) + 64
 
 
 class Converter:
-    """Resamples and mixes consecutive pieces, as FFmpeg does; a single channel is copied."""
+    """Resampler and mixer of consecutive pieces, by FFmpeg. A single channel is copied to all."""
 
     def __init__(self, rates: tuple[int, int], layouts: tuple[str, str], channels: tuple[int, int]) -> None:
         self._rate, self._layout, self._channels = rates[0], layouts[0], channels[0]
@@ -96,7 +96,7 @@ class Converter:
         self._copies = channels[1] if channels[0] == 1 and channels[1] > 1 else 0
         target = layouts[0] if self._copies or channels[0] == channels[1] else layouts[1]
         self._ratio = Fraction(rates[1], rates[0])
-        self._read = self._given = 0  # samples into the graph, and out of it
+        self._read = self._given = 0  # number of samples into the graph, and out of it
         changes = rates[0] != rates[1] or target != layouts[0]
         self._graph: Any = self._connected(rates, layouts[0], target) if changes else None
         self._staged: Samples = np.empty((channels[0], _BLOCK_SAMPLES), np.float32)
@@ -109,7 +109,7 @@ class Converter:
         outputs = Fraction(rates[1], rates[0]).numerator
         shift = max(10, (outputs - 1).bit_length())  # with too few filters, libswresample rounds the phases
         graph = av.filter.Graph()
-        graph.threads = 1  # a forked worker that inherits threads would hang in freeing them
+        graph.threads = 1  # a forked worker would hang when it frees inherited threads
         try:
             source = f"sample_rate={rates[0]}:sample_fmt={kind}:channel_layout={layout}:time_base=1/{rates[0]}"
             made = f"{rates[1]}:out_chlayout={target}:out_sample_fmt={kind}:internal_sample_fmt=fltp:rematrix_maxval=1"
@@ -121,7 +121,7 @@ class Converter:
         return graph
 
     def push(self, piece: Samples) -> Iterator[Samples]:
-        """Add a piece `(C, n)`; yields the samples that are ready."""
+        """Add a piece `(C, n)`; yield the samples that are ready."""
         if self._graph is None:
             yield self._copied(piece)
             return
@@ -134,7 +134,7 @@ class Converter:
                 yield from self.flush()
 
     def flush(self) -> Iterator[Samples]:
-        """All samples that can be made of the pieces so far; more pieces may follow."""
+        """Yield all samples that the pieces so far allow; more pieces may follow."""
         if self._count:
             samples, self._count = self._staged[:, : self._count], 0
             self._read += samples.shape[1]
@@ -147,7 +147,7 @@ class Converter:
             yield from self._pulled()
 
     def end(self) -> Iterator[Samples]:
-        """The last samples, by adding silence: the graph's own flush gives too few."""
+        """Yield the last samples by adding silence, because the graph's own flush gives too few."""
         if self._graph is None:
             return
         yield from self.flush()

@@ -1,6 +1,6 @@
-"""Audio as windows of samples, of one rate and number of channels.
+"""Audio as windows of samples with one rate and number of channels.
 
-Guarantee: item n holds the same bits however it is reached. Damage is reported.
+Guarantee: item n has the same bits however it is reached. Damage is reported.
 """
 
 from __future__ import annotations
@@ -35,32 +35,32 @@ from stream_dataloader.streams.cache import FileCache, LocalFile, open_local
 __all__ = ["AudioStream", "SampleReader"]
 
 _HIGHEST_RATE = 768_000
-_AHEAD_SAMPLES = 16384  # read together, for several windows
+_AHEAD_SAMPLES = 16384  # samples read at once, for several windows
 
 
 @hinted
 @dataclass(frozen=True, kw_only=True)
 class AudioStream:
-    """Opens audio files: an item is a window of samples, float32 `(channels, window)`, -1 to 1.
+    """Factory of streams from audio files: an item is a window of samples, float32 `(channels, window)`, -1 to 1.
 
     A source is a path, or `(path, start, stop)`: ints are samples at the output rate, floats are
-    seconds. Item n begins at sample `n * hop`. All that FFmpeg reads works, videos too.
+    seconds. Item n begins at sample `n * hop`. All files that FFmpeg reads work, also the sound of videos.
 
     Args:
         window: Samples in an item, at the output rate.
-        hop: Samples from the start of an item to that of the next; None is `window`.
-        rate: Samples a second to resample to; None keeps the file's own rate.
-        channels: The number of channels to mix to, scaled so that nothing exceeds full scale;
-            a single one is copied to each. None keeps the file's own.
-        pad_last: Whether samples that do not fill a window are an item, padded with zeros.
-        track: Which of the file's audio tracks, from 0.
-        on_corrupt: What to do about data that is damaged or missing: `"raise"` an error; `"keep"`
-            silence in its place, and damaged frames as they are; or `"drop"` it. Only `"raise"` can seek.
-        cache: Where files from URLs are kept.
-        limits: How far the file's own rate may be from `rate`; see `Limits`. None is the usual ones.
+        hop: Samples from the start of an item to the start of the next; None is `window`.
+        rate: Samples per second to resample to; None keeps the file's own rate.
+        channels: Number of channels to mix to, scaled so that nothing exceeds full scale. A single channel
+            is copied to all. None keeps the file's own channels.
+        pad_last: Whether the last samples that do not fill a window are an item, padded with zeros.
+        track: Number of the file's audio track, from 0.
+        on_corrupt: Action for damaged or missing data: `"raise"` an error; `"keep"` damaged frames and put
+            silence in place of missing ones; or `"drop"` them. Only `"raise"` can seek.
+        cache: Cache for files from URLs.
+        limits: Largest ratio of the file's own rate and `rate`; see `Limits`. None: the defaults.
 
     Raises:
-        ValueError: An option has a value that it cannot have.
+        ValueError: An option has an invalid value.
 
     Example:
         >>> import tempfile, wave
@@ -104,11 +104,11 @@ class AudioStream:
         )
 
     def __call__(self, source: Any, *, start: int = 0) -> _Windows:
-        """Open one source, from item `start` on, counted from its own first.
+        """Open one source at item `start`, counted from the source's first item.
 
         Raises:
             OSError: The file cannot be read.
-            ValueError: It is no media file, or has no such stream, or `start` is below 0.
+            ValueError: The file is not a media file, or has no such track, or `start` is below 0.
         """
         section = section_of(source)
         start = whole_number("start", start, "items are numbered from 0", 0)
@@ -117,7 +117,7 @@ class AudioStream:
             return _Windows(self, section._replace(path=local.path), start, local)
 
     def length(self, source: Any) -> int | None:
-        """The number of items, if a header or the source tells it."""
+        """Return the number of items if a header or the source has it, else None."""
         section = section_of(source)
         if self.on_corrupt != "raise":
             return None
@@ -135,17 +135,17 @@ class AudioStream:
         return None if stop is None else self.items(max(0, stop - _number(section.start, rate)))
 
     def items(self, samples: int) -> int:
-        """How many windows are cut from so many samples."""
+        """Return the number of windows that are cut from a number of samples."""
         hop = self.hop or self.window
         whole = 0 if samples < self.window else 1 + (samples - self.window) // hop
         if not self.pad_last:
             return whole
-        left = samples - whole * hop  # an item, if it adds samples to the last
+        left = samples - whole * hop  # these are an item if they add samples to the last one
         return whole + (left > (max(0, self.window - hop) if whole else 0))
 
 
 class _Windows:
-    """The windows of one source, one after the other; a `protocols.ReadsInto`."""
+    """Stream of the windows of one source; a `protocols.ReadsInto`."""
 
     def __init__(self, options: AudioStream, section: Section, item: int, local: LocalFile) -> None:
         self._options = options
@@ -197,7 +197,7 @@ class _Windows:
         self._reader.drop(count * self._hop)
 
     def _write_last(self, row: Samples, held: int) -> int:
-        """Write the last window, if it is an item; returns how many were written."""
+        """Write the last window if it is an item; return the number of windows written."""
         self._ended = True
         known = max(0, self._window - self._hop) if self._item else 0
         if not self._options.pad_last or held <= known:
@@ -208,7 +208,7 @@ class _Windows:
         return 1
 
     def _wrong_end(self) -> ValueError | None:
-        """The error to raise at the end if what was asked for was not there."""
+        """Return the error to raise at the end if the file was too short for the source, else None."""
         length, start, stop, path = self._reader.length, self._reader.start, self._stop, self._section.path
         items = self._options.items(max(0, min(at for at in (length, stop) if at is not None) - start))
         if length is not None and max(start, stop or 0) > length and self._options.on_corrupt == "raise":
@@ -223,9 +223,9 @@ class _Windows:
 
 
 class SampleReader:
-    """Reads one audio stream; `samples`, `(channels, n)`, were read and not dropped yet.
+    """Reader of one audio track; `samples`, `(channels, n)`, are those read and not dropped yet.
 
-    The first sample wanted is `offset` behind `start`, a number, or seconds as a float.
+    The first sample wanted is `offset` samples after `start`, which is a number of samples, or seconds as a float.
     """
 
     def __init__(self, path: Any, options: Any, start: int | float = 0, offset: int = 0) -> None:
@@ -236,7 +236,7 @@ class SampleReader:
             self.channels = options.channels or self.decoder.channels
             self.start_seconds = self.decoder.start_seconds
             self.start = round(start * self.rate) if isinstance(start, float) else int(start)
-            self.length: int | None = None  # samples in all, at the output rate, once the end is reached
+            self.length: int | None = None  # number of all samples at the output rate, once the end is reached
             (options.limits or DEFAULT).check_rates(self.decoder.rate, self.rate, str(path))
             self._ratio = Fraction(self.rate, self.decoder.rate)
             rates, channels = (self.decoder.rate, self.rate), (self.decoder.channels, self.channels)
@@ -261,7 +261,7 @@ class SampleReader:
         self.length = output_length(position, self._ratio)
 
     def fill(self, wanted: int) -> int:
-        """Read until `samples` has so many, to the end, or to `error`."""
+        """Read until `samples` has `wanted` samples, or to the end, or to `error`; return their number."""
         found, missing = [self.samples], wanted - self.samples.shape[1]
         while missing > 0 and self.length is None and self.error is None:
             try:
@@ -281,7 +281,7 @@ class SampleReader:
         return min(wanted, int(self.samples.shape[1]))
 
     def drop(self, count: int) -> None:
-        """Leave out the next samples, whether they were read or not."""
+        """Skip the next samples, whether they were read or not."""
         held = min(count, self.samples.shape[1])
         self.samples = self.samples[:, held:]
         self._skipped += count - held
@@ -291,5 +291,5 @@ class SampleReader:
 
 
 def _number(at: int | float, rate: int) -> int:
-    """The number of a sample, from that or from seconds."""
+    """Return the number of a sample, given as a number or in seconds."""
     return round(at * rate) if isinstance(at, float) else operator.index(at)

@@ -1,4 +1,4 @@
-"""Files from URLs, fetched once for all workers. Open `file_cache` first."""
+"""Cache of files from URLs, fetched once for all workers. Open `file_cache` first."""
 
 from stream_dataloader.streams.cache.file_cache import (
     FileCache,

@@ -1,11 +1,11 @@
-"""What the cache has of one URL: a directory of files.
+"""Entry of the cache for one URL: a directory of files.
 
 Guarantee: each step is atomic, and the kernel frees a lock when its holder dies.
 
-A directory, one for each URL::
+Each URL has a directory::
 
     files/5f1c.../lock                  held while fetching
-                  part                  what has arrived so far
+                  part                  the bytes that have arrived so far
                   09af...-clip.mp4      the file, with its version; locked (shared) by readers;
                                         atime: last read, mtime: last known as the newest
 """
@@ -31,13 +31,13 @@ __all__ = ["CacheEntry", "make_room"]
 
 
 class CacheEntry:
-    """What the cache has of one URL.
+    """Entry of the cache for one URL.
 
     Args:
-        directory: The entry's own, in that of the cache.
-        name: The file's name.
+        directory: Directory of the entry, inside that of the cache.
+        name: Name of the file.
         shared: Several users write to the cache.
-        wait_seconds: How long another process may hold it without getting on.
+        wait_seconds: Longest time that another process may hold the entry without progress.
     """
 
     def __init__(self, directory: str, name: str, shared: bool, wait_seconds: float) -> None:
@@ -73,7 +73,7 @@ class CacheEntry:
             except FileNotFoundError:
                 pass  # another process removed the directory in between
             except OSError as error:
-                if error.errno is None:  # it says itself what is wrong
+                if error.errno is None:  # its message is already complete
                     raise
                 why = f"the cache of remote files cannot be written ({error.strerror})"
                 remedy = "set STREAM_DATALOADER_CACHE to a directory that can"
@@ -81,7 +81,7 @@ class CacheEntry:
         return found
 
     def _is_there(self) -> bool:
-        """Whether there is a folder of the entry, which nobody else may have made."""
+        """Return True if the entry's folder exists; raise if another user may have made it."""
         if self._shared:
             return True
         return check_own_folder(os.path.dirname(self._directory)) and check_own_folder(self._directory)
@@ -96,9 +96,9 @@ class CacheEntry:
         return -1
 
     def versions(self, version: str = "", since: float = 0.0) -> list[str]:
-        """The whole files of a version, checked since a time; the newest first."""
+        """Return the complete files of a version that were checked since a time, the newest first."""
         found = []
-        with suppress(OSError), os.scandir(self._directory) as files:  # it comes again when the entry is locked
+        with suppress(OSError), os.scandir(self._directory) as files:  # an error is raised again by the lock
             for file in files:
                 named, dash, _ = file.name.partition("-")
                 if dash and version in ("", named):
@@ -116,12 +116,12 @@ class CacheEntry:
 
     def take_in(self, version: str) -> None:
         """Give the fetched file its name."""
-        os.utime(self.part, ns=(time.time_ns(), time.time_ns()))  # fsspec may have set the server's
+        os.utime(self.part, ns=(time.time_ns(), time.time_ns()))  # fsspec may have set the server's time
         os.replace(self.part, os.path.join(self._directory, f"{version}-{self._name}"))
 
 
 def make_room(directory: str, size: int, limit: int, part: str) -> None:
-    """Delete the files not used for longest, until a new one has room."""
+    """Delete the least recently used files until a new one has room."""
     stored = []
     for path in glob.iglob(os.path.join(glob.escape(directory), "*", "*")):
         if os.path.basename(path) != "lock" and path != part:

@@ -1,11 +1,11 @@
-"""Remote files as local ones: fetched once, into a directory that all processes share.
+"""Local copies of remote files, fetched once into a directory that all processes share.
 
 Guarantees:
 
 - One process fetches a file, and the others wait. If it is killed, another takes over.
 - A file gets its name after its last byte, and is not deleted while a `LocalFile` is open.
 - A file that changed on its server is fetched again. The old one stays while it is read.
-- Kept tables that are damaged are as if they were not there.
+- Damaged tables in the cache are treated as missing.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ __all__ = ["FileCache", "LocalFile", "cache_directory", "is_url", "keep_tables",
 _DIRECTORY, _LIMIT = "STREAM_DATALOADER_CACHE", "STREAM_DATALOADER_CACHE_BYTES"
 _SHARED = "STREAM_DATALOADER_CACHE_SHARED"
 
-#: A protocol has more than one letter; `::` chains file systems.
+#: Pattern of a URL: a protocol has more than one letter, and `::` chains file systems.
 _URL = re.compile(r"([a-z][a-z0-9+.-]+)(://|::)", re.IGNORECASE)
 _LIVE = {"rtsp", "rtsps", "rtspt", "rtspu", "rtp", "srtp", "rtmp", "rtmps", "rtmpt", "udp", "tcp", "tls", "srt", "mms"}
 
-#: Options that say where a file is, in lower case and without _.
+#: Options that locate a file, in lower case and without _.
 _PLACE = {
     *("endpointurl", "endpoint", "host", "hostname", "port", "instance", "baseurl", "blobendpoint", "endpointsuffix"),
     *("accountname", "accounthost", "bucket", "share", "container", "path", "prefix", "fo", "targetprotocol"),
@@ -53,31 +53,31 @@ _PASSWORD = re.compile(r"(://[^/:@]*):[^/@]*@")
 
 _log = logging.getLogger("stream_dataloader")
 
-#: Each run asks the server once more; forked workers belong to the run.
+#: Start of this run. Each run asks the server once more; forked workers belong to the run.
 _RUN_BEGAN = time.time()
 
 
 @dataclass(frozen=True, kw_only=True)
 class FileCache:
-    """Where remote files are kept, which processes share, and how they are fetched.
+    """Cache of remote files that processes share, with the options for fetching.
 
     Args:
-        directory: A local directory. None is `files` in that of the environment variable
-            STREAM_DATALOADER_CACHE, else in `stream_dataloader` in the user's cache.
-        size_limit_bytes: How much files may take; those not used for longest are deleted.
-            None is what STREAM_DATALOADER_CACHE_BYTES holds, else no limit.
+        directory: A local directory. None: `files` in the directory that the environment variable
+            STREAM_DATALOADER_CACHE names, else in `stream_dataloader` in the user's cache.
+        size_limit_bytes: Largest size of all files together; the least recently used are deleted.
+            None: the value of STREAM_DATALOADER_CACHE_BYTES, else no limit.
         storage_options: Options of fsspec's file systems, by protocol: `{"s3": {"anon": True}}`.
-        check_seconds: How long until the server is asked again for changes. A new run asks.
-        timeout_seconds: How long a server may be silent before that is an error.
-        wait_seconds: How long another process may hold a file that it fetches without getting on.
-        shared: Users who trust each other share the directory. Otherwise it is made for this user
-            alone, and one that others may write to is an error. None: whether the environment
+        check_seconds: Seconds until the server is asked again for changes. A new run always asks.
+        timeout_seconds: Longest silence of a server before it is an error.
+        wait_seconds: Longest time that another process may hold a file that it fetches without progress.
+        shared: Users who trust each other share the directory. Otherwise it is created for this user
+            alone, and it is an error if others may write to it. None: True if the environment
             variable STREAM_DATALOADER_CACHE_SHARED is 1.
-        min_bytes_per_second: How much has to arrive of a file, on average over each `timeout_seconds`; 0 takes
-            any time.
+        min_bytes_per_second: Least rate at which a file must arrive, on average over each `timeout_seconds`; 0: any
+            rate.
 
     Raises:
-        ValueError: A number is out of range, or the environment variable is no number.
+        ValueError: A number is out of range, or the environment variable is not a number.
 
     Example:
         >>> import fsspec, pathlib, tempfile
@@ -111,12 +111,12 @@ class FileCache:
             raise ValueError(f"min_bytes_per_second is {self.min_bytes_per_second!r}; give 0 or more")
 
     def open(self, path: str | os.PathLike[str]) -> LocalFile:
-        """Make the file of a URL or a path local, fetched unless it is here; close what is returned once it is read.
+        """Return the local file of a URL or a path, and fetch it if it is not in the cache. Close it after reading.
 
         Raises:
-            OSError: The file cannot be fetched; names the URL.
+            OSError: The file cannot be fetched; the message names the URL.
             ValueError: The file is larger than the limit, or the URL is not valid.
-            ImportError: fsspec, or what it needs for this protocol, is not installed.
+            ImportError: fsspec, or the package that it needs for this protocol, is not installed.
         """
         path = os.fsdecode(path)
         if not is_url(path):
@@ -131,13 +131,13 @@ class FileCache:
         return entry.get(checked, lambda: self._fetch(entry, path))
 
     def has(self, url: str) -> bool:
-        """Whether there is a copy, maybe an old one."""
+        """Return True if the cache has a copy, which may be old."""
         return bool(self._entry(url).versions())
 
     def made(self, name: str, version: str, size: int, make: Callable[[str], None]) -> LocalFile:
-        """A file of at most `size` bytes that `make` writes to a path, once for all processes.
+        """Return a file of at most `size` bytes that `make` writes to a path, once for all processes.
 
-        It is made again if `version`, of letters and digits, changes.
+        The file is made again if `version` (letters and digits) changes.
         """
         entry = self._entry(name)
 
@@ -149,7 +149,7 @@ class FileCache:
         return entry.get(lambda: entry.hold(version), write)
 
     def remote(self, url: str) -> RemoteFile:
-        """The file on its server, past the cache."""
+        """Return the file on its server, without the cache."""
         return RemoteFile(url, self.storage_options, self.timeout_seconds, self.min_bytes_per_second)
 
     def _fetch(self, entry: CacheEntry, url: str) -> None:
@@ -160,7 +160,7 @@ class FileCache:
             _log.warning("%s; its copy in the cache is read instead", error)
             current = True
         if current:
-            os.utime(versions[0])  # the server was asked just now
+            os.utime(versions[0])  # the server confirmed this version now
             return
         _log.info("fetching %s", shown(url))
         check_size = functools.partial(self._make_room, url, entry=entry)
@@ -195,7 +195,7 @@ class FileCache:
 
 
 def is_url(path: Any) -> bool:
-    """Whether this is the URL of a file, and not of a network camera.
+    """Return True for the URL of a file, but not for that of a network camera.
 
     Example:
         >>> [is_url(path) for path in ("https://host/a.mp4", "zip://a.npy::s3://bucket/b.zip", "C://a", "rtsp://host")]
@@ -206,12 +206,12 @@ def is_url(path: Any) -> bool:
 
 
 def open_local(path: str | os.PathLike[str], cache: FileCache | None = None) -> LocalFile:
-    """Make a file local for as long as the result is open."""
+    """Return a local file, which stays until the result is closed."""
     return (_DEFAULT if cache is None else cache).open(path)
 
 
 def cache_directory(kind: str) -> str:
-    """The directory `kind` in this library's cache."""
+    """Return the directory `kind` in this library's cache."""
     if found := os.environ.get(_DIRECTORY):
         return os.path.join(os.path.abspath(os.path.expanduser(found)), kind)
     xdg = os.environ.get("XDG_CACHE_HOME", "")
@@ -232,7 +232,7 @@ def _kept_at(folder: str, name: str) -> str:
 
 
 def keep_tables(folder: str, name: str, tables: Mapping[str, Any]) -> None:
-    """Keep arrays of numbers in a folder of the cache."""
+    """Save arrays of numbers in a folder of the cache."""
     file = _kept_at(folder, name)
     with contextlib.suppress(OSError):
         make_own_folder(os.path.dirname(file), shared=_is_shared())
@@ -246,7 +246,7 @@ def keep_tables(folder: str, name: str, tables: Mapping[str, Any]) -> None:
 
 
 def kept_tables(folder: str, name: str) -> dict[str, NDArray[Any]] | None:
-    """What was kept; None if nothing was, it is damaged, or others may write there."""
+    """Return the saved arrays. None if there are none, they are damaged, or others may write to the folder."""
     path = _kept_at(folder, name)
     try:
         if not _is_shared():
@@ -258,11 +258,11 @@ def kept_tables(folder: str, name: str) -> dict[str, NDArray[Any]] | None:
 
 
 def _places(options: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Options that say where files are; credentials are no part of a name."""
+    """Yield the options that locate files. Credentials are not part of a file's name."""
     for key, value in options.items():
         if isinstance(value, Mapping):
             yield from _places(value)
-        elif key == "connection_string":  # of Azure
+        elif key == "connection_string":  # Azure
             yield from _places(dict(part.split("=", 1) for part in str(value).split(";") if "=" in part))
         elif key.lower().replace("_", "") in _PLACE:
             yield key, str(value)
@@ -270,13 +270,13 @@ def _places(options: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 @functools.lru_cache(1024)
 def _named(url: str, places: str) -> tuple[str, str]:
-    """The name of an entry's folder, and of its file; `places` are options that say where the URL leads."""
+    """Return the names of an entry's folder and of its file; `places` are the options that locate the URL."""
     place = _PASSWORD.sub(r"\1@", url)
     return hashlib.sha256(f"{place} {places}".encode()).hexdigest()[:24], _name_of(url)
 
 
 def _name_of(url: str) -> str:
-    """The file's own name: some decoders go by the suffix."""
+    """Return the file's own name, because some decoders need the suffix."""
     name = os.path.basename(unquote(urlsplit(url.split("::", maxsplit=1)[0]).path).rstrip("/"))
     if not name:
         name = os.path.basename(url.split("::", maxsplit=1)[0])

@@ -1,7 +1,7 @@
-"""Files that data names: pictures of a table, sources of HDF5, links in a folder.
+"""Check of files that data name: pictures of a table, sources of HDF5, links in a folder.
 
-Guarantee: by default only regular files are opened, and only below the folder or URL that the user named; never a URL
-that data names, so data cannot have other files or hosts read.
+Guarantee: by default only regular files are opened, and only below the folder or URL that the user named. A URL that
+data name is never opened. So data cannot make the library read other files or hosts.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from stream_dataloader.streams.cache.file_cache import is_url
 
 __all__ = ["Files", "Gate", "check_files"]
 
-#: Which files data may name.
+#: Files that data may name.
 Files = Literal["inside", "anywhere"]
 
 _REMEDY = "copy it there, or give files='anywhere' if you trust the data"
@@ -31,22 +31,22 @@ def check_files(files: str) -> None:
 
 
 class Gate:
-    """Decides which files data may name: those below `folder`, a path or URL, or any.
+    """Rule for the files that data may name: those below `folder`, which is a path or a URL, or any file.
 
-    Files of the Hub's cache are links into its folder of blobs, which counts as inside.
+    Files in the cache of Hugging Face's Hub are links into its folder of blobs, which counts as inside.
     """
 
     def __init__(self, folder: str, files: str = "inside") -> None:
         check_files(files)
         self._folder, self.anywhere = folder, files == "anywhere"
         self._roots: tuple[str, ...] = ()
-        self._inside: set[str] = set()  # folders that were looked at, so that a file costs one call
+        self._inside: set[str] = set()  # folders that were checked, so that a file costs one system call
 
     def named(self, name: str, what: str, *, base: str | None = None) -> str:
-        """Return the path or URL of a file that `what` names, relative to `base`, which is the folder by default.
+        """Return the path or URL of a file that `what` names, relative to `base`, by default the folder.
 
         Raises:
-            StoreError: It lies outside, is a URL, or no regular file; or there is none.
+            StoreError: The file is outside, is a URL, is not a regular file, or does not exist.
         """
         base = self._folder if base is None else base
         if is_url(base):
@@ -60,7 +60,7 @@ class Gate:
         return self.checked(os.path.join(base, name), what)
 
     def _below_url(self, name: str, what: str, base: str) -> str:
-        if "::" in name and not is_url(name):  # with the base it would be a chain, of which the last one is opened
+        if "::" in name and not is_url(name):  # with the base it would be a chain, and the last part would be opened
             raise StoreError(f"{what} names {shorten(name)}, which is no file")
         if is_url(name) or os.path.isabs(name):
             below = base.rstrip("/") + "/"
@@ -73,11 +73,11 @@ class Gate:
         return f"{first.rstrip('/')}/{name}{chain}{rest}"
 
     def checked(self, path: str, what: str = "") -> str:
-        """Return the path of a file, if it is a regular one and no link leads out.
+        """Return the path of a file if it is regular and no link leads outside.
 
         Raises:
-            StoreError: It lies outside, or there is none.
-            OSError: It is a folder, a pipe, a socket or a device.
+            StoreError: The file is outside, or does not exist.
+            OSError: The path is a folder, a pipe, a socket or a device.
         """
         folder, name = os.path.split(path)
         try:
@@ -100,9 +100,9 @@ class Gate:
         return path
 
     def check_links(self, folder: str | None = None, *, levels: int = 1 << 16) -> None:
-        """Raise a StoreError if a folder, or a link in some levels of it, leads out.
+        """Raise a StoreError if a folder, or a link in its first `levels` levels, leads outside.
 
-        Folders with a dot before their name are no data.
+        Folders whose name begins with a dot are not data, and are not checked.
         """
         above = self._folder
         if folder is not None:
@@ -119,7 +119,7 @@ class Gate:
                         folders.append((entry.path, left - 1))
 
     def check_link(self, path: str) -> None:
-        """Raise a StoreError if a link, to a file or a folder, leads out."""
+        """Raise a StoreError if a link to a file or a folder leads outside."""
         if not self.anywhere and not self._lies_inside(os.path.realpath(path) + os.sep):
             raise self._outside(path, "")
 
@@ -137,7 +137,7 @@ class Gate:
 
 
 def _blobs_of(root: str) -> tuple[str, ...]:
-    """The folder of files that links of a snapshot in the Hub's cache lead to: `.../snapshots/<commit>/...`."""
+    """Return the folder of files that a snapshot in the Hub's cache links to: `.../snapshots/<commit>/...`."""
     above, snapshots, below = root.partition(f"{os.sep}snapshots{os.sep}")
     commit = below.split(os.sep)[0]
     is_commit = len(commit) == 40 and all(sign in "0123456789abcdef" for sign in commit)

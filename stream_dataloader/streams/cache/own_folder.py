@@ -1,7 +1,7 @@
 """Folders that this library writes to, and locks on files in them.
 
-What others may write to, they can prepare: a file of theirs that is read as fetched, or a link that leads a write to a
-private file. So such a folder must be this user's own, unless users say that they share it.
+If other users may write to a folder, they can prepare it: with a file that is then read as if it were fetched, or with
+a link that redirects a write to a private file. So a folder must belong to this user, unless it is declared as shared.
 
 Guarantee: no file is opened through a link. A wait for a lock names the process that holds it, and ends.
 """
@@ -27,19 +27,19 @@ _log = logging.getLogger("stream_dataloader")
 _LOOK_SECONDS = 0.01
 _SAY_AFTER_SECONDS = 10.0
 
-#: Who may write to a folder besides its owner.
+#: Mode bits that let others than the owner write to a folder.
 _OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
 def make_own_folder(path: str, *, shared: bool = False) -> None:
-    """Make a folder for this user alone, or check that one that is there is the user's own.
+    """Create a folder for this user alone, or check that an existing one belongs to the user.
 
     Args:
-        path: The folder; those above it are made as usual.
-        shared: Users who trust each other share it: it is made as usual, and not checked.
+        path: The folder. Its parents are created with the usual permissions.
+        shared: Users who trust each other share the folder: it has the usual permissions, and is not checked.
 
     Raises:
-        PermissionError: It is another user's, or others may write to it; names the user.
+        PermissionError: The folder belongs to another user (the message names the owner), or others may write to it.
     """
     if shared:
         os.makedirs(path, exist_ok=True)
@@ -52,15 +52,15 @@ def make_own_folder(path: str, *, shared: bool = False) -> None:
 
 
 def check_own_folder(path: str) -> bool:
-    """Check that a folder is the user's own; whether it is there.
+    """Check that a folder belongs to the user; return whether it exists.
 
     Raises:
-        PermissionError: It is another user's, or others may write to it; names the user.
+        PermissionError: The folder belongs to another user (the message names the owner), or others may write to it.
     """
     try:
         known = os.lstat(path)
         _check_owner(path, known)
-        if stat.S_ISLNK(known.st_mode):  # a link of one's own may lead to another disk
+        if stat.S_ISLNK(known.st_mode):  # the user's own link may lead to another disk
             known = os.stat(path)
             _check_owner(path, known)
     except (FileNotFoundError, NotADirectoryError):
@@ -87,14 +87,14 @@ def _user(number: int) -> str:
 
 
 def new_file(path: str, *, shared: bool = False) -> None:
-    """Make an empty file in place of what is there, which may be a link."""
+    """Replace a file, which may be a link, by a new empty one."""
     with contextlib.suppress(FileNotFoundError):
         os.unlink(path)
     os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW, 0o666 if shared else 0o600))
 
 
 class LocalFile:
-    """A local file that is not deleted while this is open; `fd` is locked, or -1."""
+    """A local file that the cache does not delete while it is open; `fd` is a locked descriptor, or -1."""
 
     def __init__(self, path: str, fd: int = -1) -> None:
         self.path, self.fd = path, fd
@@ -114,17 +114,17 @@ class LocalFile:
 
 def _release(fd: int, process: int) -> None:
     if os.getpid() == process:  # a forked copy must not release its parent's lock
-        # Closing is not enough: a forked process may have a copy of the descriptor.
+        # Closing is not enough, because a forked process may have a copy of the descriptor.
         fcntl.flock(fd, fcntl.LOCK_UN)
     os.close(fd)
 
 
 class Wait:
-    """A wait for locks that ends once nothing has happened for some time.
+    """A wait for locks that ends after some time without progress.
 
     Args:
-        seconds: How long nothing may happen.
-        progress: What changes as the holder gets on, such as the size of the file that it fetches.
+        seconds: Longest time without progress.
+        progress: Function whose value changes while the holder works, such as the size of the file that it fetches.
     """
 
     def __init__(self, seconds: float, progress: Callable[[], object] = lambda: None) -> None:
@@ -137,13 +137,13 @@ class Wait:
         """Wait a moment for a lock on a file.
 
         Raises:
-            TimeoutError: Nothing has happened for too long; names the process that holds the lock.
+            TimeoutError: There was no progress for too long; the message names the process that holds the lock.
         """
         now, seen = time.monotonic(), self._progress()
         if seen != self._seen:
             self._seen, self._since = seen, now
         if now - self._since > self._seconds:
-            what = f"{path} is locked by {holder_of(fd)}, which did not get on for {self._seconds:g} s"
+            what = f"{path} is locked by {holder_of(fd)}, which made no progress for {self._seconds:g} s"
             raise TimeoutError(f"{what}; end it, or give FileCache more wait_seconds")
         if not self._said and now - self._began > _SAY_AFTER_SECONDS:
             self._said = True
@@ -152,7 +152,7 @@ class Wait:
 
 
 def holder_of(fd: int) -> str:
-    """The process that holds a lock on an open file, as text."""
+    """Return a description of the process that holds a lock on an open file."""
     inode, found = os.fstat(fd).st_ino, ""
     with contextlib.suppress(OSError), open("/proc/locks", encoding="utf-8") as locks:
         for line in locks:  # "1: FLOCK  ADVISORY  WRITE 708 08:01:2359 0 EOF"; "->" marks one that waits
@@ -167,15 +167,16 @@ def holder_of(fd: int) -> str:
 def lock(
     path: str, *, shared: bool = False, wait: Wait | None = None, create: bool = False, mode: int = 0o600
 ) -> LocalFile | None:
-    """Lock a file, also against threads; None if there is none, or it is held.
+    """Lock a file against other processes and threads; return None if it does not exist, or is locked.
 
     Args:
-        shared: Others may hold such a lock, too.
-        wait: How to wait for others; None: not at all.
-        create: Make the file if there is none.
-        mode: Permissions of a file that is made.
+        path: The file.
+        shared: Others may hold such a lock at the same time.
+        wait: The wait for other holders; None: do not wait.
+        create: Create the file if it does not exist.
+        mode: Permissions of a file that is created.
     """
-    # A pipe in its place would be waited for without an end.
+    # Opening a pipe in its place would block for ever.
     flags = (os.O_RDONLY if shared else os.O_RDWR) | (os.O_CREAT if create else 0) | os.O_NOFOLLOW | os.O_NONBLOCK
     while True:
         try:
@@ -203,4 +204,4 @@ def lock(
         except TimeoutError:
             held.close()
             raise
-        held.close()  # it was deleted while we waited
+        held.close()  # the file was deleted during the wait

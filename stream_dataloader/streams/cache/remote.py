@@ -1,6 +1,6 @@
-"""One file on a server, seen through fsspec: what it is now, and its bytes.
+"""A file on a server, accessed through fsspec: its version and its bytes.
 
-Guarantee: a process has one client for a server. A failure is a builtin error that names the URL.
+Guarantee: a process has one client for each server. A failure is a builtin error that names the URL.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ _WAIT_SECONDS = (0.2, 0.5, 1.0)  # before each further try
 
 _HTTP, _S3, _GCS = ("http", "https"), ("s3", "s3a"), ("gs", "gcs")
 
-#: What differs between versions of a file, in lower case and without - and _.
+#: Keys of a file's metadata that differ between its versions, in lower case and without - and _.
 _VERSION = {
     *("etag", "lastmodified", "mtime", "modified", "modify", "updated", "created", "datetime", "generation"),
     *("versionid", "checksum", "crc", "crc32c", "md5", "md5hash", "contentmd5", "digest", "size"),
 }
 
-#: Larger files may come in several requests, between which they may change.
+#: A larger file may take several requests, and may change between them.
 _ONE_REQUEST_BYTES = 1 << 20
 
-#: Bytes of a part that are taken at a time.
+#: Bytes of a part that are read at a time.
 _PIECE_BYTES = 1 << 18
 
 #: Request timeout, too early (RFC 8470), too many requests.
 _SERVER_IS_BUSY = (408, 425, 429)
 
-#: Errors of this machine's disk, not of the network.
+#: Errors of this machine's disk, rather than of the network.
 _OURS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EFBIG, errno.EMFILE, errno.ENFILE)
 
-#: fsspec lets go of clients in a forked process, which ends the parent's connections.
+#: Clients, kept alive here: in a forked process fsspec would release them, which ends the parent's connections.
 _held: dict[int, Any] = {}
 
 
@@ -52,17 +52,17 @@ class UnreachableError(ConnectionError):
 
 
 class SizeError(ValueError):
-    """The file has another size than is wanted."""
+    """The size of the file is not the expected one."""
 
 
 class RemoteFile:
-    """One file, of any protocol that fsspec knows, or of a chain of them.
+    """One file, by any protocol that fsspec knows, or a chain of protocols.
 
     Args:
-        url: Where it is.
+        url: URL of the file.
         storage_options: Options of fsspec's file systems, by protocol.
-        timeout_seconds: How long a server may be silent.
-        least_rate: How many bytes a second have to arrive, over each `timeout_seconds`.
+        timeout_seconds: Longest silence of a server.
+        least_rate: Least number of bytes per second, on average over each `timeout_seconds`.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class RemoteFile:
         least_rate: float = 0.0,
     ) -> None:
         self._url, self._timeout_seconds, self._least_rate = url, timeout_seconds, least_rate
-        self._last_size = -1  # bytes that the try before got, if the server gives no size
+        self._last_size = -1  # number of bytes of the last try, if the server gives no size
         options: dict[str, dict[str, Any]] = {}
         try:
             from fsspec import get_filesystem_class
@@ -93,16 +93,16 @@ class RemoteFile:
                 raise UnreachableError(f"{shown(url)} could not be opened: {text_of(error)}") from error
             raise known from error
         if hasattr(self._file_system, "retries"):
-            self._file_system.retries = 1  # s3fs and gcsfs would multiply their own with ours
+            self._file_system.retries = 1  # else the retries of s3fs and gcsfs would multiply with ours
         _hold(self._file_system)
 
     def ask(self) -> tuple[str, int | None]:
-        """The version that the server has, and its size or None."""
+        """Return the server's version of the file, and its size or None."""
         found: tuple[str, int | None] = self._tried(self._ask)
         return found
 
     def part(self, start: int, size: int) -> tuple[bytes, str, int | None]:
-        """Some bytes, and what `ask` says of the file."""
+        """Return some bytes of the file, and the result of `ask`."""
         found = self._tried(lambda: self._bytes(start, size))
         version, whole = self.ask()
         if len(found) != size:
@@ -118,7 +118,7 @@ class RemoteFile:
         return bytes(self._file_system.cat_file(self._path, start=start, end=start + size))
 
     async def _by_range(self, start: int, size: int) -> bytearray:
-        """Ask an HTTP server for some bytes; one that sends the file from its beginning, or more, is left at once."""
+        """Ask an HTTP server for some bytes. If it sends the whole file or too much, stop at once."""
 
         def count(arrived: int) -> None:
             if arrived > size:
@@ -139,16 +139,17 @@ class RemoteFile:
         return found
 
     def send(self, path: str) -> None:
-        """Write a local file there."""
+        """Write a local file to the server."""
         self._tried(lambda: self._file_system.put_file(path, self._path), "sent")
 
     def fetch(self, path: str, check_size: Callable[[int], None], limit: int | None = None) -> str:
-        """Write it to a local file; returns its version.
+        """Write the file to a local file; return its version.
 
         Args:
-            check_size: Makes room for so many bytes, or raises if they are too many. Called with the size that the
-                server gives, or once more than the limit have arrived.
-            limit: How many bytes may arrive if the server gives no size; None is any number.
+            path: The local file.
+            check_size: Function that makes room for a number of bytes, or raises if it is too large. It is called with
+                the size that the server gives, or when more bytes than `limit` have arrived.
+            limit: Largest number of bytes if the server gives no size; None: any number.
         """
         return str(self._tried(lambda: self._download(path, check_size, limit)))
 
@@ -182,7 +183,7 @@ class RemoteFile:
         found, size = os.path.getsize(path), arrival.size if size is None else size
         if size is None:
             before, self._last_size = self._last_size, found
-            # Its end looks like a broken connection (RFC 9112, 6.3); nothing at all is never believed.
+            # Its end looks like a broken connection (RFC 9112, 6.3), so an empty file is never accepted.
             if found != before or not found:
                 tries = f"{found:,} bytes arrived" if before < 0 else f"{before:,} bytes arrived, then {found:,}"
                 raise ConnectionError(f"{tries}, and the server gives no size")
@@ -203,7 +204,7 @@ class RemoteFile:
                 if (known := final_error(self._url, error)) is not None:
                     raise known from error
                 timed_out = any(isinstance(link, (TimeoutError, asyncio.TimeoutError)) for link in _chain(error))
-                if wait is None or timed_out:  # a timeout is wait enough
+                if wait is None or timed_out:  # after a timeout, do not wait again
                     what = f"{shown(self._url)} could not be {done} ({tries} tries in {time.monotonic() - began:.1f} s)"
                     raise UnreachableError(f"{what}: {text_of(error)}; check address and network") from error
             time.sleep(wait)
@@ -211,11 +212,11 @@ class RemoteFile:
 
 
 def _arrival(count: Callable[[int], None], least_rate: float, seconds: float) -> Any:
-    """Return a callback of fsspec's that counts what arrives, and raises if it is too much or comes too slowly."""
+    """Return a callback for fsspec that counts arriving bytes, and raises if they are too many or too slow."""
     from fsspec.callbacks import Callback
 
     class Arrival(Callback):  # type: ignore[misc]
-        """Called by the file system after each piece that it wrote."""
+        """Callback that the file system calls after each piece it wrote."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -246,15 +247,15 @@ def _hold(file_system: Any) -> None:
         file_system = below if below is not None else getattr(file_system, "fs", None)
 
 
-#: What a request to another host than the one that was named may say.
+#: Headers that a request to another host than the named one may have.
 _HEADERS_FOR_ALL = {"accept", "accept-encoding", "accept-language", "range", "user-agent", "if-match", "if-range"}
 
 
 @functools.cache
 def _same_host_only() -> Any:
-    """Have aiohttp leave out the user's headers where a server leads to another host.
+    """Return an aiohttp trace that removes the user's headers when a server redirects to another host.
 
-    It is one object, as fsspec has one client for options that look alike.
+    It is one object for all, because fsspec has one client for equal options.
     """
     from aiohttp import TraceConfig
 
@@ -273,7 +274,7 @@ def _options(protocol: str, given: Mapping[str, Any], timeout_seconds: float) ->
     if protocol in _HTTP:
         from aiohttp import ClientTimeout
 
-        # no limit to the whole, which is five minutes by default: files may be large
+        # no limit on the total time, which is five minutes by default, because files may be large
         limits = dict.fromkeys(("connect", "sock_connect", "sock_read"), timeout_seconds)
         client: dict[str, Any] = {"timeout": ClientTimeout(total=None, **limits), "auto_decompress": False}
         client |= given.get("client_kwargs", {})
@@ -285,7 +286,7 @@ def _options(protocol: str, given: Mapping[str, Any], timeout_seconds: float) ->
         config |= {"retries": {"total_max_attempts": 1}}
         return {**given, "config_kwargs": {**config, **given.get("config_kwargs", {})}}
     if protocol in _GCS:
-        return {"use_listings_cache": False, **given}  # a client of our own
+        return {"use_listings_cache": False, **given}  # makes fsspec create a client of our own
     return dict(given)
 
 
@@ -296,7 +297,7 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def final_error(url: str, error: Exception) -> Exception | None:
-    """The builtin error to raise; None if another try may help."""
+    """Return the builtin error to raise, or None if another try may help."""
     chain, url = list(_chain(error)), shown(url)
     statuses = [getattr(link, "status", None) for link in chain]
     status = next((status for status in statuses if isinstance(status, int)), None)
@@ -328,7 +329,7 @@ def _is_of_the_network(error: BaseException) -> bool:
 
 
 def text_of(error: Exception) -> str:
-    """The first cause of an error, in one line."""
+    """Return the first cause of an error, in one line."""
     root = list(_chain(error))[-1]
     text = shown(" ".join(str(root).split()))
     return f"{type(root).__name__}: {text}" if text else type(root).__name__

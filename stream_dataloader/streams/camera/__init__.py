@@ -1,4 +1,4 @@
-"""Cameras, live. Open `stream` first, then `live`."""
+"""Live cameras. Open `stream` first, then `live`."""
 
 from stream_dataloader.streams.camera.stream import CameraStream
 

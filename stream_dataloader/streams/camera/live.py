@@ -1,4 +1,4 @@
-"""Reads a camera in a thread of its own, and connects again when it is lost.
+"""Reader of a camera in its own thread, which reconnects when the camera is lost.
 
 ::
 
@@ -6,7 +6,7 @@
         ^            |         full: "latest" drops its oldest frame and counts it, "all" has the camera wait
         +-- wait <---+ an end or an error: 0.5 s, 1 s, 2 s, ... until a frame comes; too often in a row: the error
 
-Guarantee: a reader is behind by the queue at most, and waits `timeout_seconds` at most.
+Guarantee: a reader is at most the queue behind the camera, and waits at most `timeout_seconds`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _log = logging.getLogger("stream_dataloader")
 
 @dataclass(slots=True)
 class Frame:
-    """A picture, and how it came in; see `CameraStream`."""
+    """A picture with its time of arrival, losses and connection; see `CameraStream`."""
 
     image: Any
     pts_seconds: float = math.nan
@@ -47,7 +47,7 @@ class Frame:
 
 
 class LiveReader:
-    """Reads a camera, by frames of `connect(options)`; the first connection must succeed."""
+    """Reader of the frames that `connect(options)` yields. The first connection must succeed."""
 
     def __init__(self, name: str, connect: Callable[[Any], Generator[Frame | None, None, None]], options: Any) -> None:
         self._name = name
@@ -55,8 +55,8 @@ class LiveReader:
         self._options = options
         self._changed = threading.Condition()
         self._queue: deque[Frame] = deque()
-        self._dropped = self._dropped_lost = 0  # between the frame that was got last and the queue's first
-        self._connection = -1  # no connection had a frame so far
+        self._dropped = self._dropped_lost = 0  # between the last frame delivered and the first one in the queue
+        self._connection = -1  # -1: no connection had a frame so far
         self._error: Exception | None = None
         self._closed = False
         self._process = os.getpid()
@@ -64,7 +64,7 @@ class LiveReader:
         self._thread.start()
 
     def wait(self) -> bool:
-        """Wait for a frame; False when closed."""
+        """Wait for a frame; return False when closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._queue or self._error or self._closed)
             if self._error and not self._queue and not self._closed:
@@ -72,7 +72,7 @@ class LiveReader:
             return not self._closed
 
     def frames(self) -> Iterator[tuple[Any, Frame]]:
-        """Pictures, as PyAV or OpenCV returns them, and how each came in, until closed."""
+        """Yield pictures of PyAV or OpenCV, each with its `Frame`, until closed."""
         while True:
             with self._changed:
                 if not self.wait():
@@ -84,8 +84,8 @@ class LiveReader:
             yield frame.image, frame
 
     def close(self) -> None:
-        """End the thread, at the latest with the time limit of its library's call."""
-        if os.getpid() != self._process:  # a forked copy: it has no such thread, and nobody frees its lock
+        """End the thread, at the latest after the time limit of its library's call."""
+        if os.getpid() != self._process:  # a forked copy has no such thread, and its lock would never be freed
             return
         with self._changed:
             self._closed = True
@@ -124,7 +124,7 @@ class LiveReader:
                 self._changed.wait_for(lambda: self._closed, wait)
 
     def _read(self) -> None:
-        """One connection, to its end."""
+        """Read one connection to its end."""
         had, due, lost = self._connection, -math.inf, 0
         period = 1 / self._options.fps if self._options.fps else 0.0
         with contextlib.closing(self._connect(self._options)) as frames:
@@ -139,7 +139,7 @@ class LiveReader:
                 if period:
                     moment = frame.time_seconds if math.isnan(frame.pts_seconds) else frame.pts_seconds
                     early = due - moment
-                    # Time stamps are rounded; a frame before this says that a clock was set back.
+                    # Time stamps are rounded. A frame earlier than this means that a clock was set back.
                     if 0.01 * period < early < 2 * period:
                         continue
                     due = due + period if abs(early) < period else moment + period
@@ -160,7 +160,7 @@ class LiveReader:
 
 
 def av_frames(address: str, options: Any) -> Generator[Frame | None, None, None]:
-    """One connection, by PyAV: frames, and None for packets without one."""
+    """Yield the frames of one connection by PyAV, and None for packets without a frame."""
     import av
 
     from stream_dataloader.streams._media.container import ANY_METADATA
@@ -179,7 +179,7 @@ def av_frames(address: str, options: Any) -> Generator[Frame | None, None, None]
             raise ConnectionError("it has no video")
         video: Any = container.streams.video[0]
         video.thread_type, video.codec_context.thread_count = "NONE", 1  # frame threads would delay each frame
-        # Without a rate (MJPEG) FFmpeg makes time stamps up, so gaps in them say nothing.
+        # Without a rate (MJPEG) FFmpeg invents time stamps, so gaps in them say nothing.
         period = 1 / float(video.average_rate) if video.average_rate else None
         packets, broken, last, frame_came = container.demux(video), 0, math.nan, time.monotonic()
         while True:
@@ -215,14 +215,14 @@ def av_frames(address: str, options: Any) -> Generator[Frame | None, None, None]
 
 
 def opencv_frames(address: int | str, options: Any) -> Generator[Frame | None, None, None]:
-    """As `av_frames`, by OpenCV, with a device's own waits."""
+    """Yield frames like `av_frames`, by OpenCV, which has its own waits for devices."""
     import cv2
 
     limit, wanted = options.timeout_seconds, []
     if isinstance(address, str) and "://" in address:
         milliseconds = math.ceil(1000 * limit)
         wanted = [cv2.CAP_PROP_OPEN_TIMEOUT_MSEC, milliseconds, cv2.CAP_PROP_READ_TIMEOUT_MSEC, milliseconds]
-        if hasattr(cv2, "CAP_PROP_N_THREADS"):  # in newer versions, which have a thread a core without it
+        if hasattr(cv2, "CAP_PROP_N_THREADS"):  # newer versions would use a thread for each core
             wanted += [cv2.CAP_PROP_N_THREADS, 1]
     with _opening(limit, ConnectionError):
         capture = cv2.VideoCapture(address, cv2.CAP_FFMPEG if wanted else cv2.CAP_ANY, wanted)
@@ -241,7 +241,7 @@ def opencv_frames(address: int | str, options: Any) -> Generator[Frame | None, N
 
 @contextlib.contextmanager
 def _opening(limit: float, failure: type[Exception]) -> Iterator[None]:
-    """Makes a `ConnectionError` of a failure to connect."""
+    """Turn a failure to connect into a `ConnectionError`."""
     began = time.monotonic()
     try:
         yield

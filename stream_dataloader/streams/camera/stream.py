@@ -1,6 +1,6 @@
-"""Live cameras and network video, by PyAV or OpenCV: endless streams of what comes in.
+"""Live cameras and network video, by PyAV or OpenCV, as endless streams.
 
-Guarantee: frames come with the time of their arrival and the number of frames left out.
+Guarantee: each frame has its time of arrival and the number of frames left out before it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from stream_dataloader.streams.camera.live import Frame, LiveReader, av_frames, 
 
 __all__ = ["CameraStream"]
 
-#: What an item has beside its picture.
+#: Values of an item beside its picture.
 _NUMBERS: dict[str, type[Any]] = {
     **dict.fromkeys(("time_seconds", "pts_seconds"), np.float64),
     **dict.fromkeys(("dropped", "lost", "connection"), np.int64),
@@ -36,21 +36,21 @@ _NUMBERS: dict[str, type[Any]] = {
 @hinted
 @dataclass(frozen=True, kw_only=True)
 class CameraStream(FrameOptions):
-    """Opens live cameras and network video.
+    """Factory of streams from live cameras and network video.
 
     A source is a camera's index (0, 1, ...), its device (`"/dev/video0"`), or a URL that FFmpeg
     reads: `rtsp://`, `http(s)://` (MPEG-TS, MJPEG, ...), `udp://`, `rtmp://`, ... Give the dataset
-    `deterministic=False`, as cameras cannot be paused, and use as many workers as cameras: one with
-    several reads them in turn, `time_steps` frames each, so `buffer_frames` must not be less.
+    `deterministic=False`, because cameras cannot be paused, and use as many workers as cameras. A worker
+    with several cameras reads them in turn, `time_steps` frames each, so `buffer_frames` must not be less.
 
     An item is a dict:
 
     - `frame`: `(3, H, W)` uint8, or as the options say
-    - `time_seconds`: float64, when the frame came in, by `time.time`
+    - `time_seconds`: float64, time of arrival by `time.time`
     - `pts_seconds`: float64, the stream's own time stamp; NaN if it has none (MJPEG, OpenCV)
-    - `dropped`: int64, frames dropped since the item before, as the reader was too slow
-    - `lost`: int64, frames that did not come in, by gaps in the time stamps, or were damaged
-    - `connection`: int64, how often the camera was connected again
+    - `dropped`: int64, number of frames dropped since the item before because the reader was too slow
+    - `lost`: int64, number of frames that did not arrive, by gaps in the time stamps, or were damaged
+    - `connection`: int64, number of reconnections so far
 
     Attributes:
         size: `(height, width)` in pixels; None keeps the size of the first frame.
@@ -58,22 +58,22 @@ class CameraStream(FrameOptions):
         color: `"rgb"`, or `"gray"`: one channel.
         dtype: `"uint8"`, 0 to 255, or `"float32"`, 0 to 1.
         fit: `"stretch"`, `"letterbox"` or `"crop"`; see `PictureOptions`.
-        conversion: `"accurate"` or `"swscale"`, as of `VideoStream`; PyAV only.
+        conversion: `"accurate"` or `"swscale"`, as for `VideoStream`; PyAV only.
         backend: `"av"` or `"opencv"`; None is PyAV for URLs and OpenCV for devices.
         items: `"dict"`, see above, or `"frame"`: the frame alone.
-        fps: The most frames a second, evenly spaced; others do not count as `dropped`. None: all.
-        keep: If frames come in too fast, `"latest"` drops the oldest, and `"all"` has the sender
-            wait, if it can (TCP).
-        buffer_frames: How many decoded frames may wait to be read.
+        fps: Largest number of frames per second, evenly spaced; others do not count as `dropped`. None: all.
+        keep: If frames arrive too fast, `"latest"` drops the oldest, and `"all"` makes the sender
+            wait if it can (TCP).
+        buffer_frames: Largest number of decoded frames that wait to be read.
         on_corrupt: `"keep"` delivers damaged frames, `"drop"` counts them as `lost`; PyAV only.
-        timeout_seconds: The longest wait for a connection, or a frame.
-        reconnect_tries: How often in a row a lost camera is reconnected; None: no limit.
-        reconnect_seconds: The first and the longest wait before that; each is twice the one before.
-        options: FFmpeg's, such as `{"rtsp_transport": "udp"}` (tcp by default); PyAV only.
+        timeout_seconds: Longest wait for a connection or a frame.
+        reconnect_tries: Number of consecutive tries to reconnect a lost camera; None: no limit.
+        reconnect_seconds: First and longest wait before a try; each wait is twice the one before.
+        options: Options of FFmpeg, such as `{"rtsp_transport": "udp"}` (tcp by default); PyAV only.
 
     Raises:
-        ImportError: The backend is OpenCV, and it is not installed.
-        ValueError: An option has another value.
+        ImportError: The backend is OpenCV, which is not installed.
+        ValueError: An option has an invalid value.
     """
 
     backend: Literal["av", "opencv"] | None = None
@@ -110,9 +110,9 @@ class CameraStream(FrameOptions):
         """Connect to one camera, and wait for its first frame.
 
         Raises:
-            OSError: The camera cannot be reached, or no frame came in time.
+            OSError: The camera cannot be reached, or no frame arrived in time.
             ValueError: The source is a file.
-            TypeError: The source is no index and no address.
+            TypeError: The source is neither an index nor an address.
         """
         address, name, is_url = _address(source)
         converter: AvConverter | ArrayConverter
@@ -129,7 +129,7 @@ class CameraStream(FrameOptions):
 
 
 class _Live(PictureItems):
-    """Frames as items, as they come in."""
+    """Stream of frames as they arrive."""
 
     def __init__(self, reader: LiveReader, converter: AvConverter | ArrayConverter, dicts: bool) -> None:
         super().__init__(reader.frames(), converter, at_once=1)
@@ -141,7 +141,7 @@ class _Live(PictureItems):
 
 
 def _address(source: Any) -> tuple[int | str, str, bool]:
-    """A camera's index, device or URL; its name without a password; whether it is a URL."""
+    """Return a camera's index, device or URL, its name without a password, and whether it is a URL."""
     if isinstance(source, (int, np.integer)) and not isinstance(source, bool):
         if source < 0:
             raise ValueError(f"a camera's index is 0 or more, and this is {source}")

@@ -1,4 +1,4 @@
-"""Text, as bytes, characters or tokens. Open `stream` first, then `reader`."""
+"""Text as bytes, characters or tokens. Open `stream` first, then `reader`."""
 
 from stream_dataloader.streams.text.stream import TextStream
 

@@ -1,6 +1,6 @@
-"""The bytes of a text. What is compressed, or not UTF-8, is read forward only.
+"""Bytes of a text. Compressed text and text that is not UTF-8 can only be read forward.
 
-Guarantee: fewer bytes than asked for come at the end, or before an error, which `check` raises.
+Guarantee: `read_at` returns fewer bytes than requested only at the end, or before an error, which `check` raises.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from stream_dataloader.streams.cache import FileCache, LocalFile, open_local
 
 __all__ = ["TextBytes", "encoding_name", "in_utf8", "invalid", "is_compressed", "open_text"]
 
-#: How much is decoded at a time, at most.
+#: Largest number of bytes that is decoded at a time.
 _PIECE_BYTES = 1 << 16
 
-#: How much a decoder gets at a time. gzip shrinks repeated bytes to a 1,000th, zstd to a 32,000th.
+#: Compressed bytes that a decoder gets at a time. gzip shrinks repeated bytes to a 1,000th, zstd to a 32,000th.
 _COMPRESSED_BYTES = {".gz": 1 << 13, ".zst": 1 << 9}
 
 _ZSTD = b"\x28\xb5\x2f\xfd"
 _HEAD_BYTES = 18  # the longest header of a zstd frame
-_MOST_WINDOW_BYTES = 1 << 27  # of zstd's decoders, unless they are told otherwise
+_MOST_WINDOW_BYTES = 1 << 27  # default limit of zstd's decoders
 
-#: How much of what is read forward stays readable before the last offset asked for.
+#: Bytes before the last requested offset that stay readable in text that is read forward.
 _KEPT_BYTES = 16
 
 #: Byte order marks. Without one, the byte order is the machine's.
@@ -41,21 +41,21 @@ _MARKS = {
 
 
 class TextBytes:
-    """Bytes that are read by offset, here those of a string."""
+    """Bytes that are read by offset; this class reads those of a string."""
 
-    name, place = "the string", "byte {}"  # what errors call it, and an offset in it
+    name, place = "the string", "byte {}"  # names of the text and of an offset in errors
     size: int | None  # None: not known before the end
-    error: Exception | None = None  # why a `read_at` was cut short
+    error: Exception | None = None  # the error that cut a `read_at` short
 
     def __init__(self, data: bytes) -> None:
         self.size, self._string = len(data), data
 
     def read_at(self, offset: int, count: int) -> bytes:
-        """`count` bytes from `offset` on, fewer only at the end or before an error."""
+        """Return `count` bytes from `offset` on, fewer only at the end or before an error."""
         return self._string[offset : offset + count]
 
     def check(self) -> None:
-        """Raise the error that cut a `read_at` short, if there was one."""
+        """Raise the error that cut a `read_at` short, if any."""
         if self.error is not None:
             raise self.error
 
@@ -64,7 +64,7 @@ class TextBytes:
 
 
 class FileBytes(TextBytes):
-    """A file, as long as it was when it was opened."""
+    """Bytes of a file, up to the length that it had when it was opened."""
 
     def __init__(self, path: str, name: str, local: LocalFile) -> None:
         self.name = name
@@ -91,7 +91,7 @@ class FileBytes(TextBytes):
 
 
 class ForwardBytes(TextBytes):
-    """What `pieces` yields, made of `source`."""
+    """Bytes of the pieces that a generator yields, which reads from `source`."""
 
     def __init__(self, name: str, place: str, pieces: Generator[bytes, None, None], source: Any) -> None:
         self.name, self.place, self.size = name, place, None
@@ -121,7 +121,7 @@ class ForwardBytes(TextBytes):
 
 
 def is_compressed(path: Any) -> bool:
-    """Whether a file is compressed, going by its name."""
+    """Return True if the name of a file says that it is compressed."""
     return _suffix(path) in _COMPRESSED_BYTES
 
 
@@ -130,7 +130,7 @@ def _suffix(path: Any) -> str:
 
 
 def open_text(path: Any, cache: FileCache | None = None) -> TextBytes:
-    """Open a file; what is in a `.gz` or `.zst` is read as if it were not compressed."""
+    """Open a file; a `.gz` or `.zst` file is decompressed."""
     name = os.fsdecode(path)
     local = open_local(path, cache)
     with closed_on_error(local):
@@ -141,7 +141,7 @@ def open_text(path: Any, cache: FileCache | None = None) -> TextBytes:
 
 
 def _decoder(name: str) -> Callable[[], Any]:
-    """Makes what decodes one frame of a file."""
+    """Return a function that makes a decoder for one frame of a file."""
     if _suffix(name) == ".gz":
         return functools.partial(zlib.decompressobj, 16 + zlib.MAX_WBITS)
     if sys.version_info >= (3, 14):
@@ -155,7 +155,7 @@ def _decoder(name: str) -> Callable[[], Any]:
 
 
 def _decompressed(path: str, name: str, decoder: Callable[[], Any]) -> Generator[bytes, None, None]:
-    """What is in a file's frames; its end within one is an error."""
+    """Yield the decompressed content of a file's frames. A file that ends within a frame is an error."""
     frame, compressed, head, place, count = None, b"", b"", 0, _COMPRESSED_BYTES[_suffix(name)]
     with open(path, "rb") as file:
         try:
@@ -176,7 +176,7 @@ def _decompressed(path: str, name: str, decoder: Callable[[], Any]) -> Generator
 
 
 def _remedy(head: bytes) -> str:
-    """Tell what to do about a frame that cannot be decompressed, from its first bytes.
+    """Return a remedy for a frame that cannot be decompressed, given its first bytes.
 
     Source: RFC 8878, section 3.1.1.1.
     """
@@ -197,7 +197,7 @@ def _remedy(head: bytes) -> str:
 
 
 def encoding_name(encoding: str) -> str:
-    """The one name of an encoding that has many."""
+    """Return the canonical name of an encoding."""
     try:
         b"a".decode(encoding, "replace")
         name = codecs.lookup(encoding).name
@@ -208,7 +208,7 @@ def encoding_name(encoding: str) -> str:
 
 
 def in_utf8(file: TextBytes, encoding: str, errors: str) -> TextBytes:
-    """A text as UTF-8, decoded and encoded again if it must be."""
+    """Return a text as UTF-8; it is decoded and encoded again if necessary."""
     if encoding == "utf-8":
         return file
     if encoding in ("utf-16", "utf-32") and not file.read_at(0, 4).startswith(_MARKS[encoding]):
@@ -226,7 +226,7 @@ def _transcoded(file: TextBytes, encoding: str, errors: str) -> Generator[bytes,
         try:
             text = decoder.decode(data, final=not data)
         except UnicodeDecodeError as error:
-            waiting = len(before[0])  # of the piece before: the first bytes of a character
+            waiting = len(before[0])  # first bytes of a character, from the piece before
             decoder.setstate(before)
             yield decoder.decode(data[: max(error.start - waiting, 0)]).encode("utf-8", "surrogatepass")
             raise invalid(file, encoding, error, offset - waiting) from None
@@ -235,7 +235,7 @@ def _transcoded(file: TextBytes, encoding: str, errors: str) -> Generator[bytes,
 
 
 def invalid(file: TextBytes, encoding: str, error: UnicodeDecodeError, begin: int) -> ValueError:
-    """The error for invalid bytes, in data that begins at an offset."""
+    """Return the error for invalid bytes in data that begin at an offset."""
     found = " ".join(f"{byte:02x}" for byte in error.object[error.start : error.end][:4])
     what = f"{file.name} is not valid {encoding} at {file.place.format(begin + error.start)} ({found}): {error.reason}"
     return ValueError(f"{what}; repair it, give the encoding it has, or have errors='replace'")

@@ -1,6 +1,6 @@
-"""The numbers that stand for characters and for tokens: vocabularies and tokenizers.
+"""Numbers of characters and tokens: vocabularies and tokenizers.
 
-Guarantee: a number that the dtype cannot hold is an error.
+Guarantee: a number that the dtype cannot hold raises an error.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _LARGEST_CODE = 0x10FFFF
 
 
 def check_tokenizer(tokenizer: Any) -> None:
-    """Refuse what is neither a tokenizer nor the path of a file."""
+    """Raise if the option is neither a tokenizer nor the path of a file."""
     if isinstance(tokenizer, (str, os.PathLike)):
         if not os.path.isfile(tokenizer):
             raise FileNotFoundError(f"tokenizer is {os.fspath(tokenizer)!r}, and there is no such file")
@@ -31,12 +31,12 @@ def check_tokenizer(tokenizer: Any) -> None:
 
 
 def is_thread_safe(tokenizer: Any) -> bool:
-    """Whether several threads may use it."""
+    """Return True if several threads may use a tokenizer."""
     return isinstance(tokenizer, (str, os.PathLike)) or hasattr(tokenizer, "no_truncation")
 
 
 def tokenizing(tokenizer: Any) -> Callable[[str], Any]:
-    """What makes tokens of a text."""
+    """Return the function that splits a text into tokens."""
     if isinstance(tokenizer, (str, os.PathLike)):
         path = os.fspath(tokenizer)
         try:
@@ -46,19 +46,19 @@ def tokenizing(tokenizer: Any) -> Callable[[str], Any]:
             raise ImportError(f"{path} is read with the package tokenizers: {remedy}") from error
         try:
             tokenizer = tokenizers.Tokenizer.from_file(path)
-        except Exception as error:  # it raises nothing more special
+        except Exception as error:  # the package raises nothing more specific
             raise ValueError(f"{path} is no tokenizer's file: {error}") from error
     if not hasattr(tokenizer, "no_truncation"):
         return tokenizer if callable(tokenizer) else tokenizer.encode  # type: ignore[no-any-return]
     if tokenizer.truncation is not None or tokenizer.padding is not None:
-        tokenizer = type(tokenizer).from_str(tokenizer.to_str())  # the user's own stays as it is
+        tokenizer = type(tokenizer).from_str(tokenizer.to_str())  # do not change the user's own
         tokenizer.no_truncation()
         tokenizer.no_padding()
     return lambda text: tokenizer.encode(text, add_special_tokens=False).ids
 
 
 def tokens_of(tokenize: Callable[[str], Any], dtype: np.dtype[Any], text: str) -> Codes:
-    """The tokens of a text, checked and in the dtype."""
+    """Return the tokens of a text, checked and converted to the dtype."""
     found = tokenize(text)
     try:
         tokens: Codes = np.asarray(found)
@@ -73,13 +73,13 @@ def tokens_of(tokenize: Callable[[str], Any], dtype: np.dtype[Any], text: str) -
         if int(tokens.max()) > limits.max or int(tokens.min()) < limits.min:
             bad = next(token for token in tokens.tolist() if not limits.min <= token <= limits.max)
             raise ValueError(f"it returned {bad}, which {dtype} does not hold; choose another dtype")
-    return tokens.astype(dtype, copy=not isinstance(found, list))  # an array may be the tokenizer's own, used again
+    return tokens.astype(dtype, copy=not isinstance(found, list))  # the tokenizer may reuse its array
 
 
 def character_table(vocabulary: Any, unknown: int | None, dtype: np.dtype[Any]) -> tuple[Codes | None, str]:
-    """The number of each code point, or None for that itself; and what is wrong with those of -1.
+    """Return a table with the number of each code point, and the reason why some have -1.
 
-    The last number is that of all larger code points.
+    The table is None if code points are their own numbers. Its last number holds for all larger code points.
     """
     largest = int(np.iinfo(dtype).max)
     if vocabulary is None:

@@ -1,15 +1,15 @@
-r"""A text's units as items: its bytes, its characters, or the tokens of its pieces.
+r"""Units of a text as items: its bytes, its characters, or the tokens of its pieces.
 
-Blocks end where a character begins; "\r\n" is one if newlines are universal. Pieces, of which
-tokens are made, must be the same wherever reading begins::
+Blocks end where a character begins; "\r\n" is one character if newlines are universal. Tokens are made from pieces of
+text, which must be the same wherever reading begins::
 
     blocks of the file     |            |            |            |            |
     "ab..\ncd..\n" lines   ^   ^    ^     ^                   ^        ^            a piece begins with each line
     and in a long line                                ^                             and in each block without one,
                                                                                     at its first space
 
-Guarantee: blocks decoded one by one are the text decoded as a whole. Items before an error
-come before it; it comes again with each call after that.
+Guarantee: decoding block by block gives the same text as decoding the whole. All items before an error are delivered
+first. Each later call raises the error again.
 """
 
 from __future__ import annotations
@@ -27,31 +27,31 @@ from stream_dataloader.streams.text.numbers import NOTHING, Codes
 
 __all__ = ["TextReader", "TokenReader"]
 
-#: Enough bytes before and behind an offset to find where a character begins.
+#: Number of bytes before and after an offset that are enough to find the start of a character.
 _AROUND = 4
 
 
 class TextReader:
-    """The bytes or characters that begin in `[first, stop)`; a `protocols.ReadsInto`."""
+    """Stream of the bytes or characters that begin in `[first, stop)`; a `protocols.ReadsInto`."""
 
     def __init__(self, options: Any, file: TextBytes, first: int = 0, stop: int | None = None) -> None:
         self._options, self._file = options, file
-        self._targets: bool = options.targets  # each item but the last needs the unit behind its own
+        self._targets: bool = options.targets  # each item but the last needs the unit after its own
         self._block_bytes = options.block_bytes
         self._decoded, self._universal = options.units != "bytes", options.newlines == "universal"
         self._errors = "surrogatepass" if options.of == "strings" else options._codec_errors
         mark = codecs.BOM_UTF8 if self._decoded and options.of == "files" else b""
         self.mark_bytes = len(mark) if file.read_at(0, len(mark)) == mark else 0  # left out
-        self._offset = self._boundary(first)  # of the next block
+        self._offset = self._boundary(first)  # start of the next block
         self._stop = file.size if stop is None else self._boundary(stop)
         self._cut_short = False  # an error follows the block
         self._ended = False
-        self._rows, self._position = NOTHING, 0  # what was read, and the place of the next item in it
+        self._rows, self._position = NOTHING, 0  # units read so far, and the index of the next item in them
         self._units = self._read_units(0)
         self._error: Exception | None = None
 
     def begin_at(self, start: int) -> None:
-        """Leave out the first items, before any is read."""
+        """Skip the first items, before any is read."""
         self._units = self._read_units(start)
         if start:
             self._rows = next(self._units, NOTHING)
@@ -79,7 +79,7 @@ class TextReader:
         return done
 
     def _put(self, out: Any, done: int, count: int) -> None:
-        """Write the next items, which `_available` has found, to rows of `out`."""
+        """Write the next items, which `_available` has counted, to rows of `out`."""
         first, stop = self._position, self._position + count
         (out["input"] if self._targets else out)[done : done + count] = self._rows[first:stop]
         if self._targets:
@@ -91,7 +91,7 @@ class TextReader:
         self._file.close()
 
     def _available(self, *, raises: bool = True) -> int:
-        """How many items can be made of what was read; reads on if there are none."""
+        """Return the number of items that are ready; read more if there are none."""
         while (held := len(self._rows) - self._position - self._targets) <= 0:
             try:
                 more = None if self._error is not None else next(self._units, None)
@@ -108,9 +108,9 @@ class TextReader:
         return held
 
     def _read_units(self, start: int) -> Iterator[Codes]:
-        """Units from number `start` on; the first array may be empty."""
+        """Yield the units from number `start` on; the first array may be empty."""
         done = 0
-        if not self._decoded and self._stop is not None:  # where each byte is, is known
+        if not self._decoded and self._stop is not None:  # the place of each byte is known
             done = min(start, self._stop - self._offset)
             self._offset += done
         while not self._ended:
@@ -150,15 +150,15 @@ class TextReader:
             raise error
 
     def _boundary(self, offset: int) -> int:
-        """The first character at or behind a byte of the file, or the end."""
+        """Return the offset of the first character at or after a byte of the file, or the end."""
         if offset <= self.mark_bytes or not self._decoded:
             return max(offset, self.mark_bytes)
         begin = max(0, offset - _AROUND)
         return begin + self._cut(self._file.read_at(begin, 2 * _AROUND + offset - begin), offset - begin)
 
     def _cut(self, data: bytes, place: int) -> int:
-        """The first character at or behind a place in some bytes."""
-        # No character has more than three bytes that continue it.
+        """Return the index of the first character at or after an index of some bytes."""
+        # A character has at most three continuation bytes.
         while _continues(data, place) and not all(_continues(data, place - i) for i in range(1, _AROUND + 1)):
             place += 1
         if self._universal and place and data[place - 1 : place + 1] == b"\r\n":
@@ -166,7 +166,7 @@ class TextReader:
         return min(place, len(data))
 
     def _read_block(self) -> bytes:
-        """The next block's bytes; none at the end."""
+        """Return the next block's bytes, or none at the end."""
         first = self._offset
         wanted = self._block_bytes - first % self._block_bytes
         if self._stop is not None:
@@ -189,7 +189,7 @@ class TextReader:
         return text
 
     def _codes(self, data: bytes) -> Codes:
-        """The code points of bytes between two boundaries, or the bytes themselves."""
+        """Return the code points of bytes between two boundaries, or the bytes themselves."""
         if self._decoded and not data.isascii():
             return np.frombuffer(self._decode(data).encode("utf-32-le", "surrogatepass"), "<u4")
         if self._universal and b"\r" in data:
@@ -197,7 +197,7 @@ class TextReader:
         return np.frombuffer(data, np.uint8)
 
     def _count(self, data: bytes) -> int | None:
-        """How many units a block has; None if they must be made."""
+        """Return the number of units of a block, or None if only making them would tell."""
         if self._errors == "replace" and not data.isascii():
             return len(self._decode(data))
         pairs = data.count(b"\r\n") if self._universal and b"\r" in data else 0
@@ -206,7 +206,7 @@ class TextReader:
         return int(np.count_nonzero(np.frombuffer(data, np.int8) >= -64)) - pairs  # all but 10xxxxxx
 
     def _place(self, data: bytes, index: int) -> int:
-        """Where character `index` begins, of bytes between two boundaries."""
+        """Return the start of character `index` in bytes between two boundaries."""
 
         def complete(count: int) -> int:
             return len(self._decode(data[:count], final=False))
@@ -215,7 +215,7 @@ class TextReader:
 
 
 class TokenReader(TextReader):
-    """The tokens of the pieces that begin in `[first, stop)`."""
+    """Stream of the tokens of the pieces that begin in `[first, stop)`."""
 
     def __init__(self, options: Any, file: TextBytes, first: int = 0, stop: int | None = None) -> None:
         size = options.longest_line_bytes
@@ -223,8 +223,8 @@ class TokenReader(TextReader):
         self._block_bytes, self._tokenize = size, options._tokenize
         self._pieces_from = self._boundary(first)
         self._pieces_to = None if stop is None else self._boundary(stop)
-        self._piece: list[bytes] | None = None  # the bytes so far of the piece that has begun
-        self._where = 0  # the offset at which it began
+        self._piece: list[bytes] | None = None  # bytes so far of the current piece
+        self._where = 0  # offset of its start
         before = self._offset - 1
         self._line_begins = before < self.mark_bytes or self._ends_line(file.read_at(before, 1))
 
@@ -255,11 +255,11 @@ class TokenReader(TextReader):
         return data.endswith(b"\n") or (self._universal and data.endswith(b"\r"))
 
     def _cuts(self, data: bytes) -> list[int]:
-        """Where pieces begin in a block."""
+        """Return the indices at which pieces begin in a block."""
         cuts = [0] if self._line_begins else []
         self._line_begins = self._ends_line(data)
         text = data
-        if self._universal and b"\r" in data:  # of as many bytes as the pairs have
+        if self._universal and b"\r" in data:  # replace newlines by as many bytes
             text = data.replace(b"\r\n", b"-\n").replace(b"\r", b"\n")
         place = text.find(b"\n") + 1
         while 0 < place < len(text):
@@ -270,7 +270,7 @@ class TokenReader(TextReader):
         return cuts
 
     def _end_piece(self) -> Codes:
-        """The tokens of the piece that has begun."""
+        """Return the tokens of the current piece."""
         assert self._piece is not None
         piece, self._piece, text = b"".join(self._piece), None, ""
         try:
@@ -285,5 +285,5 @@ class TokenReader(TextReader):
 
 
 def _continues(data: bytes, place: int) -> bool:
-    """Whether there is a byte of UTF-8 that continues a character."""
+    """Return True if the byte at an index continues a character of UTF-8."""
     return 0 <= place < len(data) and data[place] & 0xC0 == 0x80

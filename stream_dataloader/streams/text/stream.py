@@ -1,6 +1,6 @@
 """Texts, read lazily: the bytes, characters or tokens of files and strings are time steps.
 
-Guarantee: units are the same wherever reading begins. A file takes the memory of one block.
+Guarantee: units are the same wherever reading begins. Only one block of a file is in memory.
 """
 
 from __future__ import annotations
@@ -46,36 +46,36 @@ _BLOCK_LIMITS = ("give at least 16", 16)
 @hinted
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TextStream:
-    r"""Opens texts, one byte, character or token a time step.
+    r"""Factory of streams from texts, with one byte, character or token for each time step.
 
-    A source is the path of a text file, which may be compressed (`.gz`, `.zst`), or `(path, start,
-    stop)`: bytes of a file in UTF-8 that is not; a unit belongs to the section of its first byte.
-    With `of="strings"` it is the text itself.
+    A source is the path of a text file, which may be compressed (`.gz`, `.zst`). A source `(path, start,
+    stop)` has some bytes of an uncompressed file in UTF-8; a unit belongs to the section of its first byte.
+    With `of="strings"` a source is the text itself.
 
-    Tokens are made of one line at a time, with its newline. A line that fills a block of
-    `longest_line_bytes` is split there, before its first space. What a resume skips is not checked.
+    The tokenizer gets one line at a time, with its newline. A line that fills a block of
+    `longest_line_bytes` is split there, before its first space. Text that a resume skips is not checked.
 
     Attributes:
-        of: What sources are: "files" or "strings". It is never guessed.
-        units: What items are: "bytes"; "characters", as code points or as numbers of the
+        of: Kind of sources: "files" or "strings". It is never guessed.
+        units: Kind of items: "bytes"; "characters", as code points or as numbers of the
             vocabulary; or "tokens". None: tokens if there is a tokenizer, else characters.
         tokenizer: A `tokenizers.Tokenizer` or the path of its file, used without special
             tokens, truncation and padding; or a function of a text that returns a list of ints.
-        encoding: How text is encoded. Only UTF-8 has sections. A byte order mark is left out.
-        errors: What to do about bytes that are no text: "raise", or "replace" them with U+FFFD.
+        encoding: Encoding of files. Only UTF-8 has sections. A byte order mark is left out.
+        errors: Action for invalid bytes: "raise", or "replace" them with U+FFFD.
         newlines: "universal" reads "\r\n" and "\r" as "\n"; "keep" does not. None: "keep" for bytes alone.
         vocabulary: The numbers of characters: a mapping, or a string of them in order.
-        unknown: The number of characters not in the vocabulary; None is an error.
+        unknown: Number for characters that are not in the vocabulary; None: they are an error.
         targets: Items are `{"input": unit, "target": next unit}`. Targets are int64.
-        ignore_index: The target of a source's last unit; give the loss the same.
-        dtype: The dtype of units that are no targets. None: uint8 for bytes, otherwise int64.
-        block_bytes: How much is read at a time.
+        ignore_index: Target of a source's last unit; give the loss the same number.
+        dtype: Dtype of units; targets are always int64. None: uint8 for bytes, otherwise int64.
+        block_bytes: Bytes to read at a time.
         longest_line_bytes: For tokens: a line of at most this length is never split.
-        cache: Where files from URLs are kept.
+        cache: Cache for files from URLs.
 
     Raises:
-        ValueError: An option is out of range, or does not go with another.
-        TypeError: An option is of another type.
+        ValueError: An option is out of range, or contradicts another one.
+        TypeError: An option has the wrong type.
         FileNotFoundError: The tokenizer's file is missing.
 
     Example:
@@ -137,7 +137,7 @@ class TextStream:
         object.__setattr__(self, "ignore_index", ignore_index)
 
     def _known_units(self) -> Container[int]:
-        """The numbers that units may have, as far as they are known; of tokens they are not."""
+        """Numbers that units may have. Those of tokens are not known."""
         if self.units == "tokens":
             return ()
         if self.vocabulary is None:
@@ -147,19 +147,19 @@ class TextStream:
 
     @property
     def _codec_errors(self) -> str:
-        """What Python calls `errors`."""
+        """The option `errors` in Python's words."""
         return "strict" if self.errors == "raise" else "replace"
 
     @property
     def open_early(self) -> bool:
-        """Streams share only the tokenizer, which may be the user's own code."""
+        """Whether streams may be opened early: they share only the tokenizer, which may be the user's own code."""
         return self.tokenizer is None or is_thread_safe(self.tokenizer)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}  # no cached property
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}  # no cached properties
 
     def __call__(self, source: Any, *, start: int = 0) -> TextReader:
-        """Open one source, from item `start` on, counted from its own first.
+        """Open one source at item `start`, counted from the source's first item.
 
         Raises:
             ValueError: The text is empty, damaged, or has fewer items than `start`.
@@ -174,7 +174,7 @@ class TextStream:
         return reader
 
     def length(self, source: Any) -> int | None:
-        """The number of items of a source, None if unknown until read."""
+        """Return the number of items of a source, or None if only reading would tell."""
         if self.of == "files" and is_compressed(section_of(source).path):
             return None
         file, first, stop = self._open(source)
@@ -182,7 +182,7 @@ class TextStream:
             return None if self.units == "tokens" else TextReader(self, file, first, stop).length()
 
     def _open(self, source: Any) -> tuple[TextBytes, int, int | None]:
-        """The text's bytes, and the section of them that the source names."""
+        """Return the text's bytes, and the section of them that the source names."""
         if self.of == "strings":
             if not isinstance(source, str):
                 raise TypeError(f"the source is a {type(source).__name__}; of='strings' takes strings")
@@ -207,7 +207,7 @@ class TextStream:
         return file, first, stop
 
     def _check(self, file: TextBytes, first: int, stop: int | None) -> None:
-        """Refuse a text without a character, and a section that is not in the file."""
+        """Raise if a text has no character, or if a section is not in the file."""
         if first or stop is not None:
             if file.size is None and is_compressed(file.name):
                 raise ValueError(f"{file.name} is compressed, and has no sections; decompress it")
@@ -224,12 +224,12 @@ class TextStream:
 
     @functools.cached_property
     def _table(self) -> tuple[Codes | None, str]:
-        """See `character_table`; without one if the bytes are the units."""
+        """The table of `character_table`, or None if bytes are the units."""
         if self.units != "characters":
             return None, ""
         return character_table(self.vocabulary, self.unknown, self.dtype)
 
     @functools.cached_property
     def _tokenize(self) -> Callable[[str], Codes]:
-        """The tokens of a piece of text."""
+        """Function that returns the tokens of a piece of text."""
         return functools.partial(tokens_of, tokenizing(self.tokenizer), self.dtype)

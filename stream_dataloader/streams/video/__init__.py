@@ -1,4 +1,4 @@
-"""Videos, frame by frame. Open `stream` first, then `selection` and `frames`."""
+"""Videos as streams of frames. Open `stream` first, then `selection` and `frames`."""
 
 from stream_dataloader.streams.video.stream import VideoStream
 

@@ -1,7 +1,7 @@
-"""Videos that a GPU's own decoder (NVIDIA's NVDEC) decodes, by way of PyAV.
+"""Decoding of videos by a GPU's own decoder (NVIDIA's NVDEC), through PyAV.
 
-Guarantee: each frame was decoded by the device, where FFmpeg would silently use the CPU. Frames
-come down to host memory, semi-planar, and go the same way as the CPU's.
+Guarantee: each frame was decoded by the device; FFmpeg alone would silently use the CPU. Frames are copied to host
+memory, semi-planar, and are then handled like the CPU's.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ __all__ = ["DeviceDecoder", "device_of", "tell_fallback"]
 
 _DEVICE = re.compile(r"cuda(?::([0-9]+))?")
 
-#: FFmpeg takes the process's primary context, unless torch uses it.
+#: FFmpeg uses the process's primary context, unless torch uses it.
 _CONTEXTS: tuple[dict[str, Any], ...] = ({"primary_ctx": "1"}, {})
 
-#: Formats that libswscale does not convert as it does planar ones.
+#: Formats that libswscale converts in another way than planar ones.
 _PLANAR = {"p010le": "yuv420p10le", "p012le": "yuv420p12le", "p016le": "yuv420p16le"}
 
 _NO_DECODER = "FFmpeg's decoder for it does not use the device"
 
-_warned: set[tuple[str, str]] = set()  # device and codec of each fallback that this process warned of
+_warned: set[tuple[str, str]] = set()  # device and codec of each fallback that this process has warned about
 
 
 def device_of(device: Any) -> str | None:
-    """The device that an option names; None is the CPU."""
+    """Return the device that an option names, or None for the CPU."""
     name = "cpu" if device is None else str(device)
     if name == "cpu":
         return None
@@ -53,7 +53,7 @@ def device_of(device: Any) -> str | None:
 
 
 class DeviceDecoder:
-    """Opens one video with a device's decoder, and checks where its frames come from."""
+    """Opener of one video with a device's decoder, which checks that the device decoded the frames."""
 
     def __init__(self, path: str, index: int, device: str) -> None:
         self._path = path
@@ -65,7 +65,7 @@ class DeviceDecoder:
         self._reformatter = VideoReformatter()
 
     def open(self) -> av.container.InputContainer:
-        """Open the file with decoders on the device; to be closed by the caller."""
+        """Open the file with decoders on the device. The caller must close it."""
         path = check_file(self._path)
         if "cuda" not in hwdevices_available():
             raise self._not_opened("the FFmpeg of this PyAV was built without CUDA")
@@ -85,7 +85,7 @@ class DeviceDecoder:
         raise self._not_opened(f'it does not come up ({problem}): {why}; multiprocessing_context="spawn" helps')
 
     def _not_opened(self, why: str) -> DeviceError:
-        """The error, unless the file is at fault, which is raised here."""
+        """Return the device's error; raise an error of the file here if the file is at fault."""
         with open_container(self._path) as container:
             self._codec = choose_stream(container, "video", self._index).codec_context.name
         return self._refused(why)
@@ -105,8 +105,8 @@ class DeviceDecoder:
             raise self._refused(_NO_DECODER)
 
     def check_able(self, error: av.error.FFmpegError | None) -> None:
-        """Raise if `error` is the device's, or nothing has been decoded."""
-        if isinstance(error, av.error.ExternalError):  # of CUDA's library
+        """Raise if `error` is from the device, or if no frame has been decoded."""
+        if isinstance(error, av.error.ExternalError):  # from CUDA's library
             raise self._refused(f"it failed ({error.strerror})") from error
         if not self._begun:
             problem = f" ({error.strerror})" if error else ""
@@ -114,7 +114,7 @@ class DeviceDecoder:
             raise self._refused(f"its first frame cannot be decoded{problem}: {reasons}") from error
 
     def frame(self, frame: Any, context: Any) -> Any:
-        """A frame as the CPU's decoder would give it, if the device decoded it."""
+        """Return a frame as the CPU's decoder would give it; raise if the device did not decode it."""
         if context.pix_fmt != "cuda":
             raise self._refused("FFmpeg decoded it by the CPU")
         size = frame.width, frame.height
@@ -130,7 +130,7 @@ class DeviceDecoder:
 
 
 def tell_fallback(error: DeviceError) -> None:
-    """Warn that the CPU decodes instead; once a process for each codec."""
+    """Warn that the CPU decodes instead, once in a process for each codec."""
     if (error.device, error.codec) in _warned:
         return
     _warned.add((error.device, error.codec))

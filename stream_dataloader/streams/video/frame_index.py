@@ -1,8 +1,9 @@
-"""When each frame of a video is shown: read from its packets, and kept.
+"""Index of the times of a video's frames, read from its packets and cached.
 
-Guarantee: the n-th entry is the time stamp of the n-th frame that is decoded of an intact file. Packets tell it where
-their bits say how many frames each holds (`pictures`), and where decoding times rise, and each key frame is shown after
-all before it. Otherwise the file is decoded once; if its frames' times do not rise, only their number is known.
+Guarantee: the n-th entry is the time stamp of the n-th frame that decoding an intact file gives. The index is read from
+packets if three things hold: their bits say how many frames each holds (`pictures`), decoding times rise, and each key
+frame is shown after all frames before it. Otherwise the file is decoded once. If the times of its frames do not rise,
+only their number is known.
 """
 
 from __future__ import annotations
@@ -34,11 +35,11 @@ FrameTimes = NDArray[np.int64] | None
 
 _INTRA = av.video.frame.PictureType.I
 
-_RULES = 2  # of how an index is made: those made by others are not taken from the cache
+_RULES = 2  # version of the rules for an index: a cached index with another version is not used
 
 
 class FrameIndex(NamedTuple):
-    """The times of a video's frames, their number, and the key frames from which decoding may begin.
+    """Times and number of a video's frames, and the key frames at which decoding may begin.
 
     `keys` has rows of time stamp and fingerprint, sorted. A fingerprint of -1 matches no packet. `total` is None if
     nothing is known.
@@ -49,12 +50,12 @@ class FrameIndex(NamedTuple):
     total: int | None
 
     def key_before(self, time: int) -> int | None:
-        """The time stamp of the last key frame that is shown at a time or before."""
+        """Return the time stamp of the last key frame that is shown at or before a time."""
         found = int(np.searchsorted(self.keys[:, 0], time, side="right"))
         return int(self.keys[found - 1, 0]) if found else None
 
     def has_key(self, packet: Any) -> bool:
-        """Whether a packet is a key frame of this index."""
+        """Return True if a packet is a key frame of this index."""
         first, behind = np.searchsorted(self.keys[:, 0], (packet.pts, packet.pts + 1))
         return bool((self.keys[first:behind, 1] == _fingerprint(packet)).any())
 
@@ -63,12 +64,12 @@ _NOTHING_KNOWN = FrameIndex(None, np.empty((0, 2), np.int64), None)
 
 
 def frame_index(path: str, stream: int = 0) -> FrameIndex:
-    """The index of one of a file's video streams."""
+    """Return the index of one of a file's video tracks."""
     return _remembered(*_identity(path), stream)
 
 
 def index_by_decoding(path: str, stream: int = 0) -> FrameIndex:
-    """Make the index anew, by decoding all frames, where packets told something else than frames do."""
+    """Make the index again by decoding all frames, because packets and frames disagreed."""
     name = _kept_name(*_identity(path), stream)
     found = _decoded(path, stream)
     _keep(name, found)
@@ -77,7 +78,7 @@ def index_by_decoding(path: str, stream: int = 0) -> FrameIndex:
 
 
 def is_key_picture(frame: Any) -> bool:
-    """Whether a decoded frame refers to no other, as its decoder says."""
+    """Return True if a decoded frame refers to no other frame, according to its decoder."""
     return bool(frame.key_frame) and frame.pict_type == _INTRA
 
 
@@ -107,7 +108,7 @@ def _keep(name: str, found: FrameIndex) -> None:
 
 
 def _fingerprint(packet: Any) -> int:
-    """Size and checksum of what a packet holds."""
+    """Return a number made from the size and the checksum of a packet."""
     return (int(packet.size) & 0x7FFFFFFF) << 32 | zlib.crc32(packet)
 
 
@@ -117,7 +118,7 @@ def _scan(path: str, stream: int) -> FrameIndex:
     with open_container(path) as container:
         video = choose_stream(container, "video", stream)
         ticks = ticks_of_untimed(container, video)
-        # In program streams FFmpeg's times depend on where it begins to read.
+        # In program streams FFmpeg's times depend on the place where it begins to read.
         exact = container.format.name != "mpeg"
         look = inspector(video)
         sure = look is not None
@@ -136,20 +137,20 @@ def _scan(path: str, stream: int) -> FrameIndex:
 
 
 class _Packets:
-    """Packets of a video, in order: the times of their frames, as long as these are sure."""
+    """Collector of the times of frames from packets in order, as long as these are certain."""
 
     def __init__(self) -> None:
         self._times: list[int] = []
         self._keys: list[tuple[int, int]] = []
         self._first_key: int | None = None
-        self._latest: int | None = None  # the last moment at which a frame so far is shown
+        self._latest: int | None = None  # latest time at which a frame so far is shown
         self._decoded_at: int | None = None
         self._count = 0
 
     def add(self, packet: Any, shown: Shown, *, timed: bool) -> bool:
-        """Add a packet; returns whether the times are still sure."""
+        """Add a packet; return whether the times are still certain."""
         frames, key, found = shown
-        if not found:  # a damaged one counts as a frame; reading the frames reports it
+        if not found:  # a damaged packet counts as a frame; reading the frames reports it
             frames = 1
         if frames is None:
             return False
@@ -196,7 +197,7 @@ class _Packets:
 
 
 def _decoded(path: str, stream: int) -> FrameIndex:
-    """Decode all frames; nothing is known of a file that is damaged."""
+    """Decode all frames for the index. Of a damaged file nothing is known."""
     times: list[int | None] = []
     fingerprints: dict[int, int] = {}
     keys: list[tuple[int, int]] = []
@@ -215,7 +216,7 @@ def _decoded(path: str, stream: int) -> FrameIndex:
                         return _NOTHING_KNOWN
                     time = frame.pts
                     if not times and None not in (time, first_key.pts) and time < first_key.pts and untimed is None:
-                        continue  # it refers to frames before the first key frame
+                        continue  # the frame refers to frames before the first key frame
                     times.append(time)
                     if is_key_picture(frame) and time in fingerprints:
                         keys.append((time, fingerprints[time]))
@@ -238,17 +239,17 @@ def segment_videos(
 
     Args:
         paths: The files.
-        max_frames: The most frames of a section.
-        track: Which of the files' video tracks, from 0.
+        max_frames: Largest number of frames of a section.
+        track: Number of the files' video track, from 0.
         progress: Show a progress bar.
-        cache: Where files from URLs are kept; None is the cache that all streams share.
+        cache: Cache for files from URLs; None is the cache that all streams share.
 
     Returns:
         `(path, start, stop)` for each section, in order: sources for `VideoStream`.
 
     Raises:
         OSError: A file cannot be read.
-        ValueError: A file is no video, or cannot be counted; or `max_frames` is not positive.
+        ValueError: A file is not a video, or its frames cannot be counted; or `max_frames` is not positive.
     """
     from tqdm import tqdm
 

@@ -1,17 +1,17 @@
-"""The decoded frames of one video, from any frame on.
+"""Decoded frames of one video, from any frame on.
 
 Guarantee: `frames(start=n)` yields what `frames()` yields after its first n, in any container.
 
-The reader seeks to before frame n, and checks what it then reads: MPEG-TS lands late, and MPEG
-program streams do not know the times of what they land on::
+The reader seeks to a place before frame n, and checks what it then reads: MPEG-TS lands late, and MPEG program streams
+do not know the times of the frames that they land on::
 
     key frames    K . . . . . K . . . . . K . . . . .
     wanted                            n
     good                      ^ from here, decode up to n
-    late                                  ^                    or no key frame of the index: try again from further
+    late                                  ^                    or not a key frame of the index: try again from further
                                                                back; at last read the file from its beginning
 
-The first frame decoded must be a key picture with the key frame's time, and each frame shown when the index says.
+The first decoded frame must be a key picture with the key frame's time, and each frame must have the index's time.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ from stream_dataloader.streams.video.pictures import Inspector, Shown, inspector
 
 __all__ = ["FrameReader"]
 
-#: After so many packets that cannot be read, the rest of the file is given up.
+#: Number of unreadable packets after which the rest of the file is given up.
 _MOST_FAILURES = 100
 
-#: How far before the wanted frame each try to seek aims, since some containers land late.
+#: Distance before the wanted frame that each try to seek aims at, because some containers land late.
 _BACK_SECONDS = (0.0, 1.0, 4.0, 16.0, 64.0)
 
-#: Where files were joined, a key frame comes at most so many packets after the mark.
+#: Largest number of packets from the mark of a joint of two files to the next key frame.
 _TO_A_KEY_FRAME = 3
 
 
 class FrameReader:
-    """Reads one video's frames, `av.VideoFrame`, in the order of display; each until the next."""
+    """Reader of one video's frames, `av.VideoFrame`, in the order of display. A frame is valid until the next one."""
 
     def __init__(
         self,
@@ -76,23 +76,23 @@ class FrameReader:
     def close(self) -> None:
         self._container.close()
         if self._device is not None:
-            self.stream = None  # it holds a decoder, and memory of the device
+            self.stream = None  # releases its decoder and memory of the device
 
     @functools.cached_property
     def _known(self) -> FrameIndex:
         return frame_index(self._path, self._index)
 
     def count(self) -> int | None:
-        """The number of frames; None if it is not known."""
+        """Return the number of frames, or None if it is not known."""
         return self._known.total
 
     def time_of(self, frame: int) -> int | None:
-        """The time stamp of a frame, in the stream's time base; None if there is none."""
+        """Return the time stamp of a frame in the track's time base, or None if it has none."""
         times = self._known.times
         return int(times[frame]) if times is not None and frame < len(times) else None
 
     def frame_at(self, seconds: float) -> int:
-        """The number of the first frame shown `seconds` after the first one, or later."""
+        """Return the number of the first frame shown at least `seconds` after the first one."""
         times = self._known.times
         if times is None:
             what = "does not tell when its frames are shown, or its clock jumps back"
@@ -117,7 +117,7 @@ class FrameReader:
         return self._as_known(frames, start)
 
     def _as_known(self, frames: Iterator[Any], start: int) -> Iterator[Any]:
-        """Frames from `start` on; where one differs from the index, both are made anew."""
+        """Yield the frames from `start` on. If one differs from the index, make the index and the frames again."""
         times = self._known.times
         assert times is not None
         number = start
@@ -137,7 +137,7 @@ class FrameReader:
         yield from itertools.islice(self.frames(), number, None)
 
     def frames_from(self, time: int) -> Iterator[Any]:
-        """The frames from a key frame at `time` or before it, in the stream's time base."""
+        """Yield the frames from a key frame at or before `time`, in the track's time base."""
         key = self._known.key_before(time) if self._ticks is None else None
         if key is None:
             return self.frames()
@@ -170,18 +170,18 @@ class FrameReader:
         return self.frames()
 
     def _from_sure_key(self, key: Any, packets: Iterator[Any]) -> Iterator[Any] | None:
-        """Decode from a packet on, if the first frame is a key picture and has the packet's time."""
+        """Decode from a packet on; return None unless the first frame is a key picture with the packet's time."""
         frames = self._decoded(itertools.chain([key], packets), sought=True)
         try:
             first = next(frames, None)
-        except ValueError:  # reading from the beginning tells whether it is damaged
+        except ValueError:  # reading from the beginning will tell whether the file is damaged
             return None
         if first is None or first.pts != key.pts or not is_key_picture(first):
             return None
         return itertools.chain([first], frames)
 
     def _packets_from_start(self) -> Iterator[Any]:
-        """All packets; the file is opened again if it was read before."""
+        """Yield all packets. The file is opened again if it was read before."""
         if self._begun:
             self.close()
             self._open()
@@ -203,7 +203,7 @@ class FrameReader:
         yield None
 
     def _decoded(self, packets: Iterator[Any], *, sought: bool = False) -> Iterator[Any]:
-        """Decode packets, the first of which is a key frame's."""
+        """Decode packets that begin with a key frame's."""
         tally = Tally(self.stream.time_base, inspector(self.stream))
         gaps = PacketGaps() if self._container.format.name == "mpegts" else None
         for packet in packets:
@@ -247,7 +247,7 @@ class FrameReader:
         return True
 
     def _check_complete(self, tally: Tally, *, sought: bool) -> None:
-        """Refuse a video that lacks frames by its packets or its header."""
+        """Raise if a video lacks frames according to its packets or its header."""
         check_not_cut(self._path)
         if sought:
             return
@@ -255,7 +255,7 @@ class FrameReader:
             self._refuse(f"{tally.expected - tally.frames} of {tally.expected} frames could not be decoded")
         declared = self.stream.frames
         if self._container.format.name.startswith(("mov,", "avi")) and self.stream.index_entries:
-            # Without what an edit list cuts off, or where a picture of an AVI file only stays.
+            # Frames that an edit list cuts off do not count, nor those of an AVI file that only repeat a picture.
             declared = min(declared, len(self.stream.index_entries))
         if declared and tally.packets < declared:
             what = f"{self._path} is cut off: it has {tally.packets} frames, and its header declares {declared}"
@@ -270,25 +270,25 @@ class FrameReader:
 
 
 def _from_key(packets: Iterator[Any]) -> Iterator[Any]:
-    """Packets from a key frame on: nothing before it can be decoded."""
+    """Yield the packets from a key frame on, because nothing before it can be decoded."""
     return itertools.dropwhile(lambda packet: packet is not None and not packet.is_keyframe, packets)
 
 
 class Tally:
-    """How much of a video was read, from its first key frame on."""
+    """Counts of the packets and frames of a video that were read, from its first key frame on."""
 
     def __init__(self, tick_seconds: Fraction, look: Inspector | None) -> None:
         self._tick_seconds = tick_seconds
         self._look = look
         self.packets = 0
         self._expected = 0
-        self.frames = 0  # that were handed out
-        self._first_time: int | None = None  # of the first packet, a key frame's
-        self._last_time: int | None = None  # of the last frame that was handed out
-        self._leads = True  # packets may still be of frames that are shown before the first key frame
+        self.frames = 0  # number of frames delivered
+        self._first_time: int | None = None  # time of the first packet, a key frame's
+        self._last_time: int | None = None  # time of the last frame delivered
+        self._leads = True  # packets may still have frames that are shown before the first key frame
 
     def add_packet(self, packet: Any) -> None:
-        """Count a packet, and the frames that it should give."""
+        """Count a packet and the frames in it."""
         self.packets += 1
         if self.packets == 1:
             self._first_time = packet.pts
@@ -297,7 +297,7 @@ class Tally:
         told = Shown(None) if self._look is None else self._look.look(packet)
         frames = told.frames if told.found else 1
         if frames is None:
-            self._look = None  # from here on only decoding tells
+            self._look = None  # from here on, only decoding would tell
             self._expected = 0
         if frames is None or packet.is_discard:  # an edit list cuts its frame off
             return
@@ -307,11 +307,11 @@ class Tally:
 
     @property
     def expected(self) -> int:
-        """The number of frames that these packets give for sure."""
+        """Number of frames that these packets certainly have."""
         return self._expected - (self._look is not None and self._look.waits)
 
     def is_leading(self, time: int | None) -> bool:
-        """Whether a frame comes after the first key frame, and is shown before it: it refers to frames before."""
+        """Return True if a frame follows the first key frame but is shown before it, so it refers to earlier frames."""
         return not self.frames and None not in (time, self._first_time) and time < self._first_time  # type: ignore[operator]
 
     def add_frame(self, time: int | None) -> None:
@@ -320,7 +320,7 @@ class Tally:
 
     @property
     def place(self) -> str:
-        """Where reading has got to, for messages."""
+        """Place of reading, for messages."""
         if not self.frames:
             return ""
         seconds = math.nan if self._last_time is None else float(self._last_time * self._tick_seconds)
@@ -328,16 +328,16 @@ class Tally:
 
 
 class PacketGaps:
-    """Finds out where packets of a transport stream were lost.
+    """Detector of lost packets in a transport stream.
 
-    FFmpeg marks packets near a break in their numbers, and where files were joined.
+    FFmpeg marks packets near a break in their numbers, and also at the joint of two files.
     """
 
     def __init__(self) -> None:
         self._left = 0
 
     def has_one_before(self, packet: Any) -> bool:
-        """Whether something was lost before this packet, or the end."""
+        """Return True if packets were lost before this one, or before the end if it is None."""
         if packet is None:
             return self._left > 0
         if packet.is_keyframe:

@@ -1,4 +1,4 @@
-"""Packets of H.264 (ITU-T H.264): frames and fields, and the pictures from which decoding is exact."""
+"""Packets of H.264 (ITU-T H.264): their frames and fields, and the pictures at which exact decoding may begin."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _CHROMA_PROFILES = (100, 110, 122, 244, 44, 83, 86, 118, 128, 138, 139, 134, 135
 
 
 class _Sequence(NamedTuple):
-    """The fields of a sequence parameter set that a slice's header depends on."""
+    """Fields of a sequence parameter set that a slice's header depends on."""
 
     frames_only: bool
     number_bits: int
@@ -21,16 +21,16 @@ class _Sequence(NamedTuple):
 
 
 class _Field(NamedTuple):
-    """A slice's picture: its number; 0 for a frame, 1 for a top field, 2 for a bottom one."""
+    """Picture of a slice: its number, and 0 for a frame, 1 for a top field, 2 for a bottom field."""
 
     number: int
     parity: int
 
 
 class H264Packets:
-    """Tells of each packet, in order, how many frames begin in it, and whether decoding may begin there.
+    """Inspector of packets in order: the number of frames that begin in each, and whether decoding may begin there.
 
-    Two fields make one frame (7.4.1.2.4), whether each is a packet or both are one.
+    Two fields make one frame (7.4.1.2.4), whether each has a packet or both share one.
     """
 
     def __init__(self, extradata: bytes) -> None:
@@ -41,7 +41,10 @@ class H264Packets:
             self._read_sequence(unit)
 
     def look(self, packet: Any) -> tuple[int | None, bool] | None:
-        """Frames that begin in a packet, None if unsure; and whether it is a sure key frame. None without a picture."""
+        """Return the number of frames that begin in a packet, and whether it is certainly a key frame.
+
+        The number is None if unsure. The result is None if the packet has no picture.
+        """
         if not packet.is_keyframe and self._frames_only:
             return 1, False
         key, begun, refreshed, found = False, 0, None, False
@@ -56,7 +59,7 @@ class H264Packets:
                 key = key or (not begun and (kind == _IDR or bool(refreshed)))
                 if self._frames_only:
                     return 1, key
-                if len(self._sequences) != 1:  # which of them counts is not known
+                if len(self._sequences) != 1:  # it is not known which sequence is used
                     return None, False
                 if (begins := self._begins_frame(bytes(unit[:64]))) is None:
                     return None, False
@@ -67,7 +70,7 @@ class H264Packets:
 
     @property
     def waits(self) -> bool:
-        """Whether the last picture was a first field."""
+        """Whether the last picture was a first field, which waits for its second."""
         return self._first is not None
 
     @property
@@ -75,7 +78,7 @@ class H264Packets:
         return bool(self._sequences) and all(sequence.frames_only for sequence in self._sequences)
 
     def _begins_frame(self, unit: bytes) -> bool | None:
-        """Whether a slice is the first of a frame; None where a field stays alone, which decoders may not show."""
+        """Return True for the first slice of a frame; None after a single field, which decoders may not show."""
         (sequence,) = self._sequences
         bits = _Bits(unit[1:])
         if bits.code():  # first_mb_in_slice: a further slice of the same picture
@@ -116,7 +119,7 @@ class H264Packets:
 
 
 class _Bits:
-    """Reads the bits of a NAL unit; zeros behind its end."""
+    """Reader of the bits of a NAL unit, with zeros after its end."""
 
     def __init__(self, data: bytes) -> None:
         data = data.replace(b"\0\0\3", b"\0\0")  # the third byte only prevents a false start code (7.4.1)
@@ -128,7 +131,7 @@ class _Bits:
         return value & ((1 << count) - 1)
 
     def code(self) -> int:
-        """An Exp-Golomb code (9.1)."""
+        """Read an Exp-Golomb code (9.1)."""
         zeros = 0
         while self._left > 0 and not self.take(1):
             zeros += 1
@@ -144,7 +147,7 @@ class _Bits:
 
 
 def nal_units(packet: Any, length: int) -> Iterator[Any]:
-    """The NAL units of a packet, each behind a start code, or a length of so many bytes."""
+    """Yield the NAL units of a packet: each after a start code, or after its length in `length` bytes."""
     if not length:
         data = bytes(packet)
         begin = data.find(b"\0\0\1")
@@ -165,7 +168,7 @@ def nal_units(packet: Any, length: int) -> Iterator[Any]:
 
 
 def _parameter_sets(extradata: bytes) -> Iterator[bytes]:
-    """Those of an `avcC` box (ISO/IEC 14496-15, 5.3.3.1): sequences, then pictures."""
+    """Yield the parameter sets of an `avcC` box (ISO/IEC 14496-15, 5.3.3.1): sequences, then pictures."""
     position = 5
     for mask in (31, 255):
         count, position = extradata[position] & mask if position < len(extradata) else 0, position + 1
@@ -177,9 +180,9 @@ def _parameter_sets(extradata: bytes) -> Iterator[bytes]:
 
 
 def _is_exact(unit: bytes) -> bool | None:
-    """Whether a unit holds a recovery point at which decoding is exact at once; None if it holds none.
+    """Return whether a unit has a recovery point at which decoding is exact at once, or None without such a point.
 
-    With gradual refresh it is some frames away (7.3.2.3.1 and D.1.8).
+    With gradual refresh, decoding becomes exact some frames later (7.3.2.3.1 and D.1.8).
     """
     payload = unit.replace(b"\0\0\3", b"\0\0")[1:]
     while len(payload) > 2:
@@ -193,6 +196,6 @@ def _is_exact(unit: bytes) -> bool | None:
 
 
 def _number(data: bytes) -> tuple[int, bytes]:
-    """The sum of bytes of 255 and of the one behind them; and the rest."""
+    """Return the sum of leading bytes of 255 and of the byte after them, and the remaining bytes."""
     full = len(data) - len(data.lstrip(b"\xff"))
     return 255 * full + sum(data[full : full + 1]), data[full + 1 :]

@@ -1,9 +1,9 @@
-"""Which pictures a packet holds, and whether decoding may begin at it, read from its bits.
+"""Pictures in a packet, and whether decoding may begin at it, read from its bits.
 
-A packet is not a picture: H.264 and MPEG-2 may have one of each field, VP8 and MPEG-4 have packets that show nothing,
-and what a container marks as a key frame may be none.
+A packet is not a picture: H.264 and MPEG-2 may have a packet for each field, VP8 and MPEG-4 have packets that show
+nothing, and a packet that the container marks as a key frame may not be one.
 
-Guarantee: what is told is sure. `Shown(None, ...)` says that only decoding can tell.
+Guarantee: a returned number is certain. `Shown(None, ...)` means that only decoding would tell.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ __all__ = ["NO_PICTURE", "Inspector", "Shown", "inspector"]
 
 
 class Shown(NamedTuple):
-    """How many frames come of a packet; None if unsure. Whether decoding may begin there.
+    """Number of frames of a packet (None if unsure), and whether decoding may begin there.
 
-    Where no picture is found, the packet is of another kind, or damaged.
+    If no picture is found, the packet is of another kind, or damaged.
     """
 
     frames: int | None
@@ -31,19 +31,19 @@ NO_PICTURE = Shown(None, found=False)
 
 
 class Inspector:
-    """Tells of each packet of a stream, in order, what it holds."""
+    """Inspector of the packets of a track, in order."""
 
     def __init__(self, look: Callable[[Any], Shown]) -> None:
         self.look = look
 
     @property
     def waits(self) -> bool:
-        """Whether the last packet was a field whose second one has not come; alone, it may not be shown."""
+        """Whether the last packet was a first field without its second. A single field may not be shown."""
         return False
 
 
 def inspector(stream: Any) -> Inspector | None:
-    """Inspector of a stream's packets; None if its codec's bits are not known here."""
+    """Return the inspector of a track's packets, or None if its codec is not supported here."""
     context = stream.codec_context
     extradata = bytes(context.extradata or b"")
     if context.codec.intra_only or context.name in _WHOLE:
@@ -56,7 +56,7 @@ def _every_packet(packet: Any) -> Shown:
     return Shown(1, packet.is_keyframe)
 
 
-#: Codecs, beside those of single pictures only, whose every packet is a frame; their decoders tell of key frames.
+#: Codecs whose every packet is a frame, beside those with single pictures only. Their decoders report key frames.
 _WHOLE = ("ffv1", "png", "apng", "qtrle", "cinepak", "gif")
 
 
@@ -75,7 +75,7 @@ class _H264(Inspector):
 
 
 class _Hevc(Inspector):
-    """HEVC (ITU-T H.265): leading pictures that refer to before a broken place are not shown."""
+    """HEVC (ITU-T H.265): leading pictures that refer to pictures before a broken place are not shown."""
 
     _BROKEN, _FIRST_KEY, _LAST_KEY, _SKIPPED, _END = (16, 17, 18), 16, 21, (8, 9), (36, 37)  # nal_unit_type
 
@@ -101,12 +101,12 @@ class _Hevc(Inspector):
 
 
 def _vp8(_: bytes) -> Inspector:
-    """RFC 6386, 9.1: a bit for frames that are not keys, three of the version, one for those that are shown."""
+    """Return the inspector of VP8 (RFC 6386, 9.1): a bit for inter frames, three of version, one for shown frames."""
     return Inspector(lambda packet: Shown(memoryview(packet)[0] >> 4 & 1, not memoryview(packet)[0] & 1))
 
 
 def _vp9(_: bytes) -> Inspector:
-    """VP9 bitstream specification, 6.2 and annex B: frames, put together in a superframe."""
+    """Return the inspector of VP9 (bitstream specification, 6.2 and annex B): frames, joined in a superframe."""
 
     def look(packet: Any) -> Shown:
         data = memoryview(packet)
@@ -117,7 +117,7 @@ def _vp9(_: bytes) -> Inspector:
 
 
 def _vp9_header(data: Any) -> tuple[bool, bool]:
-    """Whether a frame is shown, and whether it is a key frame."""
+    """Return whether a frame is shown, and whether it is a key frame."""
     bits = int.from_bytes(bytes(data).ljust(2, b"\0"), "big") << 2 & 0xFFFF
     profile_is_3, bits = bits >> 14 == 3, bits << 2 & 0xFFFF
     bits = bits << profile_is_3 & 0xFFFF
@@ -142,7 +142,7 @@ def _vp9_frames(data: Any) -> Iterator[int]:
 
 
 def _av1(_: bytes) -> Inspector:
-    """AV1 bitstream specification, 5.3 to 5.9: a temporal unit shows one frame."""
+    """Return the inspector of AV1 (bitstream specification, 5.3 to 5.9): a temporal unit shows one frame."""
 
     def look(packet: Any) -> Shown:
         if not packet.is_keyframe:
@@ -177,7 +177,7 @@ class _Mpeg2(Inspector):
     _EXTENSION, _SLICE = 0xB5, range(1, 0xB0)
 
     def __init__(self, _: bytes) -> None:
-        self._open_field = 0  # the structure of a first field that waits for its second
+        self._open_field = 0  # structure of a first field that waits for its second
         super().__init__(self._look)
 
     @property
@@ -203,7 +203,7 @@ class _Mpeg2(Inspector):
         return Shown(begun if begun < 2 else None, key and begun == 1)
 
     def _structure(self, data: bytes, position: int) -> int:
-        """1 and 2 for fields, 3 for a frame; as of the picture coding extension (6.3.10)."""
+        """Return 1 or 2 for a field, 3 for a frame, from the picture coding extension (6.3.10)."""
         while (position := data.find(b"\0\0\1", position)) >= 0 and position + 6 < len(data):
             code = data[position + 3]
             if code in self._SLICE:
@@ -215,7 +215,7 @@ class _Mpeg2(Inspector):
 
 
 class _Mpeg4(Inspector):
-    """MPEG-4 Visual (ISO/IEC 14496-2, 6.2): a VOP may be "not coded"; a packet may hold two, and the next none."""
+    """MPEG-4 Visual (ISO/IEC 14496-2, 6.2): a VOP may be "not coded"; a packet may hold two VOPs, and the next none."""
 
     _VOP, _VOL = b"\0\0\1\xb6", tuple(b"\0\0\1" + bytes([0x20 + i]) for i in range(16))
 
@@ -227,7 +227,7 @@ class _Mpeg4(Inspector):
     def _look(self, packet: Any) -> Shown:
         data = bytes(packet)
         position = data.find(self._VOP)
-        if len(data) == 1:  # so DivX and XviD write a frame that only stays
+        if len(data) == 1:  # DivX and XviD write a repeated frame like this
             return Shown(0)
         if position > 0:
             self._read_layer(data[:position])

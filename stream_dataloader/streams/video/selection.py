@@ -1,10 +1,10 @@
-"""Which frames of a video are its items: a section, every n-th, or those at a steady rate.
+"""Selection of the frames of a video that are its items: a section, every n-th, or those at a steady rate.
 
 ::
 
     frames shown at       0   1   2  3      4           5   6
     frame_step=2          0       2         4               6
-    at a steady rate      0   1   1  2  3   4   4   4   5   6      each moment takes the frame that is shown then
+    at a steady rate      0   1   1  2  3   4   4   4   5   6      each moment takes the frame shown at that time
 
 Guarantee: item n is the same frame however it is reached.
 """
@@ -23,18 +23,18 @@ from stream_dataloader.streams.video.frames import FrameReader
 
 __all__ = ["Selection"]
 
-_SLACK = 0.05  # seconds that a section may end too late, as its end may be a rounded duration
+_SLACK = 0.05  # seconds that a section may exceed the video, because its end may be a rounded duration
 
 
 class Selection(NamedTuple):
-    """Which frames are wanted: every `frame_step`-th of a section, or those at `fps`."""
+    """Frames that are wanted: every `frame_step`-th of a section, or those at `fps`."""
 
     section: Section
     frame_step: int = 1
     fps: Fraction | None = None
 
     def frames(self, reader: FrameReader, start: int = 0) -> Generator[tuple[Any, Any], None, None]:
-        """The frames wanted, from item `start` on, each with the moment it stands for."""
+        """Yield the wanted frames from item `start` on, each with its moment."""
         first, stop = self._frame_numbers(reader)
         if self.fps is not None:
             item = None
@@ -85,7 +85,7 @@ class Selection(NamedTuple):
         return first, stop
 
     def _check_seconds(self, reader: FrameReader, stop: float) -> None:
-        """Check that the video lasts to the section's end."""
+        """Check that the video lasts until the section's end."""
         count = reader.count()
         begin, last = (reader.time_of(0), reader.time_of(count - 1)) if count else (None, None)
         if begin is None or last is None:
@@ -100,7 +100,7 @@ class Selection(NamedTuple):
             raise ValueError(f"{self.section.path} has {max(0, items)} items, and start is {start}")
 
     def _check_end(self, reader: FrameReader, first: int, stop: int | None, count: int) -> None:
-        """Check that a video, of which `count` frames were read, holds the section."""
+        """Check that a video with `count` frames read contains the section."""
         if count < first or (stop is not None and count < stop):
             total = reader.count()
             until = "its end" if stop is None else stop
@@ -112,7 +112,7 @@ class Selection(NamedTuple):
         return self.frame_step / (self.fps * Fraction(reader.stream.time_base))
 
     def _at_rate(self, reader: FrameReader, first: int, stop: int | None, start: int) -> Iterator[tuple[Any, Any]]:
-        """From item `start` on, the frame shown at each moment, and that moment."""
+        """Yield the frame shown at each moment, and the moment, from item `start` on."""
         if stop is not None and first >= stop:
             return
         end = None if stop is None else reader.time_of(stop)
@@ -120,7 +120,7 @@ class Selection(NamedTuple):
         if count is not None and reader.on_corrupt == "raise":
             self._check_end(reader, first, stop, count)
         origin = reader.time_of(first) if first or start else None
-        if origin is None or reader.on_corrupt != "raise":  # read from the beginning, or from the first frame on
+        if origin is None or reader.on_corrupt != "raise":  # read from the beginning, or from the first frame
             frames = reader.frames(first)
             chosen = self._shown(reader, frames, None, end, 0)
             yield from itertools.islice(chosen, start, None)

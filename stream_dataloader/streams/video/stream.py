@@ -39,35 +39,35 @@ __all__ = ["OpenVideo", "VideoStream"]
 @hinted
 @dataclass(frozen=True, kw_only=True)
 class VideoStream(FrameOptions):
-    """Opens videos: each frame is an item.
+    """Factory of streams from videos: each frame is an item.
 
-    A source is a path, or `(path, start, stop)`, a section of a video. All that FFmpeg reads works.
+    A source is a path, or `(path, start, stop)` for a section of a video. All files that FFmpeg reads work.
     Frames are turned upright, and converted to RGB by the video's own matrix and range.
 
     Args:
-        size: `(height, width)`; None keeps that of the first frame.
+        size: `(height, width)`; None keeps the size of the first frame.
         layout: `"CHW"` or `"HWC"`.
         color: `"rgb"` or `"gray"`.
         dtype: uint8, 0 to 255, or float32, 0 to 1.
         fit: `"stretch"`, `"letterbox"` or `"crop"`; see `PictureOptions`.
         frame_step: Yield every n-th frame.
-        conversion: How YUV becomes RGB: `"accurate"`, each value the nearest one; or `"swscale"`, the pixels of
+        conversion: Conversion from YUV to RGB: `"accurate"`, each value the nearest one; or `"swscale"`, the pixels of
             PyAV's `to_ndarray(format="rgb24")`, bit for bit.
         fps: Resample by time stamps: item n is the frame shown n / fps seconds after the first.
-        start: The first frame: an int is its number, a float is seconds after the video's first.
-        stop: The end, not included, like `start`; None is the video's end.
-        track: Which of the file's video tracks, from 0.
+        start: The first frame: an int is its number, a float is seconds after the video's first frame.
+        stop: The end (not included), given like `start`; None is the video's end.
+        track: Number of the file's video track, from 0.
         with_times: Yield dicts of `frame`, `pts_seconds` (float64, the container's) and `is_key` (bool).
-        on_corrupt: What to do about damaged frames: `"raise"` an error, `"keep"` them as decoded, or
-            `"drop"` them. Only `"raise"` can seek; the others take what is left of a file.
-        device: What decodes: `"cpu"` or None; or `"cuda"` or `"cuda:1"`, an NVIDIA GPU's decoder, into
+        on_corrupt: Action for damaged frames: `"raise"` an error, `"keep"` them as decoded, or
+            `"drop"` them. Only `"raise"` can seek; the others read the undamaged rest of a file.
+        device: Decoder: `"cpu"` or None; or `"cuda"` or `"cuda:1"`, an NVIDIA GPU's decoder, into
             host memory, with `on_corrupt="raise"`. It has not run on a GPU yet.
-        device_fallback: Decode by the CPU what the device cannot, and warn once.
-        cache: Where files from URLs are kept.
-        limits: How many pixels a frame may have; see `Limits`. None is the usual ones.
+        device_fallback: If the device cannot decode a video, decode it by the CPU and warn once.
+        cache: Cache for files from URLs.
+        limits: Largest number of pixels of a frame; see `Limits`. None: the defaults.
 
     Raises:
-        ValueError: An option has a value that it cannot have.
+        ValueError: An option has an invalid value.
 
     Example:
         >>> from stream_dataloader import StreamDataLoader, StreamDataset
@@ -106,11 +106,11 @@ class VideoStream(FrameOptions):
             raise ValueError(f"on_corrupt is {self.on_corrupt!r}, and a device does not tell what is damaged")
 
     def __call__(self, source: Any, *, start: int = 0) -> Any:
-        """Open one video, from item `start` on, counted from its own first.
+        """Open one video at item `start`, counted from the source's first item.
 
         Raises:
             OSError: The file cannot be read.
-            ValueError: It is no video, or lacks the stream.
+            ValueError: The file is not a video, or lacks the track.
         """
         whole_number("start", start, "give the number of the first item wanted", 0)
         local, selection = self.open(source)
@@ -118,7 +118,7 @@ class VideoStream(FrameOptions):
             return OpenVideo(self, selection, start, local)
 
     def length(self, source: Any) -> int | None:
-        """The number of items, counted by packets; None if unknown."""
+        """Return the number of items, counted from packets, or None if it is not known."""
         if self.on_corrupt != "raise":
             return None
         local, selection = self.open(source)
@@ -126,7 +126,7 @@ class VideoStream(FrameOptions):
             return selection.length(reader)
 
     def open(self, source: Any) -> tuple[LocalFile, Selection]:
-        """Make the file local; returns it, and which of its frames are the source's items."""
+        """Return the local file, and the selection of its frames that are the source's items."""
         section = section_of(source)
         if not is_section(source):
             section = Section(section.path, self.start, self.stop)
@@ -136,7 +136,7 @@ class VideoStream(FrameOptions):
 
 
 class OpenVideo(PictureItems):
-    """An open video; `selection` is a `Selection`, or what has its `section` and `frames`."""
+    """Stream of an open video; `selection` is a `Selection`, or an object with `section` and `frames`."""
 
     def __init__(self, options: VideoStream, selection: Any, start: int, local: LocalFile) -> None:
         self._local = local
@@ -179,14 +179,14 @@ class OpenVideo(PictureItems):
         yield from self._selection.frames(self.reader, start + read)
 
     def _set_size(self) -> None:
-        """Take the size from the source's first frame, wherever reading begins."""
+        """Set the size to that of the source's first frame, wherever reading begins."""
         with closing(self._opened(by_cpu=True)) as reader:
             for frame, _ in self._selection.frames(reader):
                 self._converter.empty(frame)
                 break
 
     def beside(self, frame: Any, moment: Any) -> dict[str, Any]:  # noqa: ARG002 - of `AudioVisualStream`
-        """When the frame is shown, if that is wanted."""
+        """Return the time of the frame, and whether it is a key frame, if `with_times` is set."""
         if not self._options.with_times:
             return {}
         return {"pts_seconds": self.reader.seconds(frame), "is_key": bool(frame.key_frame)}
