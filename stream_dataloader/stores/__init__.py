@@ -1,4 +1,4 @@
-"""Stores: many streams kept in one place, read at any step.
+"""Stores: many streams in one place, which can be read from any step.
 
 ::
 
@@ -6,7 +6,7 @@
     sources, open_stream = stores.open("clips.store")  # read at the speed of memory
     dataset = StreamDataset(sources, open_stream, batch_size=8, time_steps=16)  # knows the lengths
 
-A store is a factory that knows its streams; `open` finds out its format. Open `_base/store.py` first.
+A store is a factory that knows its streams. `open` detects its format. Open `_base/store.py` first.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ __all__ = [
     "verify",
 ]
 
-#: Names that are imported when they are first used, and their modules.
+#: Names that are imported on first use, and their modules.
 _MODULES = {one.store: one.module for one in FORMATS.values()} | {
     "MdsWriter": f"{__name__}.mds",
     "PackReport": f"{__name__}._packing.run",
@@ -79,27 +79,27 @@ def open(
     deltas: Mapping[str, Iterable[int]] | None = None,
     **options: Any,
 ) -> OpenedStore:
-    """Open a store: the first two arguments of `StreamDataset`.
+    """Open a store; return the first two arguments of `StreamDataset`.
 
     Args:
         path: A folder, a file, a URL where the format allows, or
             `hf://datasets/owner/name`: a LeRobot dataset of the Hub. Or a `Dataset`,
             `DatasetDict` or `IterableDataset` of Hugging Face.
-        format: The store's format, such as `"memmap"`. None finds it out.
-        deltas: Windows of their own for entries of items that are dicts: steps,
-            counted from the item's own. With `{"action": range(16)}` an item's
-            `action` is `(16, ...)`, its next 16. Outside the stream they are
-            its first or last step, where `action_is_pad`, `(16,)`, is True.
-        options: Of the format's class: `stores.MemmapStore` and so on.
+        format: The store's format, such as `"memmap"`. None detects it.
+        deltas: Windows for entries of items that are dicts, as steps relative to
+            the item's own step. With `{"action": range(16)}` an item's
+            `action` is `(16, ...)`: the next 16 actions. Steps outside the stream repeat
+            its first or last step, and are True in `action_is_pad`, `(16,)`.
+        options: Options of the format's class: `stores.MemmapStore` and so on.
 
     Returns:
         The numbers of all streams, and the store, which opens them.
 
     Raises:
-        FileNotFoundError: There is nothing at that path.
-        StoreError: The store is damaged, unfinished or of no known format.
+        FileNotFoundError: Nothing exists at that path.
+        StoreError: The store is damaged or unfinished, or its format is unknown.
         TypeError: The format has no such option.
-        ImportError: A package is missing; names the extra to install.
+        ImportError: A package is missing; the message names the extra to install.
     """
     is_path = isinstance(path, (str, os.PathLike))
     path = hub_folder(plain_path(path)) if is_path else path
@@ -117,7 +117,7 @@ def open(
 
 
 def inspect(path: Any, *, format: str | None = None, **options: Any) -> StoreInfo:
-    """What a store holds. See `open`."""
+    """Return a summary of a store's contents. The arguments are those of `open`."""
     return open(path, format=format, **options).open_stream.info()
 
 
@@ -131,16 +131,19 @@ def verify(
     """Read all of a store, and compare it with its checksums; options are those of `open`.
 
     Args:
-        progress: Called with how many streams were read, and of how many.
+        path: See `open`.
+        format: See `open`.
+        progress: Function that is called with the number of streams read so far and the number of all.
+        options: See `open`.
 
     Returns:
-        What is wrong, a line each; empty if nothing is.
+        One line for each problem; empty if there is none.
     """
     return open(path, format=format, **options).open_stream.verify(progress)
 
 
 def __getattr__(name: str) -> Any:
-    """Import a format when it is first used."""
+    """Import a format on first use."""
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(_MODULES[name]), name)

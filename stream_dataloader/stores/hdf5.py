@@ -1,6 +1,6 @@
-"""Episodes in HDF5 files: a group is a stream, its datasets are the leaves of items.
+"""Episodes in HDF5 files: a group is a stream, and its datasets are the leaves of items.
 
-Guarantee: a dataset that claims much more than is on the disk is refused unread.
+Guarantee: a dataset that claims much more data than is on the disk is refused without reading it.
 """
 
 from __future__ import annotations
@@ -42,26 +42,26 @@ _DATA, _ROOT = "data", "/"
 
 
 class Hdf5Store(Store):
-    """Episodes of robomimic, LIBERO, ALOHA and alike: groups of a file, or files of a folder.
+    """Episodes of robomimic, LIBERO, ALOHA and similar: groups of a file, or files of a folder.
 
-    A group that holds datasets is a stream; one of groups has a stream in each of them.
-    An item is a dict, nested as the groups are. All streams need the leaves of the first.
+    A group that holds datasets is a stream. A group of groups has one stream in each of them.
+    An item is a dict, nested like the groups. All streams need the leaves of the first.
     Needs the extra `hdf5`.
 
     Args:
         path: A file, or a folder: all `.h5` and `.hdf5` files below it, in natural order.
-        group: Which group is looked at. None takes `"data"`, or else the root, `"/"`.
+        group: Group with the streams. None: `"data"`, or the root `"/"` without it.
         columns: Names of datasets, such as `["actions", "obs/image"]`, or of groups of them.
             A single name gives items that are arrays, not dicts. None reads all.
         filter_key: Only the streams that `mask/<filter_key>` lists.
         cameras: Names of encoded images to decode, such as `["observations/images"]`.
-            Gray ones have one channel; those of 16 bits are uint16.
-        size: `(height, width)` of those; None keeps theirs.
+            Gray images have one channel; images of 16 bits are uint16.
+        size: `(height, width)` of decoded images; None keeps their size.
         layout: `"CHW"` or `"HWC"`.
         color: `"rgb"`; `"bgr"` where RGB was encoded as BGR, as ALOHA does.
-        files: Which other files may be read: `"inside"`, HDF5 files of the folder that virtual datasets name; or
-            `"anywhere"`, also by external links and external storage.
-        limits: How large data may become when it is decoded; see `streams.Limits`. None is the usual ones.
+        files: Other files that may be read: `"inside"`, HDF5 files of the folder that virtual datasets name; or
+            `"anywhere"`, any files, also in external links and external storage.
+        limits: Largest sizes of decoded data; see `streams.Limits`. None: the defaults.
     """
 
     format: ClassVar[str] = "hdf5"
@@ -106,7 +106,7 @@ class Hdf5Store(Store):
                     groups = _streams(file, path, above, self._options["filter_key"], sources)
                     if selection is None and groups:
                         there, name = datasets_in(file[groups[0]]), f"{path}, {groups[0]}"
-                        there.pop("compress_len", None)  # ALOHA's: a row a camera
+                        there.pop("compress_len", None)  # in ALOHA's files it has a row for each camera
                         selection = selected(self._options["columns"], list(there), name)
                         check_lengths(name, {leaf: (there[leaf].shape or (0,))[0] for leaf in selection.names})
                         encoded = self._encoded(selection, name)
@@ -158,12 +158,12 @@ class Hdf5Store(Store):
             return RowSteps(selection.structure, tables, steps, close=lease.close, known=held)
 
     def metadata(self, number: int) -> Mapping[str, Any]:
-        """The attributes of a stream's group."""
+        """Return the attributes of a stream's group."""
         number = self._check_number(number)
         return self._attributes(number, self.index.streams[number].group)
 
     def _metadata(self) -> Mapping[str, Any]:
-        """Those above the first stream's."""
+        """Return the attributes of the group above the first stream's."""
         return self._attributes(0, os.path.dirname(self.index.streams[0].group))
 
     def _attributes(self, number: int, group: str) -> dict[str, Any]:
@@ -195,14 +195,14 @@ class _Index(Index):
     streams: list[_Stream]
     selection: Selection
     encoded: set[str]
-    known: KnownFiles  # other files that virtual datasets and the like are read from
+    known: KnownFiles  # other files that are read, by virtual datasets for example
 
     def key(self, number: int) -> str:
         return self.streams[number].key
 
 
 def _opened(known: KnownFile) -> Any:
-    """An `h5py.File`, if the file is what it was."""
+    """Open an `h5py.File`; raise if the file has changed."""
     known.check()
     with damage_named(known.path):
         return open_file(known.path, known.path)
@@ -231,7 +231,7 @@ def _group_of(file: Any, name: str, group: str | None, sources: Sources) -> str:
 
 
 def _streams(file: Any, name: str, above: str, filter_key: str | None, sources: Sources) -> list[str]:
-    """The groups that are streams, in natural order."""
+    """Return the groups that are streams, in natural order."""
     import h5py
     from h5py import h5g
 
@@ -263,18 +263,18 @@ def _streams(file: Any, name: str, above: str, filter_key: str | None, sources: 
 
 
 def _length(file: Any, name: str, group: str, leaves: Sequence[str], sources: Sources) -> int:
-    """The length of the first leaf, as quickly as h5py tells it; notes other files that leaves are read from."""
+    """Return the length of the first leaf by the fastest way in h5py; note other files that leaves are read from."""
     from h5py import Dataset, h5d
 
     path = f"{group.rstrip('/')}/{leaves[0]}"
     with damage_named(f"{name}, {path}"):
-        sources.check_links(file, path, f"{name}, {path}", above=group)  # which `_streams` looked at
+        sources.check_links(file, path, f"{name}, {path}", above=group)  # `_streams` has checked the group
         dataset = h5d.open(file.id, path.encode())
-        # One that lies in the file itself has a place there, or chunks.
+        # A dataset in the file itself has an offset in the file, or chunks.
         is_here = dataset.get_offset() is not None
         created = None if is_here else dataset.get_create_plist()
         if created is not None and (created.get_layout() == h5d.VIRTUAL or created.get_external_count()):
-            for leaf in leaves:  # virtual files have all leaves so
+            for leaf in leaves:  # in a virtual file all leaves are virtual
                 sources.check_links(file[group], leaf, f"{name}, {group}")
                 if isinstance(found := file[group].get(leaf), Dataset):
                     sources.check(found, f"{name}, {group}/{leaf}")

@@ -2,12 +2,12 @@
 
 ::
 
-    folder/clip1.npy             a file is a stream, an item is a row of it
+    folder/clip1.npy             a file is a stream, an item is one of its rows
 
     folder/clip1/state.npy       a folder is a stream, an item is {"action": ..., "state": ...}
     folder/clip1/action.npy
 
-Guarantee: opening reads headers, and no array.
+Guarantee: opening reads only headers.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ _SUFFIX = ".npy"
 
 
 class NpyStore(Store):
-    """A folder of `.npy` files, or of folders of them; the first axis is time.
+    """Folder of `.npy` files, or of folders with such files; the first axis is time.
 
-    Streams are in the order of their names. Those that begin with a dot are left alone.
+    Streams are in the order of their names. Names that begin with a dot are ignored.
 
     Args:
         path: The folder, or one file, which is one stream.
-        columns: Which files of a stream's folder to read, without suffix; None reads all.
-        files: Which files links in the folder may lead to: `"inside"` it, or `"anywhere"`.
+        columns: Names of the files to read in a stream's folder, without suffix; None reads all.
+        files: Files that links in the folder may lead to: `"inside"` it, or `"anywhere"`.
     """
 
     format: ClassVar[str] = "npy"
@@ -68,7 +68,7 @@ class NpyStore(Store):
         return _Index(fingerprint, lengths, stamps, folder, keys, names, selection)
 
     def _listed(self) -> tuple[str, list[str], list[str] | None]:
-        """See `_Index`: `folder`, `keys` and `names`."""
+        """Return `folder`, `keys` and `names` of the index; see `_Index`."""
         if not os.path.exists(self.path):
             raise FileNotFoundError(f"there is no .npy file or folder at {self.path}")
         if os.path.isdir(self.path):
@@ -116,7 +116,7 @@ class NpyStore(Store):
 
 @dataclass
 class _Index(Index):
-    """See `Store._read_index`; names are without suffix."""
+    """Index of the folder, see `Store._read_index`; names are without suffix."""
 
     stamps: NDArray[np.uint64]  # a hash of each stream's headers, sizes and times
     folder: str
@@ -129,14 +129,14 @@ class _Index(Index):
 
 
 def _named(folder: str) -> tuple[list[str], list[str]]:
-    """The `.npy` files in a folder, without suffix, and the folders."""
+    """Return the `.npy` files in a folder, without suffix, and the folders."""
     entries = entries_in(folder)
     files = [entry.name.removesuffix(_SUFFIX) for entry in entries if entry.name.endswith(_SUFFIX)]
     return files, [entry.name for entry in entries if entry.is_dir()]
 
 
 def _files(folder: str, key: str, names: list[str] | None) -> dict[str, str]:
-    """The files of a stream, by the names of leaves; of "" if it is one file."""
+    """Return the files of a stream by the names of leaves; the name is "" if it is one file."""
     if names is None:
         return {"": os.path.join(folder, key + _SUFFIX)}
     return {name: os.path.join(folder, key, name + _SUFFIX) for name in names}

@@ -1,9 +1,9 @@
-"""What tensordict 0.14 and 0.15 save, as streams of nested dicts.
+"""Saved TensorDicts of tensordict 0.14 and 0.15, as streams of nested dicts.
 
 A folder's meta.json says what each key is: a tensor is `key.memmap`,
 and what is nested a folder with a meta.json of its own.
 
-Guarantee: nothing is unpickled. What cannot be read is refused by name.
+Guarantee: nothing is unpickled. An entry that cannot be read raises an error that names it.
 """
 
 from __future__ import annotations
@@ -37,26 +37,26 @@ _META = "meta.json"
 _PICKLED = "is pickled, and pickles may run any code"
 _UNSAFE = {sign: f"%{sign:02X}" for sign in (*range(32), *b'/<>:"|?*\\ %', 127)}
 
-#: torchrl's storages write here how much of them is filled.
+#: File in which torchrl's storages save the number of filled steps.
 _STORAGE = "storage_metadata.json"
 
 
 class TensorDictStore(Store):
-    """A TensorDict that was saved by `memmap` or `save`; its first dimension is time.
+    """TensorDict that was saved by `memmap` or `save`; its first dimension is time.
 
-    Items are nested dicts. A `NonTensorStack` is a text a step, a `NonTensorData` metadata.
-    Names are `"reward"`, or a tuple for what is nested, `("next", "reward")`.
+    Items are nested dicts. A `NonTensorStack` is a text for each step, and a `NonTensorData` is metadata.
+    Names are `"reward"`, or a tuple for nested entries, `("next", "reward")`.
 
-    Without `stream`, `lengths` or `done`, the whole is one stream.
-    A storage of torchrl's `ReplayBuffer` is read as far as it was filled.
+    Without `stream`, `lengths` or `done`, all steps are one stream.
+    Only the filled part of a storage of torchrl's `ReplayBuffer` is read.
 
     Args:
         path: The folder.
-        columns: Names of what to read, or of nested TensorDicts. None reads all.
-        stream: A column that changes where a stream begins; `("collector", "traj_ids")`.
-        lengths: A column with a number a stream, then no leaf; or a `.npy` file in the folder.
-        done: A column with a flag a step, which ends a stream; `("next", "done")`.
-        files: Which files links in the folder may lead to: `"inside"` it, or `"anywhere"`.
+        columns: Names of entries or of nested TensorDicts to read. None reads all.
+        stream: Column whose value changes where a stream begins, such as `("collector", "traj_ids")`.
+        lengths: Column with a length for each stream, which is then not a leaf; or a `.npy` file in the folder.
+        done: Column with a flag for each step that ends a stream, such as `("next", "done")`.
+        files: Files that links in the folder may lead to: `"inside"` it, or `"anywhere"`.
     """
 
     format: ClassVar[str] = "tensordict"
@@ -172,20 +172,20 @@ class _Index(Index):
 
     structure: Node
     columns: Sequence[LeafFile | _Texts]
-    bounds: NDArray[np.int64]  # where streams begin and end
+    bounds: NDArray[np.int64]  # boundaries of streams
     saved: _Saved
 
 
 class _Saved:
-    """What a folder holds, by name."""
+    """Entries of a folder, by name."""
 
     def __init__(self, path: str) -> None:
         self.path = path
         self.batch: list[int] = []  # the batch size of the outermost TensorDict
         self.version = 0
-        self.leaves: dict[_Name, _File | _Texts | str] = {}  # texts, one a step; why one cannot be read
-        self.values: dict[_Name, Any] = {}  # what holds for all steps
-        self.metas: list[str] = []  # which tell one save from another
+        self.leaves: dict[_Name, _File | _Texts | str] = {}  # a text says why an entry cannot be read
+        self.values: dict[_Name, Any] = {}  # values that hold for all steps
+        self.metas: list[str] = []  # contents of meta.json, which identify a save
 
     def error(self, name: _Name, why: str) -> StoreError:
         if not self.leaves:
@@ -225,7 +225,7 @@ class _Saved:
                 if os.path.exists(file) and not isinstance(meta.get(key), dict):
                     lost = "is named like a field of meta.json"
                     self.leaves[place] = f"{lost}, so its shape is lost"
-        elif os.path.isdir(inner := os.path.join(folder, "_tensordict")):  # of a tensorclass
+        elif os.path.isdir(inner := os.path.join(folder, "_tensordict")):  # a tensorclass
             if is_pickled:
                 self.leaves |= {(*name, "other.pickle"): _PICKLED}
             self.read(inner, name)
@@ -235,7 +235,7 @@ class _Saved:
             self.leaves[name] = _Texts(data)
         elif meta.get("_is_non_tensor") is True and "stack_dim" not in meta:
             self.values[name] = data
-        else:  # also a lazy stack, of different shapes
+        else:  # including a lazy stack of different shapes
             kind = shorten(meta.get("_type"), 80)
             self.leaves[name] = f"is a {kind}; save it as a TensorDict, a stack by contiguous()"
 
@@ -251,7 +251,7 @@ class _Saved:
 
 
 class _Texts(list[str]):
-    """Texts, one a step; as a `tables.Table` has them."""
+    """Texts, one for each step; a `tables.Table`."""
 
     def row(self, index: int) -> str:
         return self[index]
@@ -264,7 +264,7 @@ class _File(NamedTuple):
 
 
 def _place(folder: str, key: str, suffix: str) -> str:
-    """Where a key's file or folder is; before tensordict 0.9 it was the key."""
+    """Return the place of a key's file or folder; before tensordict 0.9 its name was the key itself."""
     if key in ("", ".", ".."):
         return os.path.join(folder, ("%2E" * len(key) or "%") + suffix)
     names = (key.translate(_UNSAFE), key)

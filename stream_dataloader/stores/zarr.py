@@ -1,6 +1,6 @@
-"""Zarr replay buffers: all streams' steps, end to end, and where each ends.
+"""Zarr replay buffers: the steps of all streams, end to end, and the end of each stream.
 
-Guarantee: opening unpacks no array but that of the ends.
+Guarantee: opening unpacks only the array of the ends.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from stream_dataloader.streams.cache.gate import Files, Gate
 
 __all__ = ["ZarrStore"]
 
-#: Files that describe an array of format 2, and a group or array of format 3.
+#: Files that describe an array of format 2, and a group or an array of format 3.
 _ARRAY, _NODE = ".zarray", "zarr.json"
 
-#: Packages of codecs that replay buffers use, by how the codecs' names begin.
+#: Packages of codecs that replay buffers use, by the beginning of the codecs' names.
 _CODECS = {
     "imagecodecs_": "imagecodecs (imagecodecs.numcodecs.register_codecs())",
     "numcodecs.": "numcodecs with what this codec needs",
@@ -47,24 +47,24 @@ _CODECS = {
     "blosc2": "blosc2",
 }
 
-#: Damage may claim any number of streams.
+#: Largest number of streams, because a damaged store may claim any number.
 _MOST_STREAMS = 1 << 24
 
 
 class ZarrStore(Store):
-    """A replay buffer of diffusion_policy: flat arrays, and where episodes end.
+    """Replay buffer of diffusion_policy: flat arrays, and the ends of episodes.
 
-    An item is a dict of the arrays' rows; arrays in groups below are dicts in it.
-    A chunk that was lost reads as zeros. Needs the extra `zarr`.
+    An item is a dict of the arrays' rows; arrays in nested groups are nested dicts.
+    A chunk that was lost is read as zeros. Needs the extra `zarr`.
 
     Args:
         path: A folder, or a `.zarr.zip`.
         data: The group of the arrays; `"/"` is the root.
-        ends: The array that says where streams end.
+        ends: The array with the ends of streams.
         columns: Names of arrays, such as `["img", "action"]`, or of groups of them. A single
             name gives items that are arrays, not dicts. None reads all.
-        files: Which files links in the folder may lead to: `"inside"` it, or `"anywhere"`.
-        limits: What a chunk may take; see `streams.Limits`. None is the usual ones.
+        files: Files that links in the folder may lead to: `"inside"` it, or `"anywhere"`.
+        limits: Largest size of a chunk; see `streams.Limits`. None: the defaults.
     """
 
     format: ClassVar[str] = "zarr"
@@ -85,7 +85,7 @@ class ZarrStore(Store):
         _ = self.index
 
     def _check_links(self) -> None:
-        """Leave arrays to their first read: a store may have a million files of chunks."""
+        """Check nothing yet. Arrays are checked at their first read, because a store may have a million chunks."""
         if os.path.isdir(self.path):
             Gate(self.path, self._options["files"]).check_links(levels=2)
 
@@ -135,7 +135,7 @@ class ZarrStore(Store):
             return RowSteps(index.selection.structure, tables, steps, first=start, close=lease.close)
 
     def _metadata(self) -> Mapping[str, Any]:
-        """The root's attributes."""
+        """Return the attributes of the root."""
         with closing(self._opened.lease(self.path)) as lease, damage_named(self.path):
             found: dict[str, Any] = lease.handle.group.attrs.asdict()
             return found
@@ -146,13 +146,13 @@ class _Index(Index):
     """See `Store._read_index`."""
 
     starts: NDArray[np.int64]
-    places: dict[str, KnownFile]  # of the leaves' arrays
+    places: dict[str, KnownFile]  # files that describe the leaves' arrays
     selection: Selection
     version: str
 
 
 class _Opened:
-    """A store that is open in this process; `group` is its root."""
+    """Open store of this process; `group` is its root."""
 
     def __init__(self, path: str, files: Files, limits: Limits | None) -> None:
         self._files, self._limits = files, limits or DEFAULT
@@ -166,10 +166,10 @@ class _Opened:
         store = folders(path, read_only=True) if os.path.isdir(path) else archives(path, mode="r")
         try:
             with damage_named(path):
-                # Consolidated metadata is a copy, which is older than what was appended without renewing it.
+                # Consolidated metadata is a copy. It is outdated if data were appended without renewing it.
                 self.group = zarr.open_group(store, mode="r", use_consolidated=False)
         except BaseException:
-            if hasattr(store, "_zf"):  # which a ZipStore has once it is open
+            if hasattr(store, "_zf"):  # a ZipStore has this once it is open
                 store.close()
             raise
 
@@ -186,7 +186,7 @@ class _Opened:
         return self._arrays[place]
 
     def places(self) -> list[str]:
-        """The arrays by their files' names: none is opened, as others may need packages that are missing."""
+        """Names of the arrays, from the names of files. No array is opened, because it may need a missing package."""
         if self._places is None:
             if os.path.isdir(self._path):
                 self._places = sorted(_arrays_below(self._path))
@@ -207,7 +207,7 @@ def _arrays_below(folder: str, place: str = "") -> Iterator[str]:
     content = next((_content_of(path) for path in files.values() if os.path.isfile(path)), None)
     if content is not None and _is_array(content):
         yield place
-        return  # what is below are chunks
+        return  # below an array there are only chunks
     for entry in entries_in(folder):
         if entry.is_dir():
             yield from _arrays_below(entry.path, f"{place}/{entry.name}".strip("/"))
@@ -226,16 +226,16 @@ def _content_of(path: str) -> bytes:
 
 
 def _is_array(content: bytes) -> bool:
-    """Whether the file that describes a node (`.zarray`, `zarr.json`) is of an array."""
+    """Return True if the file that describes a node (`.zarray`, `zarr.json`) describes an array."""
     try:
         found = json.loads(content)
     except ValueError:
-        return True  # a damaged one is named when the array is opened
+        return True  # an error will name the damaged file when the array is opened
     return not isinstance(found, dict) or found.get("node_type", "array") == "array"
 
 
 def _without_codec(name: str, error: ValueError) -> StoreError | None:
-    """The error about a codec that no package here has, or None if it is about something else."""
+    """Return an error about a codec that no installed package has, or None if `error` is about something else."""
     if type(error).__name__ != "UnknownCodecError":
         return None
     codec = re.sub(".*: ", "", str(error)).strip("'\"")
@@ -247,7 +247,7 @@ def _without_codec(name: str, error: ValueError) -> StoreError | None:
 
 
 class _Array:
-    """An array of a store, and the rows of chunks that some stream holds."""
+    """Array of a store, and its unpacked rows of chunks that streams hold."""
 
     def __init__(self, path: str, place: str, array: Any, files: Files, limits: Limits) -> None:
         self._name = name = f"{path}, array {place}"
@@ -262,7 +262,7 @@ class _Array:
         self.dtype: np.dtype[Any] = array.dtype.newbyteorder("=")
         check_row(name, self.row_shape, self.dtype)
         limits.check_chunk(math.prod(array.chunks) * array.dtype.itemsize, name)
-        self._unchecked = Gate(path, files) if os.path.isdir(path) else None  # until something is read
+        self._unchecked = Gate(path, files) if os.path.isdir(path) else None  # until the first read
         self.chunk_rows = max(1, min(array.chunks[0], array.shape[0]))
         self._chunks: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
@@ -276,16 +276,16 @@ class _Array:
         return found
 
     def unpack(self, start: int, stop: int) -> Any:
-        """Rows, as far as there are."""
+        """Unpack rows `[start, stop)`, as far as the array has them."""
         if self._unchecked is not None:
             self._unchecked.check_links(self.known.path)
             self._unchecked = None
-        with self.known, damage_named(f"{self._name}, rows {start} to {stop}"):  # zarr opens chunks by their names
+        with self.known, damage_named(f"{self._name}, rows {start} to {stop}"):  # zarr opens chunks by name
             return np.asarray(self._array[start : min(stop, len(self))])
 
 
 class _Rows:
-    """An array's rows, with the latest chunk; a `tables.Table`."""
+    """Rows of an array, which keep the latest row of chunks; a `tables.Table`."""
 
     def __init__(self, array: _Array) -> None:
         self._array = array
@@ -297,7 +297,7 @@ class _Rows:
         return np.array(self._chunk(number)[inside], self.dtype)[()]
 
     def read(self, start: int, out: Any) -> None:
-        """Write rows to `out`, whole chunks straight."""
+        """Write rows to `out`; whole chunks are unpacked directly into it."""
         position, stop, rows = start, start + len(out), self._array.chunk_rows
         while position < stop:
             number, inside = divmod(position, rows)
@@ -311,6 +311,6 @@ class _Rows:
 
     def _chunk(self, number: int) -> Any:
         if self._kept[0] != number:
-            self._kept = -1, None  # given back before the next one takes room
+            self._kept = -1, None  # released before the next one is allocated
             self._kept = number, self._array.chunk(number)
         return self._kept[1]

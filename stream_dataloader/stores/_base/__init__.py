@@ -1,6 +1,6 @@
-"""What all stores have in common.
+"""Base of all stores.
 
-`store` is the factory that knows its streams, `stream` reads one of them. `handles` shares
-open files. `leaves` says what items look like, for formats that `packing` writes.
+`store` is the factory that knows its streams, and `stream` reads one of them. `handles` shares
+open files. `leaves` describes the layout of items, for formats that `packing` writes.
 It imports `errors`, `_items` and `streams`. Open `store` first.
 """

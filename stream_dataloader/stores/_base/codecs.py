@@ -1,8 +1,8 @@
-"""Compressions and hashes of files, by the names that the index of an MDS has for them.
+"""Compressions and hashes of files, by their names in the index of an MDS dataset.
 
 Source: `streaming/base/compression.py` and `hashing.py` of mosaicml-streaming 0.13.
 
-Guarantee: unpacking gives exactly as many bytes as it must, or is an error.
+Guarantee: unpacking gives exactly the expected number of bytes, or raises an error.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from stream_dataloader.streams._media.limits import DEFAULT, Limits
 
 __all__ = ["check_compression", "check_hashes", "hash_of", "pack", "unpack"]
 
-#: The module of cramjam, its levels, and the usual one.
+#: The module of cramjam, its levels, and the default level.
 _KINDS: dict[str, tuple[str, range, int]] = {
     "br": ("brotli", range(12), 11),
     "bz2": ("bzip2", range(1, 10), 9),
@@ -31,7 +31,7 @@ _XXHASHES = ("xxh32", "xxh64", "xxh3_64", "xxh3_128", "xxh128")
 
 
 def check_compression(name: Any) -> tuple[str, int]:
-    """Kind and level of a compression, if there is one of that name."""
+    """Return the kind and level of a compression; raise if its name is unknown."""
     kind, _, level = name.partition(":") if isinstance(name, str) else ("", "", "")
     _, levels, usual = _KINDS.get(kind, ("", range(0), 0))
     if kind not in _KINDS or (level and (not level.isdecimal() or int(level) not in levels)):
@@ -52,7 +52,7 @@ def pack(name: str, data: bytes) -> bytes:
 
 
 def unpack(name: str, data: bytes, size: int, what: str, limits: Limits | None = None) -> Any:
-    """What some bytes, of the file `what`, were: an array of `size` bytes."""
+    """Unpack bytes of the file `what` to an array of `size` bytes."""
     kind, _ = check_compression(name)
     (limits or DEFAULT).check_unpacked(len(data), size, what)
     codec, out = _codec(kind), np.empty(size, np.uint8)
@@ -60,13 +60,13 @@ def unpack(name: str, data: bytes, size: int, what: str, limits: Limits | None =
         found = (codec.decompress_raw_into if kind == "snappy" else codec.decompress_into)(data, out)
         if found != size:
             raise ValueError(f"there are {found:,}")
-    except Exception as error:  # one of its own, also for what has no room in `out`
+    except Exception as error:  # cramjam raises its own, also if `out` is too small
         raise StoreError(f"{what} cannot be unpacked ({name}) to {size:,} bytes: {error}") from error
     return out
 
 
 def hash_of(name: str, data: Any) -> str:
-    """A hash of some bytes, in hexadecimal."""
+    """Return a hash of some bytes, in hexadecimal."""
     if name in _XXHASHES:
         return str(getattr(package("xxhash", f"the hash {name!r}"), name)(data).hexdigest())
     if name not in hashlib.algorithms_available or name.startswith("shake_"):
@@ -75,8 +75,8 @@ def hash_of(name: str, data: Any) -> str:
 
 
 def check_hashes(hashes: Mapping[str, str], data: Any, what: str) -> None:
-    """Raise if the bytes of the file `what` have other hashes."""
+    """Raise if the bytes of the file `what` do not have these hashes."""
     for name, wanted in hashes.items():
         if (found := hash_of(name, data)) != wanted:
             told = f"its {name} is {found}, and should be {wanted}"
-            raise StoreError(f"{what} is damaged: {told}; fetch or write it anew")
+            raise StoreError(f"{what} is damaged: {told}; fetch or write it again")

@@ -1,4 +1,4 @@
-"""Windows of their own for some entries of an item.
+"""Windows of neighbouring steps for some entries of an item.
 
 ::
 
@@ -8,8 +8,8 @@
     item["state"]     s0 s0 s0   s0 s0 s1   s0 s1 s2   s1 s2 s3
     ["state_is_pad"]   T  T  .    T  .  .    .  .  .    .  .  .
 
-Guarantee: steps outside the stream are its first or its last one, and are marked.
-Read in order, each step is read once.
+Guarantee: steps outside the stream repeat its first or last step, and are marked.
+If items are read in order, each step is read once.
 
 Source: `delta_timestamps` and `*_is_pad` of LeRobot's `LeRobotDataset`.
 """
@@ -55,7 +55,7 @@ class DeltaStore(Store):
         if (item := store._first_item()) is None:
             return
         if not isinstance(item, dict):
-            raise StoreError(f"{store.path}: its items are no dicts, of which deltas= names entries")
+            raise StoreError(f"{store.path}: deltas= names entries of dicts, but its items are not dicts")
         self._windows = {(name,) if name in item else tuple(name.split("/")): windows[name] for name in windows}
         self._far = store._with_columns(list(windows))
         if names := _names_but(item, set(windows)):
@@ -64,7 +64,7 @@ class DeltaStore(Store):
         self._structure = layout.structure
         for name, spec in zip(leaf_names(layout.structure), layout.specs, strict=True):
             if spec.dtype is None:
-                raise StoreError(f"{store.path}: {name} is {spec}, and deltas= takes numbers")
+                raise StoreError(f"{store.path}: {name} is {spec}, but deltas= takes numbers")
             self._leaf_specs.append(LeafSpec(spec.dtype, spec.shape))
 
     def _read_index(self) -> Any:
@@ -95,14 +95,14 @@ class DeltaStore(Store):
         return dataclasses.replace(self._store.info(), leaves=self._leaves())
 
     def __getattr__(self, name: str) -> Any:
-        """What the store's own class has."""
+        """Return an attribute of the store's own class."""
         if name.startswith("_"):
             raise AttributeError(name)
         return getattr(self._store, name)
 
 
 class _DeltaSteps:
-    """See `Steps`. Windows are made of `far`, all else is of `near`."""
+    """Steps, see `Steps`. Windows are cut from `far`, and all other entries are those of `near`."""
 
     def __init__(
         self,
@@ -114,7 +114,7 @@ class _DeltaSteps:
     ) -> None:
         self._near, self._far, self._windows, self._structure, self._leaves = near, far, windows, structure, leaves
         self._begin = self._end = 0
-        self._kept: list[NDArray[Any]] = []  # these steps of `far`, a leaf each
+        self._kept: list[NDArray[Any]] = []  # kept steps of `far`, one array for each leaf
 
     def __len__(self) -> int:
         return len(self._far)
@@ -146,7 +146,7 @@ class _DeltaSteps:
             as_array(level[path[-1] + _PADDED])[...] = outside
 
     def _chosen(self, window: NDArray[np.int64], start: int, count: int) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """The kept steps in windows, `(items, window)`; which are outside."""
+        """Return the indices of kept steps in windows, `(items, window)`, and which steps are outside the stream."""
         wanted = np.arange(start, start + count)[:, None] + window
         inside = np.clip(wanted, 0, len(self) - 1)
         return inside - self._begin, inside != wanted
@@ -210,7 +210,7 @@ def _entry(item: Any, path: Path) -> Any:
 
 
 def _without(item: Mapping[str, Any], paths: Iterable[Path]) -> dict[str, Any]:
-    """An item without some entries, and what says where they are padding."""
+    """Return an item without some entries and their padding flags."""
     left = dict(item)
     for key in {path[0] for path in paths}:
         below = [path[1:] for path in paths if path[0] == key]

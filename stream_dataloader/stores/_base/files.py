@@ -1,8 +1,8 @@
-"""The files of a store, which may hold anything.
+"""Files of a store, whose content is not trusted.
 
-Patterns have braces, as in a shell, and wildcards, of which URLs have `*` alone.
+Patterns have braces, as in a shell, and wildcards. URLs allow only the wildcard `*`.
 
-Guarantee: reading a file takes no more memory than it is long, and an error names it.
+Guarantee: reading a file takes no more memory than its size, and an error names the file.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _DIGESTED_BYTES = 1 << 16
 
 
 def hashed(*parts: bytes | str) -> str:
-    """A hash of texts and bytes, one after the other."""
+    """Return a hash of several texts and bytes."""
     found = hashlib.blake2b(digest_size=16)
     for part in parts:
         found.update(part.encode("utf-8", "surrogateescape") if isinstance(part, str) else part)
@@ -59,7 +59,7 @@ def hashed(*parts: bytes | str) -> str:
 
 
 def package(name: str, user: str, extra: str = "") -> Any:
-    """A package; an ImportError says how to install it."""
+    """Import a package; an ImportError says how to install it."""
     try:
         return importlib.import_module(name)
     except ImportError as error:
@@ -68,7 +68,7 @@ def package(name: str, user: str, extra: str = "") -> Any:
 
 
 def read_json(path: str, kind: type[Any], name: str = "") -> Any:
-    """What a JSON file holds; a StoreError calls it `name`."""
+    """Return the content of a JSON file; a StoreError calls the file `name`."""
     with damage_named(name or path), open(path, "rb") as file:
         found = json.loads(file.read())
         if not isinstance(found, kind):
@@ -78,13 +78,13 @@ def read_json(path: str, kind: type[Any], name: str = "") -> Any:
 
 @contextmanager
 def damage_named(name: str) -> Iterator[None]:
-    """Make StoreErrors with a name of what packages raise, but for the disk and the network."""
+    """Turn errors that packages raise into StoreErrors with a name, except those of the disk and the network."""
     try:
         yield
     except (StoreError, ImportError, UnreachableError):
         raise
     except Exception as error:  # of packages, of codecs, of archives: any kind
-        # A damaged archive has places sought that cannot be: EINVAL.
+        # A damaged archive can lead to seeks to impossible places: EINVAL.
         if isinstance(error, OSError) and error.errno not in (None, errno.ENOENT, errno.EINVAL):
             raise
         if isinstance(error, FileNotFoundError):
@@ -96,7 +96,7 @@ def damage_named(name: str) -> Iterator[None]:
 
 
 def disk_bytes(path: str) -> int:
-    """What a file takes, or the files below a folder; some may go meanwhile."""
+    """Return the bytes of a file, or of all files below a folder, some of which may disappear meanwhile."""
     total = 0
     for place, _, names in os.walk(path) if os.path.isdir(path) else [("", (), [path])]:
         for name in names:
@@ -106,7 +106,7 @@ def disk_bytes(path: str) -> int:
 
 
 def stamp_of(paths: Iterable[str]) -> str:
-    """What tells files from what they were, or that they are not there."""
+    """Return a hash that changes if one of these files is changed, replaced or removed."""
     found = []
     for path in paths:
         try:
@@ -118,7 +118,7 @@ def stamp_of(paths: Iterable[str]) -> str:
 
 
 def digest_of(known: KnownFile) -> str:
-    """What tells a file's content from another: its size, head and tail."""
+    """Return a hash that identifies a file's content by its size, head and tail."""
     with known, open(known.path, "rb") as file:
         ends = f"{known.size} ".encode() + file.read(_DIGESTED_BYTES)
         file.seek(max(0, known.size - _DIGESTED_BYTES))
@@ -127,7 +127,7 @@ def digest_of(known: KnownFile) -> str:
 
 
 def plain(value: Any) -> Any:
-    """A value as JSON can hold it."""
+    """Convert a value to one that JSON can hold."""
     if isinstance(value, Mapping):
         return {str(key): plain(inner) for key, inner in value.items()}
     if isinstance(value, bytes):
@@ -138,7 +138,7 @@ def plain(value: Any) -> Any:
 
 
 def write_once(path: str, content: Any) -> None:
-    """Write a JSON file, unless another process has: it is whole, or not there."""
+    """Write a JSON file, unless another process has written it. It is complete, or does not exist."""
     with tempfile.NamedTemporaryFile("w", dir=os.path.dirname(path), delete=False) as file:
         json.dump(content, file)
     try:
@@ -150,7 +150,7 @@ def write_once(path: str, content: Any) -> None:
 
 
 def in_folder(folder: str, name: str) -> str:
-    """The path or URL of a file in a folder; of chained URLs the first is the folder."""
+    """Return the path or URL of a file in a folder. In chained URLs the first one is the folder."""
     if not is_url(folder):
         return os.path.join(folder, name)
     first, chain, rest = folder.partition("::")
@@ -158,7 +158,7 @@ def in_folder(folder: str, name: str) -> str:
 
 
 def inside(folder: str, name: Any, what: str) -> str:
-    """The path of a file that `what` names, which must not lead out of the folder."""
+    """Return the path of a file that `what` names; raise if it leads out of the folder."""
     parts = name.replace("\\", "/").split("/") if isinstance(name, str) and name else [".."]
     if ".." in parts or "\0" in name or "::" in name or os.path.isabs(name) or name[1:2] == ":":
         raise StoreError(f"{what} names a file {name!r}, which lies outside or is none")
@@ -168,7 +168,7 @@ def inside(folder: str, name: Any, what: str) -> str:
 
 
 def write_synced(path: str, data: bytes) -> None:
-    """Write a file, and have the disk hold it."""
+    """Write a file, and wait until it is on the disk."""
     with open(path, "wb") as file:
         file.write(data)
         file.flush()
@@ -176,7 +176,7 @@ def write_synced(path: str, data: bytes) -> None:
 
 
 def sync_folder(folder: str) -> None:
-    """Have the disk hold the names of a folder's files, or a file."""
+    """Wait until the names in a folder, or a file, are on the disk."""
     file = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(file)
@@ -190,13 +190,13 @@ _MOST_FILES = 1_000_000
 
 
 def plain_path(path: str | os.PathLike[str]) -> str:
-    """The path of a URL `file://`; any other path or URL as it is."""
+    """Return the path of a URL `file://`; other paths and URLs are not changed."""
     path = os.fspath(path)
     return open_local(path).path if path.lower().startswith(("file://", "local://")) else path
 
 
 def matching(pattern: str, cache: FileCache | None = None) -> Iterator[str]:
-    """The paths and URLs that a pattern stands for, in order."""
+    """Yield the paths and URLs that match a pattern, in order."""
     for path in map(plain_path, [pattern] if os.path.lexists(pattern) else expanded(pattern)):
         if is_url(path) and "*" in path:
             yield from _on_server(path, cache or FileCache())
@@ -222,7 +222,7 @@ def _on_server(pattern: str, cache: FileCache) -> list[str]:
 
 
 def expanded(pattern: str) -> list[str]:
-    """What braces in a pattern stand for.
+    """Return the patterns that the braces in a pattern stand for.
 
     Example:
         >>> expanded("{train,val}-{08..10}.tar")  # doctest: +NORMALIZE_WHITESPACE
@@ -241,5 +241,5 @@ def expanded(pattern: str) -> list[str]:
             count *= abs(last - first) + 1
             parts[place] = map(f"{{:0{width}d}}".format, range(first, last + step, step))
     if count > _MOST_FILES:
-        raise ValueError(f"{pattern} means {count:,} files, and a store may have {_MOST_FILES:,}")
+        raise ValueError(f"{pattern} means {count:,} files, but a store may have at most {_MOST_FILES:,}")
     return ["".join(chosen) for chosen in itertools.product(*parts)]

@@ -1,4 +1,4 @@
-"""The table of formats, what kind of store lies at a path, and its options.
+"""Table of formats, detection of the format at a path, and options of formats.
 
 A format of another package is an entry point of the group `stream_dataloader.stores`: a subclass
 of `Store`, with a static method `recognises(path, names)` if paths are to tell it.
@@ -92,7 +92,7 @@ def _is_tokens(path: str, names: frozenset[str]) -> bool:
     return first.endswith(".npy") and not (os.path.isdir(file) or _holds(_NPY, file))
 
 
-#: Of each format its class, and what recognises it; the first is taken.
+#: Class of each format, and the function that recognises it. The first match is used.
 _OURS: list[tuple[str, Callable[[str, frozenset[str]], bool]]] = [
     ("LmdbStore", lambda at, names: _ends(names | {at}, ".lmdb", ".mdb") or _holds(_LMDB, at, _PACKED)),
     ("MemmapStore", lambda _, names: _PACKED in names),
@@ -109,10 +109,10 @@ _OURS: list[tuple[str, Callable[[str, frozenset[str]], bool]]] = [
 ]
 _PACKERS = {"lmdb": "LmdbPacker", "memmap": "MemmapPacker", "mds": "MdsPacker"}
 
-#: Of formats that are read from a URL of a folder, the file that is written last.
+#: File that is written last, for formats that can be read from the URL of a folder.
 INDEXES = {"memmap": _PACKED, "mds": "index.json"}
 
-#: By name, which is that of the module.
+#: Formats by name, which is the name of the module.
 FORMATS: dict[str, Format] = {
     name: Format(f"{_HERE}.{name}", store, _PACKERS.get(name), recognise)
     for store, recognise in _OURS
@@ -122,7 +122,7 @@ FORMATS: dict[str, Format] = {
 
 @functools.cache
 def known_formats() -> dict[str, Format]:
-    """Those of the table, and behind them those of other packages."""
+    """Return the formats of the table, followed by those of other packages."""
     found = entry_points(group=_HERE)
     others = {one.name: Format(one.module, one.attr, None, functools.partial(_is_others, one)) for one in found}
     return FORMATS | others | FORMATS
@@ -134,7 +134,7 @@ def _is_others(entry: EntryPoint, path: str, names: frozenset[str]) -> bool:
 
 
 def format_at(url: str, ask: Callable[[str], object]) -> str | None:
-    """The format whose index is at a URL, as `ask` finds out."""
+    """Return the format whose index `ask` finds at a URL, or None."""
     for name, index in INDEXES.items():
         with suppress(FileNotFoundError):
             ask(in_folder(url, index))
@@ -143,7 +143,7 @@ def format_at(url: str, ask: Callable[[str], object]) -> str | None:
 
 
 def format_of(path: str, cache: FileCache | None = None) -> str:
-    """The name of a store's format."""
+    """Return the name of a store's format."""
     is_pattern = any(sign in os.path.basename(path) for sign in "*?[{") and not os.path.lexists(path)
     if not (is_pattern or is_url(path) or os.path.exists(path)):
         raise FileNotFoundError(f"there is no store at {path}")
@@ -157,7 +157,7 @@ def format_of(path: str, cache: FileCache | None = None) -> str:
 
 
 def check_options(kind: Callable[..., object], options: Mapping[str, object], taken: str) -> None:
-    """Refuse options that a format has not, and flags that are none."""
+    """Raise for options that a format does not have, and for flags that are not bools."""
     known = [option for option in signature(kind).parameters if option not in ("path", "folder")]
     if unknown := sorted(options.keys() - known):
         what = f"{taken}, which has no option {unknown[0]!r}"
@@ -166,12 +166,12 @@ def check_options(kind: Callable[..., object], options: Mapping[str, object], ta
 
 
 def given_options(values: Mapping[str, Any], **changed: Any) -> dict[str, Any]:
-    """The options among a constructor's `locals()`, some of them `changed`."""
+    """Return the options among a constructor's `locals()`, some of them `changed`."""
     return {name: value for name, value in values.items() if name not in ("self", "path", "__class__")} | changed
 
 
 def given_columns(columns: Any, *, alone: bool = False) -> Any:
-    """The option `columns`: names, None, or with `alone` one name."""
+    """Check the option `columns`: a list of names, None, or with `alone` also one name."""
     if columns is None or (alone and isinstance(columns, str) and columns):
         return columns
     names = list(columns) if isinstance(columns, Iterable) and not isinstance(columns, str) else [None]

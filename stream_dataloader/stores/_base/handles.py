@@ -1,7 +1,7 @@
-"""Files that are open once a process, and shared by the streams that read them.
+"""Files that are opened once per process, and shared by the streams that read them.
 
-Guarantee: those are open that some stream reads, and the few that were used last.
-A child opens its own. A machine fetches a part of a store once.
+Guarantee: only the files that a stream reads and the few used last are open.
+A child process opens its own. A machine fetches a part of a store once.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ HandleT = TypeVar("HandleT")
 
 
 class Handles(Generic[KeyT, HandleT]):
-    """Opens files by `open_`; `most_idle` that nobody reads stay open."""
+    """Shared open files; `open_` opens one. At most `most_idle` files stay open that no stream reads."""
 
     def __init__(self, open_: Callable[[KeyT], HandleT], most_idle: int = 16) -> None:
         self._open = open_
@@ -33,13 +33,13 @@ class Handles(Generic[KeyT, HandleT]):
         _ALL.add(self)
 
     def close(self) -> None:
-        """Close all, when nobody reads them any more."""
-        self._lock = threading.Lock()  # a fork may have lost who holds the old one
+        """Forget all files; each is closed once no stream reads it."""
+        self._lock = threading.Lock()  # after a fork, the holder of the old lock may not exist
         self._shared: weakref.WeakValueDictionary[KeyT, _Shared] = weakref.WeakValueDictionary()
-        self._latest: dict[KeyT, _Shared] = {}  # the one that was used last comes last
+        self._latest: dict[KeyT, _Shared] = {}  # in order of use, the latest last
 
     def lease(self, key: KeyT) -> Lease[KeyT, HandleT]:
-        """Open a file, unless it is open; to be closed."""
+        """Return a lease of a file, and open the file if necessary. The caller must close the lease."""
         with self._lock:
             known, latest = self._shared, self._latest
             if (shared := known.get(key)) is None:
@@ -56,7 +56,7 @@ class Handles(Generic[KeyT, HandleT]):
 
 
 class _Shared:
-    """A file that is open, until nothing refers to this."""
+    """An open file, which is closed when nothing refers to this object."""
 
     def __init__(self, handle: Any) -> None:
         self.handle = handle
@@ -71,46 +71,46 @@ def _close(handle: Any, opened_by: int) -> None:
 
 
 class Lease(Generic[KeyT, HandleT]):
-    """One stream's share of an open file; given back when it is closed, or dies."""
+    """One stream's share of an open file, which ends when it is closed or collected."""
 
     def __init__(self, shared: _Shared) -> None:
         self._shared: _Shared | None = shared
         self.handle: HandleT = shared.handle
 
     def close(self) -> None:
-        """Give it back; may be called twice."""
+        """End the share; may be called twice."""
         self._shared = None
 
 
 class Shards(Handles[int, HandleT], ABC):
-    """The parts of a store, by number; none of the cache, which makes room, stay open idle."""
+    """Parts of a store by number. Idle parts in the cache are closed, so that the cache can delete them."""
 
     def __init__(self, most_idle: int = 0) -> None:
         super().__init__(self._opened, most_idle)
 
     @abstractmethod
     def file(self, number: int) -> LocalFile:
-        """A part as a local file; waits until it is there."""
+        """Return a part as a local file; wait until it is fetched."""
 
     @abstractmethod
     def _opened(self, number: int) -> HandleT: ...
 
     def is_here(self, number: int) -> bool:
-        """Whether a part need not be fetched or unpacked."""
+        """Return True if a part need not be fetched or unpacked."""
         del number
         return False
 
     def open(self, number: int) -> Lease[int, HandleT]:
-        """A part, to be closed; waits until it is there."""
-        with self.file(number):  # first, as one is opened at a time
+        """Return a lease of a part, which the caller must close; wait until the part is fetched."""
+        with self.file(number):  # fetch it first, because only one part is opened at a time
             return self.lease(number)
 
     def ahead(self, number: int) -> list[LocalFile]:
-        """Fetch a part in a thread; held for as long as the list is."""
+        """Fetch a part in a thread. The part is held for as long as the returned list exists."""
         held: list[LocalFile] = []
 
         def fetch() -> None:
-            with suppress(Exception):  # the reader meets it again, and says where
+            with suppress(Exception):  # the reader will get the same error, and report its place
                 held.append(self.file(number))
 
         threading.Thread(target=fetch, name="stream_dataloader shard", daemon=True).start()
@@ -118,7 +118,7 @@ class Shards(Handles[int, HandleT], ABC):
 
 
 class ShardReader(Generic[HandleT]):
-    """The part that a stream reads; up to `ahead` more, until `last`, are fetched."""
+    """Reader of one stream's parts. Up to `ahead` more parts, but none after `last`, are fetched in advance."""
 
     def __init__(self, shards: Shards[HandleT], ahead: int, last: int) -> None:
         self._shards, self._most_ahead, self._last = shards, ahead, last
@@ -126,7 +126,7 @@ class ShardReader(Generic[HandleT]):
         self._ahead: dict[int, list[LocalFile]] = {}
 
     def at(self, number: int) -> HandleT:
-        """A part, open until another is asked for."""
+        """Return a part, which stays open until another one is requested."""
         if self._open is None or self._open[0] != number:
             self._open = None
             self._open = number, self._shards.open(number)
@@ -143,7 +143,7 @@ class ShardReader(Generic[HandleT]):
 
 _ALL: weakref.WeakSet[Handles[Any, Any]] = weakref.WeakSet()
 
-#: A parent's. HDF5 would close one that dies in a child, and free the parent's lock.
+#: Open files of the parent process, kept alive in a child. Else HDF5 would close them there and free the parent's lock.
 _INHERITED: list[Any] = []
 
 

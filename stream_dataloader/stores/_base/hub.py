@@ -1,11 +1,11 @@
 """Datasets of the Hugging Face Hub: each file is fetched when it is first read.
 
-Files go to the Hub's own cache, whose folders tell where a file is from::
+Files are stored in the Hub's own cache, whose folders show the origin of a file::
 
     .../datasets--lerobot--pusht/snapshots/<commit>/meta/info.json
 
-Guarantee: all files of a store are of one commit. The Hub is asked for names that begin with `hf://` alone, so that
-the owner of a name does not decide what is read in place of a folder that is missing here.
+Guarantee: all files of a store belong to one commit. The Hub is asked only for names that begin with `hf://`. Otherwise
+the owner of a name on the Hub could decide what is read in place of a missing local folder.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _SNAPSHOT = re.compile(r"(.*)/datasets--([^/]+)/snapshots/([^/]+)/(.+)")
 
 
 def hub_folder(path: str) -> str:
-    """The folder of a dataset of the Hub, with `meta` alone; any other path as it is.
+    """Fetch `meta` of a dataset of the Hub and return its folder; return any other path unchanged.
 
-    It is `hf://datasets/owner/name`; `@revision` may follow.
+    Names on the Hub are `hf://datasets/owner/name`, optionally with `@revision`.
 
     Raises:
-        FileNotFoundError: It is a path that is not there, or a name of the Hub without `hf://datasets/`.
+        FileNotFoundError: The path does not exist, or is a name on the Hub without `hf://datasets/`.
     """
     found = _NAME.fullmatch(path)
     if found is None or os.path.lexists(path):
@@ -46,7 +46,7 @@ def hub_folder(path: str) -> str:
 
 
 def fetched(path: str) -> str:
-    """The path of a file, which is fetched if it is of the Hub."""
+    """Return the path of a file, which is fetched if it belongs to the Hub."""
     if not os.path.exists(path) and (found := _SNAPSHOT.fullmatch(path.replace(os.sep, "/"))):
         cache, repo, commit, name = found.groups()
         _asked("hf_hub_download", repo.replace("--", "/", 1), filename=name, revision=commit, cache_dir=cache)

@@ -1,8 +1,8 @@
-"""What the items of a packed store are, as files say it.
+"""Layout of the items of a packed store, and its description in files.
 
 Structures are nested dicts, tuples, named tuples and dataclasses.
 
-Guarantee: what is read equals what was written; no file has a module imported.
+Guarantee: a layout that is read equals the one that was written. No file can cause the import of a module.
 """
 
 from __future__ import annotations
@@ -41,20 +41,20 @@ __all__ = [
 
 _KEYS = (str, int, bool, float, type(None))
 
-#: Some time steps: an array `(steps, ...)` for each leaf.
+#: Several time steps: an array `(steps, ...)` for each leaf.
 Block = list[NDArray[Any]]
 
 
 @dataclass(frozen=True)
 class LeafSpec:
-    """One leaf of an item, of one time step."""
+    """Dtype and shape of one leaf of an item."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
 
     @functools.cached_property
     def stored(self) -> np.dtype[Any]:
-        """Its dtype in the file; unsigned where NumPy lacks it."""
+        """Dtype in the file; an unsigned integer where NumPy lacks the dtype."""
         found: np.dtype[Any] = storage_dtype(self.dtype).newbyteorder("<")
         return found
 
@@ -67,17 +67,17 @@ class LeafSpec:
 
 
 def leaves_json(leaves: Iterable[LeafSpec | Spec]) -> list[dict[str, Any]]:
-    """The leaves, as `leaf_spec` reads them."""
+    """Return a description of the leaves for JSON, which `leaf_spec` reads."""
     return [{"dtype": str(leaf.dtype).removeprefix("torch."), "shape": list(leaf.shape)} for leaf in leaves]
 
 
 def leaf_spec(found: Mapping[str, Any]) -> LeafSpec:
-    """A leaf that `leaves_json` wrote; a ValueError if it has no dtype."""
+    """Read a leaf that `leaves_json` wrote; raise a ValueError if it has no dtype."""
     return LeafSpec(dtype_named(found["dtype"]), tuple(map(int, found["shape"])))
 
 
 def dtype_named(name: str) -> torch.dtype:
-    """The dtype of a name such as `uint8`."""
+    """Return the dtype with a name such as `uint8`."""
     found = getattr(torch, name, None)
     if not isinstance(found, torch.dtype) or not (found in DTYPES_OF_NUMPY or found.itemsize in (1, 2, 4, 8)):
         raise ValueError(f"no dtype is called {name!r}")
@@ -87,7 +87,7 @@ def dtype_named(name: str) -> torch.dtype:
 def structure_of(
     content: Mapping[str, Any], path: str, classes: dict[str, type]
 ) -> tuple[Node | None, tuple[LeafSpec, ...]]:
-    """What a header says of items; no structure if there is no item."""
+    """Read the structure and the leaves of items from a header; the structure is None if there is no item."""
     leaves = tuple(map(leaf_spec, content["leaves"]))
     structure = content["structure"]
     node = None if structure is None else from_json(structure[0], path, classes)
@@ -97,12 +97,12 @@ def structure_of(
 
 
 def leaf_names(structure: Node | None) -> list[str]:
-    """What the leaves are called: `['image']`, or `item` if an item is one leaf."""
+    """Return the names of leaves: `['image']`, or `item` if an item is one leaf."""
     return [] if structure is None else [path.removeprefix("item") or path for path in leaf_paths(structure)]
 
 
 def chosen(wanted: Sequence[str] | None, structure: Node | None, path: str) -> tuple[Node | None, Sequence[int]]:
-    """The structure of items of the entries `wanted`, and which leaves these are."""
+    """Return the structure of items with only the entries `wanted`, and the indices of their leaves."""
     leaves = range(len(leaf_names(structure)))
     if wanted is None:
         return structure, leaves
@@ -110,7 +110,7 @@ def chosen(wanted: Sequence[str] | None, structure: Node | None, path: str) -> t
 
 
 def entries_of(item: Any, wanted: Sequence[str], path: str, there: Sequence[str] | None = None) -> dict[str, Any]:
-    """The entries of nested dicts that are `wanted`, such as `"obs/image"`."""
+    """Return the `wanted` entries of nested dicts, such as `"obs/image"`."""
     found: dict[str, Any] = {}
     for name in wanted:
         *above, last = [name] if isinstance(item, dict) and name in item else name.strip("/").split("/")
@@ -126,13 +126,13 @@ def entries_of(item: Any, wanted: Sequence[str], path: str, there: Sequence[str]
 
 
 def owned(row: Any, dtype: torch.dtype) -> Any:
-    """A copy of a step's leaf, as a tensor where NumPy lacks the dtype."""
+    """Return a copy of a step's leaf, as a tensor where NumPy lacks the dtype."""
     copy = np.array(row, row.dtype.newbyteorder("="))
     return copy[()] if dtype in DTYPES_OF_NUMPY else as_tensor(copy, dtype)
 
 
 def to_json(node: Node) -> Any:
-    """The structure: null is a leaf."""
+    """Convert a structure for JSON, with null for a leaf."""
     if node.type is None:
         return None
     children = [to_json(child) for child in node.children]
@@ -148,7 +148,7 @@ def to_json(node: Node) -> Any:
 
 
 def classes_of(node: Node) -> dict[str, type]:
-    """Named tuples and dataclasses in a structure, by name."""
+    """Return the named tuples and dataclasses in a structure, by name."""
     if node.type is None:
         return {}
     found = {} if node.type in (dict, tuple) else {f"{node.type.__module__}.{node.type.__qualname__}": node.type}
@@ -158,7 +158,7 @@ def classes_of(node: Node) -> dict[str, type]:
 
 
 def from_json(found: Any, name: str, classes: dict[str, type]) -> Node:
-    """The structure that `to_json` wrote; `classes` are known by name."""
+    """Read a structure that `to_json` wrote; `classes` are the known classes by name."""
     with damage_named(name):
         return _node(found, name, classes)
 

@@ -1,4 +1,4 @@
-"""How streams are packed into a format, by several processes.
+"""Interface of formats that streams are packed into by several processes.
 
 Guarantee: all processes write items of one structure.
 """
@@ -27,7 +27,7 @@ __all__ = ["Packer", "PartPacker", "Rows", "StreamRecord", "agreed", "leaves_of"
 
 
 class StreamRecord(NamedTuple):
-    """A stream that was packed; `place` is what `PartPacker.write` returned."""
+    """A packed stream; `place` is the result of `PartPacker.write`."""
 
     number: int
     key: str
@@ -37,43 +37,43 @@ class StreamRecord(NamedTuple):
 
 
 class PartPacker(Protocol):
-    """Writes streams in one worker, one after the other.
+    """Writer of streams in one worker, one after the other.
 
-    If it has `syncs_beside = True`, another thread syncs it while the next stream is written.
-    `sync_seconds` is how often at most, if that is not once a second.
+    If it has `syncs_beside = True`, another thread calls `sync` while the next stream is written.
+    `sync_seconds` is the shortest time between two calls; by default, one second.
     """
 
     def write(self, number: int, key: str, items: Iterable[Any]) -> tuple[int, Any]:
-        """Write a stream; returns how many steps there were, and where, as JSON can hold it.
+        """Write a stream; return its number of steps, and its place as data that JSON can hold.
 
-        If `items` raise, nothing of them must be in the store. Behind the first,
+        If `items` raises, no step of it may be in the store. After the first item,
         `items.read_into(out)` writes to arrays, if `items.reads_into`.
         """
         ...
 
     def sync(self) -> Any:
-        """Have the disk hold what was written; `Packer.finish` is given the result."""
+        """Wait until everything written is on the disk. `Packer.finish` gets the result."""
         ...
 
     def close(self) -> Any:
-        """Finish the part, as `sync` does, and close its files."""
+        """Finish the part like `sync`, and close its files."""
         ...
 
 
 class Packer(Protocol):
-    """How a format is packed: made of the folder and options, and sent to workers.
+    """Packer of a format, created with the folder and options, and pickled for workers.
 
-    The folder may hold what an interrupted run has written, and a stream twice.
+    The folder may hold files of an interrupted run, and may hold a stream twice.
     """
 
     def part(self, worker: int) -> PartPacker:
-        """A part of the store; no other has its number."""
+        """Return a part of the store; no other part has its number."""
         ...
 
     def finish(self, records: Sequence[StreamRecord], synced: Sequence[Any]) -> Sequence[str]:
-        """Make the folder a store, when all parts are closed; returns its files, the index last.
+        """Make the folder a store after all parts are closed; return its files, the index last.
 
-        If interrupted it is called again; other files may be gone then.
+        It is called again after an interrupt. Other files may have been removed by then.
         """
         ...
 
@@ -83,7 +83,7 @@ def _beside(folder: str) -> str:
 
 
 def agreed(folder: str, layout: Layout, **said: Any) -> tuple[Node, dict[str, Any]]:
-    """Say what items look like, unless it was said; returns what was."""
+    """Save the layout of items unless a process has done so; return the saved structure and all that was saved."""
     path = _beside(folder)
     write_once(path, {"structure": to_json(layout.structure), **said})
     found: dict[str, Any] = read_json(path, dict)
@@ -91,29 +91,29 @@ def agreed(folder: str, layout: Layout, **said: Any) -> tuple[Node, dict[str, An
 
 
 def said_in(folder: str) -> dict[str, Any]:
-    """What was said of items; empty if there was none."""
+    """Return everything that was saved about items, or an empty dict."""
     path = _beside(folder)
     return read_json(path, dict) if os.path.exists(path) else {}
 
 
 def first_layout(item: Any) -> Layout:
-    """The layout of a first item, which must have leaves."""
+    """Return the layout of a first item, which must have leaves."""
     layout, _ = Layout.of(item, windowed=False)
     if not layout.specs:
-        raise TypeError(f"an item is {shorten(item)}, in which there is nothing to keep")
+        raise TypeError(f"an item is {shorten(item)}, which has nothing to keep")
     return layout
 
 
 def leaves_of(layout: Layout, item: Any, step: int) -> Leaves:
-    """An item's leaves, as arrays."""
+    """Return an item's leaves as arrays."""
     try:
         return layout.read(item)
     except Misfit as error:
-        raise ValueError(f"step {step}: {error}, as all steps of a store must be alike") from error
+        raise ValueError(f"step {step}: {error}, but all steps of a store must be alike") from error
 
 
 class Rows:
-    """Makes blocks of the items that a part writes, which are numbers."""
+    """Blocks of the items that a part writes, which must be numbers."""
 
     layout: Layout
 
@@ -122,7 +122,7 @@ class Rows:
         self.leaves: Sequence[LeafSpec] = ()
 
     def blocks(self, items: Iterable[Any], room: Callable[[], Block]) -> Iterator[tuple[Block, int]]:
-        """Blocks of `room`, and how many steps each has."""
+        """Fill blocks that `room` returns; yield each with its number of steps."""
         count = 0
         reader: Any = items
         for step, item in enumerate(items):
@@ -149,7 +149,7 @@ class Rows:
         layout = first_layout(item)
         objects = [path for path, spec in zip(layout.paths, layout.specs, strict=True) if spec.dtype is None]
         if objects:
-            what = f"{self._kind} holds numbers, and this is an object such as a string"
+            what = f"{self._kind} holds numbers, but this is an object such as a string"
             raise TypeError(f"{', '.join(objects)}: {what}; leave it out, with transform=")
         structure, said = agreed(self._folder, layout, leaves=leaves_json(layout.specs))
         leaves = tuple(map(leaf_spec, said["leaves"]))

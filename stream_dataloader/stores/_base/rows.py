@@ -1,8 +1,8 @@
-"""Stores of arrays with a row a time step.
+"""Stores of arrays with a row for each time step.
 
-Guarantee: a window is read by one call a leaf. Small tables are read whole.
-What a damaged header claims is refused before anything is allocated for it.
-An encoded image of another size or depth than the batch has is an error.
+Guarantee: a window is read with one call for each leaf. Small tables are read completely.
+The claims of a damaged header are refused before memory is allocated for them.
+An encoded image whose size or depth differs from the batch raises an error.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from stream_dataloader.streams.array.tables import MemoryTable
 
 __all__ = ["PictureRows", "Pictures", "RowSteps", "Selection", "loaded_if_small", "read_rows", "row_of", "selected"]
 
-#: What a step's leaf may take; a damaged header may say more.
+#: Largest size of a step's leaf. A damaged header may claim more.
 LARGEST_ROW_BYTES = 1 << 30
 
-#: A table of no more bytes is read whole.
+#: Largest size of a table that is read completely.
 _SMALL_BYTES = 128 << 10
 
 _CHECKED_AT_ONCE_BYTES = 4 << 20
 
 
 class Selection(NamedTuple):
-    """Which leaves an item has."""
+    """Leaves that an item has."""
 
-    item: Any  # with each leaf's name in its place
+    item: Any  # an item with each leaf's name in place of its value
     names: list[str]  # with slashes: "obs/image"
 
     @property
@@ -46,7 +46,7 @@ class Selection(NamedTuple):
 
     @classmethod
     def of(cls, names: Sequence[str]) -> Selection:
-        """All that have names, nested as those say."""
+        """Return a selection of leaves, nested according to their names."""
         item: dict[str, Any] = {}
         for name in names:
             *levels, last = name.split("/")
@@ -58,7 +58,7 @@ class Selection(NamedTuple):
 
 
 def selected(columns: str | Sequence[str] | None, there: Sequence[str], name: str) -> Selection:
-    """The leaves that a user wants: one by itself, several, or None for all."""
+    """Return the leaves that a user wants: one by itself, several, or None for all."""
     if not there:
         raise StoreError(f"{name} holds no arrays")
     if isinstance(columns, str) and (alone := columns.strip("/")) in there:
@@ -72,7 +72,7 @@ def selected(columns: str | Sequence[str] | None, there: Sequence[str], name: st
 
 
 def check_row(name: str, row_shape: Sequence[int], dtype: np.dtype[Any]) -> None:
-    """Refuse rows of more bytes than a time step may have."""
+    """Raise if a row has more bytes than a time step may have."""
     size = math.prod(row_shape) * dtype.itemsize
     if size > LARGEST_ROW_BYTES:
         what = f"{name} is {dtype} {tuple(row_shape)} a step, {size:,} bytes of {LARGEST_ROW_BYTES:,}"
@@ -80,7 +80,7 @@ def check_row(name: str, row_shape: Sequence[int], dtype: np.dtype[Any]) -> None
 
 
 def check_lengths(name: str, lengths: Mapping[str, int]) -> int:
-    """How many steps the leaves have, all alike."""
+    """Return the number of steps of the leaves; raise if it differs."""
     by_length: dict[int, list[str]] = {}
     for leaf, length in lengths.items():
         by_length.setdefault(length, []).append(leaf)
@@ -93,7 +93,7 @@ def check_lengths(name: str, lengths: Mapping[str, int]) -> int:
 
 
 class RowSteps:
-    """Rows of a table a leaf, see `Steps`; `known` is held while they are read."""
+    """Steps with a table for each leaf, see `Steps`; `known` is entered while rows are read."""
 
     def __init__(
         self,
@@ -128,7 +128,7 @@ class RowSteps:
                 table.read(self._first + start, leaf)
 
     def check(self) -> None:
-        """Read what is not in memory."""
+        """Read all rows that are not in memory."""
         for table in self._tables:
             if isinstance(table, MemoryTable):
                 continue
@@ -143,19 +143,19 @@ class RowSteps:
 
 
 def _is_of_dicts(structure: Node) -> bool:
-    """Whether an item is a leaf, or dicts of leaves, which take less time."""
+    """Return True if an item is a leaf, or dicts of leaves, which have a faster path."""
     return structure.type in (None, dict) and all(map(_is_of_dicts, structure.children))
 
 
 def row_of(tree: Any, index: int) -> Any:
-    """One row of each table of a tree, a nested dict of them."""
+    """Return one row of each table in a nested dict."""
     if type(tree) is dict:
         return {key: row_of(below, index) for key, below in tree.items()}
     return tree.row(index)
 
 
 def read_rows(tree: Any, start: int, out: Any) -> None:
-    """Write rows of each table of a tree to `out`."""
+    """Write rows of each table in a nested dict to `out`."""
     if type(tree) is dict:
         if len(tree) != len(out):
             raise KeyError(*out)
@@ -166,7 +166,7 @@ def read_rows(tree: Any, start: int, out: Any) -> None:
 
 
 def loaded_if_small(table: Any) -> Any:
-    """The table, or its rows in memory: a call for each window costs more."""
+    """Return the table's rows in memory if they are small, because reading each window costs more; else the table."""
     shape = (len(table), *table.row_shape)
     if math.prod(shape) * table.dtype.itemsize > _SMALL_BYTES:
         return table
@@ -177,7 +177,7 @@ def loaded_if_small(table: Any) -> Any:
 
 
 class Pictures:
-    """Decodes images. With `swapped` gray ones keep one channel; True swaps blue and red."""
+    """Decoder of images. If `swapped` is given, gray images keep one channel; True swaps blue and red."""
 
     def __init__(self, picture: Picture, user: str, *, swapped: bool | None = None) -> None:
         check_opencv(user)
@@ -198,20 +198,20 @@ class Pictures:
             picture = picture_with(picture, color="gray")
         elif self._swapped:
             image = cv2.cvtColor(image, cv2.COLOR_BGR2RGB)
-        # One an image, as it would rescale to the size of its first.
+        # A converter for each image: one for all would rescale to the size of the first.
         converter = ArrayConverter(picture_with(picture, deep=image.dtype == np.uint16))
         own = converter.empty(image)
         if out is None:
             out = own
         elif (own.dtype, own.shape) != (out.dtype, out.shape):
-            what = f"{name} is {own.dtype} {own.shape}, and images before are {out.dtype} {out.shape}"
+            what = f"{name} is {own.dtype} {own.shape}, but images before are {out.dtype} {out.shape}"
             raise StoreError(f"{what}; give size=(height, width) to rescale all")
         converter.write(image, out)
         return out
 
 
 class PictureRows:
-    """Encoded images, which zeros may follow, as a `tables.Table` like the first."""
+    """Table of encoded images, each maybe followed by zeros. All have the shape of the first. See `tables.Table`."""
 
     def __init__(self, rows: Any, pictures: Pictures, name: str) -> None:
         self._rows, self._pictures, self._name = rows, pictures, name

@@ -1,6 +1,6 @@
-"""A store: streams that are kept in one place, and the factory that opens them.
+"""Base class of stores: streams in one place, and the factory that opens them.
 
-Guarantee: a store that was replaced after it was opened is an error, never other data.
+Guarantee: a store that was replaced after it was opened raises an error, and never delivers other data.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ __all__ = ["Index", "OpenedStore", "Store", "StoreInfo", "replaced"]
 
 @dataclass(frozen=True, kw_only=True)
 class StoreInfo:
-    """What a store holds.
+    """Summary of a store's contents.
 
     Attributes:
-        path: Where it lies.
-        format: The name of its format.
-        version: Of the format; empty if it says none.
-        streams: How many there are.
-        steps: Of all streams together; None if only reading tells.
+        path: Path of the store.
+        format: Name of its format.
+        version: Version of the format; empty if the store has none.
+        streams: Number of streams.
+        steps: Number of time steps of all streams together; None if only reading would tell.
         leaves: Dtype and shape of leaves, by name: `{"['image']": "uint8 (3, 240, 360)"}`.
-        disk_bytes: What the files take; None if they are remote.
-        metadata: What the store says of itself.
+        disk_bytes: Size of the files; None if they are remote.
+        metadata: Metadata of the whole store.
     """
 
     path: str
@@ -57,11 +57,11 @@ class StoreInfo:
 
 @dataclass
 class Index:
-    """What is known without reading streams.
+    """Facts about a store that are known without reading streams.
 
     Attributes:
-        fingerprint: Tells this content from any other.
-        lengths: The time steps of each stream, `(streams,)`.
+        fingerprint: Text that identifies this content.
+        lengths: Number of time steps of each stream, `(streams,)`.
     """
 
     fingerprint: str
@@ -72,11 +72,11 @@ class Index:
 
 
 class OpenedStore(NamedTuple):
-    """What `stores.open` returns: the first two arguments of `StreamDataset`.
+    """Result of `stores.open`: the first two arguments of `StreamDataset`.
 
     Attributes:
-        sources: The numbers of the store's streams.
-        open_stream: The store: a factory.
+        sources: Numbers of the store's streams.
+        open_stream: The store, which is a factory.
     """
 
     sources: StreamNumbers
@@ -84,27 +84,27 @@ class OpenedStore(NamedTuple):
 
 
 class Store(ABC):
-    """A store's streams: a factory for `StreamDataset` that knows what there is.
+    """Streams of a store: a factory for `StreamDataset` that knows its streams.
 
     A source is the number of a stream, or a section of it: `(number, start, stop)`, in time steps.
 
-    A subclass gives the path and its options, as plain values, to `super().__init__`.
+    A subclass passes the path and its options, as plain values, to `super().__init__`.
 
     Args:
-        path: Where the store lies.
-        options: What a process needs to open it again.
+        path: Path of the store.
+        options: Options with which a process opens the store again.
 
     Raises:
-        FileNotFoundError: There is nothing at that path.
-        StoreError: The store is damaged, not of this format, or lacks what an option names.
-        TypeError, ValueError: An option is none.
-        ImportError: A package is missing; names the extra to install.
+        FileNotFoundError: Nothing exists at that path.
+        StoreError: The store is damaged, has another format, or lacks something that an option names.
+        TypeError, ValueError: An option has an invalid value.
+        ImportError: A package is missing; the message names the extra to install.
     """
 
     format: ClassVar[str]
     _yields_steps: ClassVar[bool] = True
     open_early: ClassVar[bool] = True
-    _opened: Any = None  # the files that streams share: `Handles`
+    _opened: Any = None  # `Handles`: the open files that streams share
 
     def __init__(self, path: str | os.PathLike[str], **options: Any) -> None:
         self.path = plain_path(path)
@@ -118,17 +118,17 @@ class Store(ABC):
 
     @abstractmethod
     def _read_index(self) -> Any:
-        """An `Index`, or what has its attributes; lengths may be None.
+        """Read the index: an `Index`, or an object with its attributes. Its lengths may be None.
 
-        `key(number)`, `note(number)`, `version` and `metadata` are what it says, if it has them.
+        It may also have `key(number)`, `note(number)`, `version` and `metadata`.
         """
 
     @abstractmethod
     def _open_steps(self, number: int) -> Steps:
-        """Open one stream; `number` is one there is."""
+        """Open one stream; `number` is valid."""
 
     def _state(self) -> str:
-        """Times of files, where the index does not tell all."""
+        """Return a text that changes with the store's files, for changes that the index does not show."""
         return ""
 
     def _check_state(self) -> None:
@@ -137,16 +137,16 @@ class Store(ABC):
             raise replaced(self.path)
 
     def _check_links(self) -> None:
-        """Raise if a link in the store's folder leads out of it; formats of other packages have no such option."""
+        """Raise if a link in the store's folder leads out of it, unless the format has no option `files`."""
         if "files" in self._options and os.path.isdir(self.path):
             Gate(self.path, self._options["files"]).check_links()
 
     @property
     def index(self) -> Any:
-        """What `_read_index` returned.
+        """The index from `_read_index`, read on first use.
 
         Raises:
-            StoreError: It cannot be read, or is another than it was.
+            StoreError: The index cannot be read, or has changed.
         """
         if self._index is None:
             with self._lock:
@@ -170,7 +170,7 @@ class Store(ABC):
         self._lock = threading.Lock()
 
     def close(self) -> None:
-        """Close what is open for the index, and files when no stream reads them."""
+        """Close the index's files now, and other files once no stream reads them."""
         self._index = None
         if self._opened is not None:
             self._opened.close()
@@ -180,29 +180,29 @@ class Store(ABC):
 
     @property
     def sources(self) -> StreamNumbers:
-        """The numbers of all streams, for `StreamDataset`."""
+        """Numbers of all streams, for `StreamDataset`."""
         return StreamNumbers(len(self), self.index.fingerprint)
 
     @property
     def lengths(self) -> NDArray[np.int64] | None:
-        """Time steps of each stream, `(streams,)`; None if only reading tells."""
+        """Number of time steps of each stream, `(streams,)`; None if only reading would tell."""
         lengths: NDArray[np.int64] | None = self.index.lengths
         return lengths
 
     def lengths_of(self, sources: Any) -> NDArray[np.int64] | None:
-        """See `protocols.KnowsLengths`."""
+        """Return the lengths of sources; see `protocols.KnowsLengths`."""
         whole = isinstance(sources, StreamNumbers) and sources.fingerprint == self.index.fingerprint
         return self.lengths if whole else None
 
     def key(self, number: int) -> str:
-        """A stream's name in the store's format."""
+        """Return a stream's name in the store's format."""
         return str(getattr(self.index, "key", str)(self._check_number(number)))
 
     def number(self, key: str) -> int:
-        """Which stream has a key.
+        """Return the number of the stream with a key.
 
         Raises:
-            KeyError: None has.
+            KeyError: No stream has this key.
         """
         if not self._numbers:
             self._numbers = {self.key(number): number for number in range(len(self))}
@@ -211,20 +211,20 @@ class Store(ABC):
         return self._numbers[key]
 
     def metadata(self, number: int) -> Mapping[str, Any]:
-        """What the store says of one stream."""
+        """Return the metadata of one stream."""
         number = self._check_number(number)
         return dict(self.index.note(number)) if hasattr(self.index, "note") else {}
 
     def name_of(self, number: int) -> str:
-        """How errors call a stream: the store, its number and its key."""
+        """Return a stream's name for errors: the store, its number and its key."""
         key = self.key(number)
         return f"{self.path}, stream {number}" + (f" ({key})" if key != str(number) else "")
 
     def length(self, source: Any) -> int | None:
-        """How many time steps a source has; None if only reading tells.
+        """Return the number of time steps of a source, or None if only reading would tell.
 
         Raises:
-            ValueError: There is no such source.
+            ValueError: The store has no such source.
         """
         number, start, stop = self._section(source)
         if self.lengths is None:
@@ -235,7 +235,7 @@ class Store(ABC):
         """Open one stream, or a section of it, at its time step `start`.
 
         Raises:
-            ValueError: There is no such source, or it has fewer steps.
+            ValueError: The store has no such source, or it has fewer steps.
             StoreError: The store is damaged.
         """
         number, first, stop = self._section(source)
@@ -251,7 +251,7 @@ class Store(ABC):
         return StoreStream(steps, first, start, stop)
 
     def info(self) -> StoreInfo:
-        """What the store holds."""
+        """Return a summary of the store's contents."""
         lengths = self.lengths
         return StoreInfo(
             path=self.path,
@@ -271,7 +271,7 @@ class Store(ABC):
         return dict(getattr(self.index, "metadata", {}))
 
     def _leaves(self) -> dict[str, str]:
-        """Dtype and shape of each leaf; here of the first step."""
+        """Return dtype and shape of each leaf; by default those of the first step."""
         if (item := self._first_item()) is None:
             return {}
         layout, _ = Layout.of(item, windowed=False)
@@ -294,12 +294,12 @@ class Store(ABC):
         """Read everything, and compare it with its checksums.
 
         Args:
-            progress: Called with how many streams were read, and of how many.
+            progress: Function that is called with the number of streams read so far and the number of all.
 
         Returns:
-            What is wrong, a line each; empty if nothing is.
+            One line for each problem; empty if there is none.
         """
-        problems: dict[str, None] = {}  # each once: streams may lie in one file
+        problems: dict[str, None] = {}  # without repetitions, because several streams may share a file
         for number in range(len(self)):
             try:
                 self.check_stream(number)
@@ -313,8 +313,8 @@ class Store(ABC):
         """Read one stream, and compare it with its checksum.
 
         Raises:
-            StoreError: It is damaged.
-            OSError: It cannot be read.
+            StoreError: The stream is damaged.
+            OSError: The stream cannot be read.
         """
         with closing(self(number)) as stream:
             steps, lengths = sum(1 for _ in stream), self.lengths
@@ -349,5 +349,5 @@ class Store(ABC):
 
 
 def replaced(path: str) -> StoreError:
-    """The error for a store that is not what it was."""
+    """Return the error for a store that has changed."""
     return StoreError(f"{path} was replaced or written to since it was opened; open it again")

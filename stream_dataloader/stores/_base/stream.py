@@ -1,6 +1,6 @@
 """One stream of a store.
 
-Guarantee: a stream goes to any step without reading others; its items stay when it is closed.
+Guarantee: a stream goes to any step without reading others. Its items stay valid after it is closed.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ __all__ = ["Steps", "StoreStream", "StreamNumbers", "cut", "put_row"]
 
 
 class Steps(Protocol):
-    """The time steps of one stream, used by one thread at a time."""
+    """Time steps of one stream, used by one thread at a time."""
 
     def __len__(self) -> int: ...
 
     def item(self, index: int) -> Any:
-        """One of them, as a copy: nothing of the store stays open for it."""
+        """Return one step as a copy, so that nothing of the store stays open for it."""
         ...
 
     def read(self, start: int, out: Any) -> None:
-        """Write steps to an item over arrays `(n, ...)`, tensors where NumPy lacks the dtype."""
+        """Write steps to an item made of arrays `(n, ...)`, or of tensors where NumPy lacks the dtype."""
         ...
 
     def close(self) -> None:
-        """Close what is open; may be called twice."""
+        """Close the stream's files; may be called twice."""
         ...
 
 
 class StoreStream:
-    """Reads steps; see `protocols.ReadsInto` and `protocols.SeeksItems`."""
+    """Iterator over steps; see `protocols.ReadsInto` and `protocols.SeeksItems`."""
 
     def __init__(self, steps: Steps, first: int, start: int, stop: int) -> None:
         self._steps: Steps | None = steps
@@ -71,7 +71,7 @@ class StoreStream:
         return count
 
     def close(self) -> None:
-        """Close what is open; items that were yielded stay."""
+        """Close the stream's files. Items that were yielded stay valid."""
         steps, self._steps = self._steps, None
         self._position = self._stop
         if steps is not None:
@@ -79,7 +79,7 @@ class StoreStream:
 
 
 class StreamNumbers(Sequence[int]):
-    """The numbers of a store's streams: 0, 1, 2, ..."""
+    """Numbers of a store's streams: 0, 1, 2, ..."""
 
     open_early: ClassVar[bool] = True
 
@@ -99,13 +99,13 @@ class StreamNumbers(Sequence[int]):
 
 
 def cut(out: Any, start: int, stop: int) -> Any:
-    """Rows `[start, stop)` of an item over arrays."""
+    """Return rows `[start, stop)` of an item made of arrays."""
     structure, leaves = flatten(out)
     return unflatten(structure, iter([leaf[start:stop] for leaf in leaves]))
 
 
 def put_row(value: Any, out: Any, row: int, name: str) -> None:
-    """Write a step's value to a row of `out`, if it fits."""
+    """Write a step's value to a row of `out`; raise if it does not fit."""
     structure, leaves = flatten(value)
     wanted, rows = flatten(out)
     if structure != wanted:

@@ -1,4 +1,4 @@
-"""Packing: a loader whose workers each write a part of a store.
+"""Packing: the workers of a loader each write a part of a store.
 
 It imports the loader. Open `driver` first.
 """

@@ -1,6 +1,6 @@
-"""`pack`: streams become a store.
+"""`pack`: writes streams into a store.
 
-Guarantee: there is a whole store at the path, or nothing.
+Guarantee: at the path there is a complete store, or nothing.
 """
 
 from __future__ import annotations
@@ -51,42 +51,42 @@ def pack(
     storage_options: Mapping[str, Mapping[str, Any]] | None = None,
     **options: Any,
 ) -> PackReport:
-    """Read streams once and keep their time steps in a store, which `stores.open` opens.
+    """Read streams once and save their time steps in a store, which `stores.open` opens.
 
-    The store is written to `<path>.partial`, and gets its name when it is whole. After an
-    interrupt, an error or a full disk, call it again with the same arguments: it goes on.
-    To change `transform`, delete that folder.
+    The store is written to `<path>.partial`, and renamed when it is complete. After an
+    interrupt, an error or a full disk, call `pack` again with the same arguments to continue.
+    To change `transform`, delete that folder first.
 
     Args:
         streams: A `StreamDataset`, or a pair `(sources, open_stream)` of streams of time steps.
-            With `windows="given"` windows are taken apart. What `stores.open` returns keeps its keys and metadata.
-        path: Where the store will be, also a URL; there must be nothing.
+            With `windows="given"` windows are split into steps. The result of `stores.open` keeps keys and metadata.
+        path: Path or URL of the new store. Nothing may exist there.
         format: `"memmap"`, `"mds"` or `"lmdb"`.
-        transform: Applied to each time step, in the worker.
-        num_workers: Processes that read and write; 0: this one does.
-        on_error: What to do about a stream that cannot be read or kept, or kills its workers:
+        transform: Function that is applied to each time step, in the worker.
+        num_workers: Number of processes that read and write; 0: only this one.
+        on_error: Action for a stream that cannot be read or saved, or that kills its workers:
             `"raise"`; `"skip"`; or a function of the `StreamError` that returns one of these.
-            After an interrupt skipped streams are tried again.
-        progress: True shows a bar, None does on a terminal. Or a function of how many streams
-            are done, and of how many.
+            After an interrupt, skipped streams are tried again.
+        progress: True shows a bar, None shows it on a terminal. Or a function of the number of streams
+            that are done and the number of all.
         verify: Compare the whole store with its checksums.
-        metadata: Of the whole store, as JSON can hold it, if the format keeps any.
-        keys: The streams' names, or a function of a source; None: of their store, or the source.
-        stream_metadata: What is known of each stream, for JSON, or a function of a source.
-        seed: Of the generators of `get_stream_info()`, whose epoch is 0; None: the dataset's, or 0.
-        multiprocessing_context: How workers are started, as for `StreamDataLoader`.
-        storage_options: For a URL, see `FileCache`.
-        options: Of the format.
+        metadata: Metadata of the whole store for JSON, if the format can save any.
+        keys: Names of the streams, or a function of a source; None: from their store, or from the source.
+        stream_metadata: Metadata of each stream for JSON, or a function of a source.
+        seed: Seed of the generators of `get_stream_info()`, whose epoch is 0; None: the dataset's, or 0.
+        multiprocessing_context: Start method of workers, as for `StreamDataLoader`.
+        storage_options: Options for a URL, see `FileCache`.
+        options: Options of the format.
 
     Returns:
-        What was packed, and what was skipped.
+        A report of packed and skipped streams.
 
     Raises:
-        FileExistsError: There is something at the path.
-        StreamError: A stream could not be packed; names the source and the step.
-        StoreError: Another process packs to the path, or it was begun with something else.
-        OSError: The disk is full, or another error of it.
-        KeyboardInterrupt: On Ctrl-C; says how far it came.
+        FileExistsError: Something exists at the path.
+        StreamError: A stream could not be packed; the message names the source and the step.
+        StoreError: Another process packs to the path, or packing was begun with other arguments.
+        OSError: The disk is full, or has another error.
+        KeyboardInterrupt: Ctrl-C was pressed; the message says how many streams are packed.
 
     Example:
         >>> import pathlib, tempfile
@@ -114,7 +114,7 @@ def pack(
     if metadata is None and store is not None:
         metadata = store.info().metadata
     if metadata is not None:
-        json.dumps(metadata)  # is it any?
+        json.dumps(metadata)  # raises now if JSON cannot hold it
         options["metadata"] = dict(metadata)
     header = {
         "format": format,
@@ -140,7 +140,7 @@ def pack(
         files = packer.finish(records, synced)
         if verify and (problems := chosen.load(chosen.store)(partial.store).verify()):
             more = f"{problems[0]}, and {len(problems) - 1} more"
-            raise StoreError(f"{more}; delete {partial.folder} and pack anew")
+            raise StoreError(f"{more}; delete {partial.folder} and pack again")
         size = disk_bytes(partial.store)
         partial.publish(files)
     return PackReport(
@@ -208,7 +208,7 @@ def _keys_of(sources: Sequence[Any], given: Any, store: Store | None) -> list[st
 
 def _key_of(source: Any, store: Store | None) -> str:
     if store is None:
-        # A store is often published: names must not hold what opened its sources.
+        # A store is often published, so names must not contain the options that opened its sources.
         return without_secrets(os.fsdecode(source)) if isinstance(source, (str, os.PathLike)) else shorten(source)
     if isinstance(source, (tuple, list)):
         number, start, stop = source

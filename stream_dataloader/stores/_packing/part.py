@@ -1,8 +1,8 @@
-"""Packs streams where the loader opens them: each worker writes a part of the store.
+"""Packing of streams where the loader opens them: each worker writes a part of the store.
 
-To the loader they are empty, but for reports on what was packed.
+For the loader, streams yield only reports of packed streams.
 
-Guarantee: what is entered in a journal is on the disk.
+Guarantee: everything that a journal lists is on the disk.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ __all__ = ["StreamPacker"]
 SYNC_SECONDS = 1.0
 _REPORT_SECONDS = 0.1
 
-#: The numbers of some streams that were packed, and their steps.
+#: Numbers of packed streams, and their numbers of steps.
 Report = list[tuple[int, int]]
 
 
 @dataclass(eq=False)
 class StreamPacker:
-    """A factory: to read a stream packs it, and yields a report if it is time.
+    """Factory whose streams pack a source when they are read, and yield a report now and then.
 
-    In the second epoch it finishes its worker's part, and does not end.
+    In the second epoch a stream finishes its worker's part, and does not end.
     """
 
     lists: SourceLists
@@ -46,9 +46,9 @@ class StreamPacker:
     journal: str
     transform: Callable[[Any], Any] | None
     windowed: bool = False
-    retries: Retries = Retries(0, (), {})  # noqa: RUF009  nobody writes to that
+    retries: Retries = Retries(0, (), {})  # noqa: RUF009  never written to
     skipped: Collection[int] = ()
-    _part: _Part | None = None  # that this process writes
+    _part: _Part | None = None  # the part that this process writes
 
     def __call__(self, source: Any) -> Iterator[Report | ErrorReport | None]:
         info = get_stream_info()
@@ -58,7 +58,7 @@ class StreamPacker:
             report = self.close() if info.epoch else self._pack(source)
         except StreamError:
             raise
-        except Exception as error:  # of the disk, say, for which no stream can be skipped
+        except Exception as error:  # of the disk, for example: skipping a stream would not help
             yield ErrorReport(error)
         else:
             if report:
@@ -93,7 +93,7 @@ class StreamPacker:
 
 
 class _Items:
-    """A stream's time steps, cut out of windows and transformed."""
+    """Time steps of a stream, cut out of windows and transformed."""
 
     def __init__(self, stream: OpenedStream, how: StreamPacker) -> None:
         self._stream, self._transform, self._windowed = stream, how.transform, how.windowed
@@ -127,7 +127,7 @@ def _steps_of(window: Any) -> Iterator[Any]:
 
 
 class _Part:
-    """What this process writes, and its journal."""
+    """Part of the store that this process writes, and its journal."""
 
     def __init__(self, packer: Packer, journal: str) -> None:
         number, self._journal = begin_part(journal)
@@ -141,7 +141,7 @@ class _Part:
         self._reported = 0.0
 
     def write(self, number: int, key: str, items: _Items) -> None:
-        if number in self._done:  # also by a worker that died before it had reported
+        if number in self._done:  # maybe packed by a worker that died before it reported this
             self._report.append((number, 0))
             return
         steps, place = self._part.write(number, key, items)

@@ -1,18 +1,19 @@
-"""The place where a store is packed, beside the one where it will be.
+"""Folder in which a store is packed, beside the path of the finished store.
 
 ::
 
     clips.store.partial/
-        lock               held by the process that packs, and its workers; tells which
-        journal            what packing was begun with
-        journal.3          the streams that part 3 has packed, and what its `sync` returned
-        store/             what will be clips.store
-        store.items.json   what items look like; see `_base/packing.py`
+        lock               held by the process that packs, and by its workers; names the process
+        journal            the arguments with which packing was begun
+        journal.3          the streams that part 3 has packed, and the results of its `sync`
+        store/             the future clips.store
+        store.items.json   the layout of items; see `_base/packing.py`
 
-Journals have a line an entry, with its checksum. For a URL this is in the cache, and `sent` is one more.
+A journal has one line for each entry, with a checksum. For a URL the folder is in the cache, and has one more journal,
+`sent`.
 
-Guarantee: one process at a time packs to a path. What was entered in a journal is on the disk.
-The store gets its name, or on a server its index, when all else is there.
+Guarantee: one process at a time packs to a path. Everything that a journal lists is on the disk.
+The store gets its name, or on a server its index, after everything else is written.
 """
 
 from __future__ import annotations
@@ -42,12 +43,12 @@ _VERSION = 1
 _PATIENCE_SECONDS = 20.0
 _HOST = socket.gethostname()
 
-#: Streams that are packed: of each number how many steps, and the place.
+#: Packed streams: the number of steps and the place, by the stream's number.
 Packed = dict[int, tuple[int, Any]]
 
 
 class Partial:
-    """The folder in which one process packs a store; `options` are a server's."""
+    """Folder in which one process packs a store; `options` are those of a server."""
 
     def __init__(self, path: str | os.PathLike[str], options: Mapping[str, Mapping[str, Any]] | None = None) -> None:
         self.path = plain_path(path).rstrip("/") or os.fspath(path)
@@ -84,23 +85,23 @@ class Partial:
         deadline = time.monotonic() + _PATIENCE_SECONDS
         while True:
             make_own_folder(self.folder)
-            with contextlib.suppress(FileNotFoundError):  # the folder was just removed
+            with contextlib.suppress(FileNotFoundError):  # another process just removed the folder
                 if (held := lock(path, create=True)) is not None:
                     break
                 with open(path, encoding="utf-8") as file:
                     holder = file.read(200)
                 if time.monotonic() > deadline or not _has_gone(holder):
                     raise StoreError(f"{self.path} is being packed by another process ({holder})")
-                time.sleep(0.02)  # workers of a process that was killed end soon
+                time.sleep(0.02)  # workers of a killed process end soon
         os.truncate(held.fd, 0)
         since = time.strftime("%Y-%m-%d %H:%M:%S")
         os.pwrite(held.fd, f"process {os.getpid()} of {_HOST}, since {since}".encode(), 0)
         return held
 
     def begin(self, header: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Begin to pack, or go on; returns the header that it began with.
+        """Begin to pack, or continue; return the header with which packing was begun.
 
-        All of it must be the same, but for names that begin with an underscore.
+        The header must be the same, except for names that begin with an underscore.
         """
         header = {"version": _VERSION, **header}
         if not self._holds_streams():
@@ -114,11 +115,11 @@ class Partial:
         changed = [name for name in header if begun.get(name) != header[name] and not name.startswith("_")]
         if changed:
             what = "; ".join(f"{name} was {begun.get(name)}, and is {header[name]}" for name in changed)
-            raise StoreError(f"{self.folder} was begun otherwise: {what}; delete that folder to begin anew")
+            raise StoreError(f"{self.folder} was begun with other arguments: {what}; delete that folder to start again")
         return begun
 
     def publish(self, files: Sequence[str]) -> None:
-        """Give the store its name; the index is the last of its files."""
+        """Move the store to its path. The index is the last of its files."""
         for name in os.listdir(self.store):
             path = os.path.join(self.store, name)
             sync_folder(path) if name in files else _remove(path)
@@ -165,7 +166,7 @@ def _has_gone(holder: str) -> bool:
 
 
 def begin_part(journal: str) -> tuple[int, BinaryIO]:
-    """A new part: its number, and its journal."""
+    """Create the journal of a new part; return the part's number and the journal."""
     for number in itertools.count():
         with contextlib.suppress(FileExistsError):
             file = open(f"{journal}.{number}", "xb")  # noqa: SIM115
@@ -175,15 +176,15 @@ def begin_part(journal: str) -> tuple[int, BinaryIO]:
 
 
 def enter(file: BinaryIO, entry: Mapping[str, Any]) -> None:
-    """Enter something in a journal, to which nobody else writes."""
+    """Append an entry to a journal, which has only one writer."""
     line = json.dumps(entry, default=lambda number: number.item()).encode()  # NumPy's numbers
-    file.write(b"\n%08x %s\n" % (zlib.crc32(line), line))  # behind what was cut off
+    file.write(b"\n%08x %s\n" % (zlib.crc32(line), line))  # begins a new line after an entry that was cut off
     file.flush()
     os.fsync(file.fileno())
 
 
 def packed_in(journal: str) -> tuple[Packed, list[Any]]:
-    """The streams that are packed, and what parts have synced."""
+    """Return the packed streams, and the results of the parts' `sync`."""
     packed: Packed = {}
     synced = []
     for path in sorted(glob.glob(f"{glob.escape(journal)}.*")):

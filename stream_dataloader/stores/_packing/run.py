@@ -1,6 +1,6 @@
-"""One run of packing: a loader whose workers write, how far it is, and a report.
+"""One run of packing: a loader whose workers write, its progress, and a report.
 
-Guarantee: a disk that will not do is told before it is full.
+Guarantee: a warning comes before the disk is full.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = ["Bar", "ErrorChoice", "PackReport", "Run", "size_text"]
 
 LOOKED_SECONDS = 2.0
 
-#: Messages that a worker may be ahead of another.
+#: Number of messages by which a worker may be ahead of another.
 _AHEAD = 64
 _MOST_RESTARTS = 8
 
@@ -38,17 +38,17 @@ ErrorChoice = Literal["raise", "skip"]
 
 @dataclass(frozen=True)
 class PackReport:
-    """What `stores.pack` has packed.
+    """Report of `stores.pack`.
 
     Attributes:
-        path: The store.
-        format: Its format.
-        streams: How many streams it holds.
-        steps: Their time steps, all together.
-        bytes: What the store's files take.
-        seconds: How long this run took.
-        packed_before: Streams that an interrupted run had packed.
-        skipped: Why streams were left out, in the order of their sources.
+        path: Path of the store.
+        format: Format of the store.
+        streams: Number of streams in the store.
+        steps: Number of time steps of all streams.
+        bytes: Size of the store's files.
+        seconds: Duration of this run.
+        packed_before: Number of streams that interrupted runs had packed.
+        skipped: Errors of the streams that were left out, in the order of their sources.
     """
 
     path: str
@@ -70,7 +70,7 @@ class PackReport:
 
 
 def size_text(size: float) -> str:
-    """A number of bytes, as people write it."""
+    """Format a number of bytes."""
     for unit in ("bytes", "kB", "MB", "GB"):
         if size < 1000:
             return f"{size:.0f} bytes" if unit == "bytes" else f"{size:.1f} {unit}"
@@ -79,17 +79,17 @@ def size_text(size: float) -> str:
 
 
 class Bar(tqdm):  # type: ignore[misc]
-    """A bar that shares nothing with other processes."""
+    """Progress bar that shares nothing with other processes."""
 
-    monitor_interval = 0  # no thread, which does not go together with forking
-    _lock = threading.RLock()  # not one of all processes
+    monitor_interval = 0  # no thread, because threads and forking do not go together
+    _lock = threading.RLock()  # tqdm's own lock is shared by all processes
 
 
 class Run:
-    """A loader opens what is not packed, and its workers write it.
+    """Run of packing: a loader opens the streams that are not packed, and its workers write them.
 
     Attributes:
-        skipped: Why streams were left out, by their numbers.
+        skipped: Errors of the streams that were left out, by number.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class Run:
         self.before, self._used_before = len(self._done), disk_bytes(partial.store)
         self._call = shown if callable(shown) else None
         quiet = None if shown is None else not shown or self._call is not None
-        if sys.stderr is None:  # of a program that was started without it
+        if sys.stderr is None:  # the program was started without it
             quiet = True
         name, total = f"packing {os.path.basename(partial.path)}", len(factory.keys)
         self._bar = Bar(desc=name, initial=self.before, total=total, unit="stream", disable=quiet)
@@ -119,7 +119,7 @@ class Run:
         while left := len(factory.keys) - len(packed_in(factory.journal)[0]) - len(self.skipped):
             if left == before:
                 raise StoreError(f"workers died before the disk held one of {left:,} streams")
-            # a second time if a worker died before the disk held what it had packed
+            # again if a worker died before its streams were on the disk
             before, workers = left, min(num_workers, left)
             factory.skipped = frozenset(self.skipped)
             dataset = StreamDataset(
@@ -172,7 +172,7 @@ class Run:
         self._count(error.source_index)
 
     def _count(self, number: int, steps: int = 0) -> None:
-        """A stream is packed, or skipped; maybe said again."""
+        """Count a stream as packed or skipped, unless it was counted before."""
         if number in self._done:
             return
         self._done.add(number)
@@ -182,7 +182,7 @@ class Run:
             self._call(len(self._done), self._bar.total)
 
     def _look(self) -> None:
-        """Now and then, show how fast it is, and look at the disk."""
+        """Now and then, show the speed and check the free space of the disk."""
         done = len(self._done) - self.before
         if not done or time.monotonic() - self._looked < LOOKED_SECONDS:
             return
@@ -205,5 +205,5 @@ class Run:
 
 def _reports_of(loader: StreamDataLoader[Any]) -> Iterator[list[Any]]:
     yield from loader
-    # the second epoch finishes the parts, as each worker begins a stream
+    # the second epoch finishes the parts, because each worker begins a stream
     yield next(iter(loader))

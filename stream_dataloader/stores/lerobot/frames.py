@@ -1,13 +1,13 @@
-"""The cameras of an episode: which frame belongs to which row, and pictures.
+"""Cameras of an episode: the frame of each row, and its picture.
 
-Rows say when their frames are shown, from the episode's begin on::
+Rows have the times of their frames, counted from the start of the episode::
 
     file's frames     0    1    2    3    4    5    6    7    (at n / fps, or nearly)
     episode                     |<- begin     end ->|
     rows' timestamps            0.0  0.1  0.2  0.3
 
-Guarantee: a row has the frame of its episode nearest to its time, within the tolerance,
-and no other row has that; or there is an error. Each frame is decoded once.
+Guarantee: a row gets the frame of its episode that is nearest to its time, within the tolerance,
+and no two rows share a frame; otherwise an error is raised. Each frame is decoded once.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ __all__ = ["Camera", "frames_of_rows", "image_pictures", "video_pictures"]
 
 
 class Camera:
-    """The pictures of an episode by row."""
+    """Pictures of an episode by row."""
 
     def __init__(self, name: str, pictures: Callable[[int], Any]) -> None:
         self._name = name
@@ -78,7 +78,7 @@ class Camera:
         except (OSError, ValueError, StopIteration) as error:
             self.close()
             what = str(error).split("; use on_corrupt", maxsplit=1)[0] or "it ends here"
-            raise _kind(error)(f"{self._name}, step {row}: {what}; download it anew") from error
+            raise _kind(error)(f"{self._name}, step {row}: {what}; download it again") from error
 
     def close(self) -> None:
         opened, self._opened = self._opened, None
@@ -87,7 +87,7 @@ class Camera:
 
 
 def _kind(error: BaseException) -> type[Exception]:
-    """The dataset is damaged, unless the disk is."""
+    """Return the type of error to raise: `StoreError`, unless the disk failed."""
     if isinstance(error, FileNotFoundError):
         return StoreError
     return OSError if isinstance(error, OSError) else StoreError
@@ -97,7 +97,7 @@ def _kind(error: BaseException) -> type[Exception]:
 def _shown(path: str, _size: int, _changed: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     ticks = frame_index(path).times
     if ticks is None:
-        raise StoreError(f"{path} does not tell when its frames are shown; encode it anew")
+        raise StoreError(f"{path} does not tell when its frames are shown; encode it again")
     with closing(FrameReader(path)) as reader:
         base = reader.stream.time_base
     return ticks, ticks * base.numerator / base.denominator
@@ -111,7 +111,7 @@ def frames_of_rows(
     tolerance: float,
     name: str,
 ) -> NDArray[np.int64]:
-    """The number of each row's frame, of those shown at `seconds`."""
+    """Return the number of each row's frame, given the times of all frames."""
     rows = len(timestamps)
     slack = 0.5 / fps
     borders = video.begin - slack, video.end - slack
@@ -125,7 +125,7 @@ def frames_of_rows(
     later = seconds[after] - wanted < wanted - seconds[before]
     frames = np.where(later, after, before)
     away = np.abs(seconds[frames] - wanted)
-    if len(far := np.flatnonzero(~(away <= tolerance))):  # also if it is NaN
+    if len(far := np.flatnonzero(~(away <= tolerance))):  # also true for NaN
         row = int(far[0])
         nearest = f"the nearest frame at {seconds[frames[row]]:.4f} s; tolerance_s is {tolerance:.4f} s"
         raise StoreError(f"{name}, step {row}: it is at {wanted[row]:.4f} s of {video.path}, {nearest}")
@@ -136,7 +136,7 @@ def frames_of_rows(
 
 
 class _RowFrames(NamedTuple):
-    """The frames of an episode's rows, as a `Selection`."""
+    """Frames of an episode's rows; takes the place of a `Selection`."""
 
     section: Section
     frames_of: NDArray[np.int64]
@@ -167,12 +167,12 @@ def video_pictures(
     tolerance: float,
     name: str,
 ) -> Callable[[int], Any]:
-    """Returns what opens an episode's frames from a row on."""
+    """Return a function that opens an episode's frames from a row on."""
     try:
         status = os.stat(video.path)
         ticks, seconds = _shown(video.path, status.st_size, status.st_mtime_ns)
     except (OSError, ValueError) as error:
-        raise _kind(error)(f"{name}: {error}; download it anew") from error
+        raise _kind(error)(f"{name}: {error}; download it again") from error
     frames = frames_of_rows(seconds, video, timestamps, fps, tolerance, name)
     chosen = _RowFrames(Section(video.path), frames, ticks[frames])
     return lambda row: OpenVideo(options, chosen, row, open_local(video.path))
@@ -189,7 +189,7 @@ def image_pictures(
     picture: Picture,
     name: str,
 ) -> Callable[[int], Any]:
-    """As `video_pictures`, of a table."""
+    """Return a function like that of `video_pictures`, for pictures in a table."""
 
     def decoded(encoded: dict[str, Any]) -> Any:
         data, path = encoded.get("bytes"), encoded.get("path")

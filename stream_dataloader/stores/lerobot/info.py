@@ -1,6 +1,6 @@
-"""What a LeRobot dataset says of itself, and which files it is made of.
+"""Description of a LeRobot dataset, and the files that it consists of.
 
-The layout is that of lerobot 0.4.4; and v2.1, as its converter reads it. ::
+The layout is that of lerobot 0.4.4, or v2.1 as lerobot's converter reads it. ::
 
     v3.0  meta/info.json                      features, fps, templates of paths
           meta/tasks.parquet                  task_index, and the text as index
@@ -11,7 +11,7 @@ The layout is that of lerobot 0.4.4; and v2.1, as its converter reads it. ::
           data/CHUNK/EPISODE.parquet          an episode each
           videos/CHUNK/CAMERA/EPISODE.mp4
 
-Guarantee: nothing outside of the dataset's folder is named.
+Guarantee: no file outside of the dataset's folder is named.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Feature(NamedTuple):
 
     name: str
     kind: str  # "video", "image", "depth image", "string", "number", or another
-    dtype: np.dtype[Any] | None  # of numbers
+    dtype: np.dtype[Any] | None  # None unless `kind` is "number"
     shape: tuple[int, ...]  # of one time step; () where the dataset says (1,)
 
     @property
@@ -54,21 +54,21 @@ class Feature(NamedTuple):
 
 @dataclass(frozen=True)
 class Info:
-    """What info.json says."""
+    """Content of info.json."""
 
     path: str  # the dataset's folder
     version: str
     fps: float
     features: Mapping[str, Feature]  # by name, in the dataset's order
     data_path: str  # template of the tables' paths
-    video_path: str | None  # of the videos' paths; None if there are none
+    video_path: str | None  # template of the videos' paths; None without videos
     chunk_episodes: int  # in version 2
-    episodes: int | None  # None if it does not tell
+    episodes: int | None  # number of episodes; None if it is not given
     content: Mapping[str, Any]
 
     @property
     def is_v2(self) -> bool:
-        """Whether each episode has files of its own."""
+        """Whether each episode has its own files."""
         return self.version.removeprefix("v").startswith("2")
 
     def file(self, template: str, **values: Any) -> str:

@@ -1,6 +1,6 @@
-"""Reads a LeRobot dataset: the factory, and one episode's steps.
+"""Reading of a LeRobot dataset: the factory, and the steps of one episode.
 
-Guarantee: frames are decoded into the batch, each once.
+Guarantee: each frame is decoded once, directly into the batch.
 """
 
 from __future__ import annotations
@@ -38,24 +38,24 @@ _KINDS = ("number", "string", "video", "image", "depth image")
 
 
 class LeRobotStore(Store):
-    """A LeRobot dataset, version v3.0, v2.1 or v2.0; an episode is a stream of dicts.
+    """LeRobot dataset of version v3.0, v2.1 or v2.0; an episode is a stream of dicts.
 
     An item has each camera's picture, the table's columns (`action`, ...), and its task's text.
-    A feature of shape `(1,)` is a number. Episodes are in the order of `episode_index`, the key.
+    A feature of shape `(1,)` is a number. Episodes are in the order of `episode_index`, which is the key.
 
     Args:
         path: The dataset's folder, with `meta/info.json`.
-        cameras: Names of the cameras; None takes all, `()` none.
-        columns: Names of the table's columns; None takes all, `()` none.
+        cameras: Names of the cameras; None: all, `()`: none.
+        columns: Names of the table's columns; None: all, `()`: none.
         task: Whether items have the text of their task.
-        size: `(height, width)` of pictures; None keeps that of each camera.
+        size: `(height, width)` of pictures; None keeps the size of each camera.
         layout: `"CHW"` or `"HWC"`.
-        fit: `"stretch"`, `"letterbox"` or `"crop"`, as of `VideoStream`.
+        fit: `"stretch"`, `"letterbox"` or `"crop"`, as for `VideoStream`.
         image_dtype: `"uint8"`, 0 to 255, or `"float32"`, 0 to 1.
-        conversion: `"accurate"` or `"swscale"`, as of `VideoStream`; of cameras that are videos.
-        tolerance_s: How far a frame may be off its row's time; None: a quarter of a step.
-        files: Which files links in the folder may lead to: `"inside"` it, or `"anywhere"`.
-        limits: How large data may become when it is decoded; see `streams.Limits`. None is the usual ones.
+        conversion: `"accurate"` or `"swscale"`, as for `VideoStream`; only for cameras that are videos.
+        tolerance_s: Largest difference between the times of a frame and its row; None: a quarter of a step.
+        files: Files that links in the folder may lead to: `"inside"` it, or `"anywhere"`.
+        limits: Largest sizes of decoded data; see `streams.Limits`. None: the defaults.
     """
 
     format: ClassVar[str] = "lerobot"
@@ -160,25 +160,25 @@ class LeRobotStore(Store):
         return str(self.index.episodes.numbers[self._check_number(number)])
 
     def metadata(self, number: int) -> Mapping[str, Any]:
-        """The episode's `episode_index` and `tasks`."""
+        """Return the episode's `episode_index` and `tasks`."""
         number = self._check_number(number)
         episodes: Episodes = self.index.episodes
         return {"episode_index": int(episodes.numbers[number]), "tasks": episodes.texts(number)}
 
     @property
     def tasks(self) -> Mapping[int, str]:
-        """The text of each `task_index`."""
+        """Text of each `task_index`."""
         tasks: Mapping[int, str] = self.index.episodes.tasks
         return tasks
 
     @property
     def fps(self) -> float:
-        """Time steps a second."""
+        """Number of time steps per second."""
         fps: float = self.index.episodes.info.fps
         return fps
 
     def stats(self) -> Mapping[str, Any]:
-        """What `meta/stats.json` says: for each feature its mean, std, ..., as lists."""
+        """Content of `meta/stats.json`: mean, std, ... of each feature, as lists."""
         path = os.path.join(self.path, "meta", "stats.json")
         found: Mapping[str, Any] = read_json(path, dict)
         return found
@@ -193,7 +193,7 @@ class LeRobotStore(Store):
 
 @dataclass
 class _Index:
-    """Where episodes lie, and what items have of them."""
+    """Index of the episodes, and the parts of them that items have."""
 
     episodes: Episodes
     cameras: list[Feature]
@@ -209,7 +209,7 @@ class _Index:
 
 
 class _Steps:
-    """One episode; see `Steps`."""
+    """Steps of one episode; see `Steps`."""
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
-"""The tables of a dataset: where each episode lies, and its rows.
+"""Tables of a dataset: the place of each episode, and its rows.
 
-Guarantee: an episode has as many rows as the dataset promises. Of pictures, a few are kept.
-Nothing of data or videos is read to know where episodes lie.
+Guarantee: an episode has as many rows as the dataset declares. Only a few pictures are kept in memory.
+No data or videos are read to find the episodes.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ _MOST_STEPS = 1 << 40
 _NUMBER, _LENGTH, _CHUNK, _FILE = "episode_index", "length", "data/chunk_index", "data/file_index"
 _PLACE, _TIMES = ("chunk_index", "file_index"), ("from_timestamp", "to_timestamp")
 _MOST_FILES = 64
-_MOST_KEPT_BYTES = 128 << 20  # of each
+_MOST_KEPT_BYTES = 128 << 20  # for each kind
 _PICTURES_AT_ONCE = 16
 _BUFFER_BYTES = 1 << 18
 
 
 class EpisodeVideo(NamedTuple):
-    """Where an episode's frames of one camera lie."""
+    """Place of an episode's frames of one camera."""
 
     path: str
     begin: float  # seconds: the row at `timestamp` t shows the frame at `begin + t`
-    end: float  # where the next episode begins; infinite if the file has no other
+    end: float  # start of the next episode; infinite if the file has only one
 
 
 class Episodes:
-    """Where episodes lie; `columns` are named as in version 3."""
+    """Places of the episodes; `columns` are named as in version 3."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class Episodes:
     def _check(self) -> None:
         where = os.path.join(self.info.path, "meta")
         if len(repeated := self.numbers[1:][np.diff(self.numbers) == 0]):
-            raise StoreError(f"{where} has episode {repeated[0]} twice; write it anew")
+            raise StoreError(f"{where} has episode {repeated[0]} twice; write it again")
         is_wrong = (self.lengths < 0) | (self.lengths > _MOST_STEPS) | (self.numbers < 0)
         if is_wrong.any():
             number, rows = self.numbers[is_wrong][0], self.lengths[is_wrong][0]
@@ -110,7 +110,7 @@ class Episodes:
 
 
 def meta_files(path: str) -> list[str]:
-    """The files that say where episodes lie."""
+    """Return the files that have the places of episodes."""
     lines = os.path.join(path, "meta", "episodes.jsonl")
     return [os.path.join(path, INFO), lines, *_episode_tables(path)]
 
@@ -121,7 +121,7 @@ def _episode_tables(path: str) -> list[str]:
 
 
 def read_episodes(info: Info, cameras: Sequence[str]) -> Episodes:
-    """Read where episodes lie, and their frames of some cameras."""
+    """Read the places of episodes, and of their frames of some cameras."""
     return _read_v2(info) if info.is_v2 else _read_v3(info, cameras)
 
 
@@ -185,7 +185,7 @@ def _lines(path: str, parsed: Callable[[Any], Any]) -> list[Any]:
 
 
 class Tables:
-    """Reads numbers and texts of episodes, for any thread."""
+    """Reader of numbers and texts of episodes, which any thread may use."""
 
     def __init__(self, features: Sequence[Feature]) -> None:
         self._features = {feature.name: feature for feature in features}
@@ -210,7 +210,7 @@ class Tables:
         return rows, int(rows.start[number])
 
     def read(self, path: str, episode: int, length: int, name: str) -> dict[str, Numbers]:
-        """Numbers and texts of an episode, by name; a copy."""
+        """Return a copy of the numbers and texts of an episode, by name."""
         found = {
             feature.name: np.empty((length, *feature.shape), feature.dtype or object)
             for feature in self._features.values()
@@ -229,7 +229,7 @@ class Tables:
         camera: str,
         name: str,
     ) -> Iterator[dict[str, Any]]:
-        """Encoded: `{"bytes": ..., "path": ...}`, either of them None."""
+        """Yield encoded pictures: `{"bytes": ..., "path": ...}`, one of them None."""
         rows, first = self._run(path, episode, length, name)
         (file,) = rows.files
         group = int(np.searchsorted(file.first, first, "right")) - 1
@@ -246,7 +246,7 @@ class Tables:
 
 
 def opened(path: str, columns: Iterable[str]) -> TableFile:
-    """A file that has some columns."""
+    """Open a file, and check that it has some columns."""
     with damage_named(path):
         file = TableFile(path)
     if missing := sorted(set(columns).difference(file.columns)):
@@ -255,7 +255,7 @@ def opened(path: str, columns: Iterable[str]) -> TableFile:
 
 
 def values(array: Any, feature: Feature, source: Source) -> Numbers:
-    """A feature's column, `(rows, *shape)`."""
+    """Return a feature's column, `(rows, *shape)`."""
     import pyarrow
 
     found = column_of(array, source)
@@ -271,8 +271,8 @@ def values(array: Any, feature: Feature, source: Source) -> Numbers:
         shape = numbers.shape[1:]
         raise source.error(f"rows of the shape {shape}, and meta/info.json says {feature.shape}")
     if feature.dtype.kind == "b" and numbers.dtype != feature.dtype:
-        raise source.error(f"it is of {numbers.dtype}, and meta/info.json says bool; write it anew")
-    if numbers.dtype != feature.dtype:  # the cast is a safe one
+        raise source.error(f"it is of {numbers.dtype}, and meta/info.json says bool; write it again")
+    if numbers.dtype != feature.dtype:  # this cast loses nothing
         wanted = pyarrow.from_numpy_dtype(feature.dtype)
         cast = pyarrow.array(numbers.reshape(-1)).cast(wanted)
         numbers = cast.to_numpy(zero_copy_only=False)

@@ -1,6 +1,6 @@
-"""LMDB: windows of steps as values, or databases that people already have.
+"""LMDB: windows of steps as values, or existing databases.
 
-Open `store` first, which says what is in a store.
+Open `store` first, which describes the content of a store.
 """
 
 from stream_dataloader.stores.lmdb.store import LmdbStore

@@ -1,7 +1,7 @@
-"""LMDB files, mapped; and their pages, which say where keys and values lie.
+"""Memory-mapped LMDB files, and their pages, which have the places of keys and values.
 
-LMDB trusts what is in a file: of 500 damaged ones, 77 to 152 end a process that reads them
-by py-lmdb 3. So the pages that lead to values are looked at here.
+LMDB trusts the content of a file: 77 to 152 of 500 damaged files end a process that reads them
+by py-lmdb 3. So this module itself reads and checks the pages that lead to values.
 
 Source: `MDB_meta`, `MDB_page` and `MDB_node` of LMDB 0.9's mdb.c, data version 1.
 
@@ -44,7 +44,7 @@ _Positions = NDArray[np.int64]
 
 
 class Tree(NamedTuple):
-    """Where keys and values begin and end, `(entries, 2)`; and the pages' CRC-32."""
+    """Start and end of keys and values, `(entries, 2)`, and the pages' CRC-32."""
 
     keys: _Positions
     values: _Positions
@@ -55,7 +55,7 @@ class Tree(NamedTuple):
 
 
 def read_tree(content: NDArray[np.uint8], path: str, name: str | None = None) -> Tree:
-    """The keys and values of a file, or of a named database in it."""
+    """Find the keys and values of a file, or of a named database in it."""
     with damage_named(path):  # NumPy refuses positions outside of an array
         metas = [_META.unpack_from(content.data)]
         page_bytes = metas[0][4]
@@ -74,14 +74,14 @@ def read_tree(content: NDArray[np.uint8], path: str, name: str | None = None) ->
             if flags:
                 raise StoreError(f"{path}: the database {name!r} has several values a key, or numbers as keys")
         found, crc = _walk(pages, depth, root, count, crc, _BIG)
-        first, stop = found[:, 0], found[:, 1]  # of keys; those such as `__len__` tell of the others
+        first, stop = found[:, 0], found[:, 1]  # of keys; those such as `__len__` describe the others
         around = content[np.stack([first, first + 1, stop - 2, stop - 1])]
         found = found[~((around == ord("_")).all(0) & (stop - first > 3))]
         return Tree(found[:, :2], found[:, 2:], crc)
 
 
 def _walk(pages: NDArray[np.uint8], depth: int, root: int, count: int, crc: int, kinds: int) -> tuple[_Positions, int]:
-    """Where keys and values begin and end, `(entries, 4)`, and the CRC-32."""
+    """Return the start and end of keys and values, `(entries, 4)`, and the CRC-32."""
     level = np.array([root], np.uint64).view(np.int64)[:depth]
     entries = [np.empty((0, 4), np.int64)]
     for height in reversed(range(depth)):
@@ -104,7 +104,7 @@ def _walk(pages: NDArray[np.uint8], depth: int, root: int, count: int, crc: int,
 
 
 def _nodes(halves: NDArray[np.uint16], pages: _Positions, kind: int) -> tuple[_Positions, list[_Positions]]:
-    """Where the entries of some pages begin, and the first four numbers of each."""
+    """Return the start of each entry of some pages, and its first four numbers."""
     count = (halves[:, 6].astype(np.int64) - _PAGE_HEADER) // 2
     wrong = (halves[:, :4].copy().view(np.int64)[:, 0] != pages) | (halves[:, 5] != kind) | (count < 1)
     if wrong.any():
@@ -118,7 +118,7 @@ def _nodes(halves: NDArray[np.uint16], pages: _Positions, kind: int) -> tuple[_P
 
 
 def _entries(pages: NDArray[np.uint8], at: _Positions, numbers: list[_Positions], kinds: int) -> _Positions:
-    """Where keys and values begin and end, `(entries, 4)`."""
+    """Return the start and end of keys and values, `(entries, 4)`."""
     low, high, flags, key_bytes = numbers
     if (flags & ~kinds).any():
         raise ValueError("it has named databases (give db=), or several values a key")
@@ -136,20 +136,20 @@ def _entries(pages: NDArray[np.uint8], at: _Positions, numbers: list[_Positions]
 
 
 def natural_key(key: bytes) -> tuple[Any, str]:
-    """What sorts keys with numbers as numbers."""
+    """Return a key for `sorted` that sorts numbers in a name as numbers."""
     return natural_order(os.fsdecode(key))
 
 
 def mapped(path: str, size: int, *, readahead: bool = True) -> LeafFile:
-    """A file, mapped as bytes."""
+    """Map a file as bytes."""
     return LeafFile(path, LeafSpec(torch.uint8, ()), size, readahead=readahead)
 
 
 class Databases:
-    """The files of a store, by number.
+    """Files of a store by number.
 
-    `file` maps one, `tree` finds its values, `checked` notes which are whole.
-    `expected` has the size of each file, how many values it has, and `Tree.crc`.
+    `file` maps one, `tree` finds its values, `checked` notes which values were checked.
+    `expected` has the size of each file, its number of values, and `Tree.crc`.
     """
 
     def __init__(self, expected: Mapping[str, tuple[int, ...] | None], options: Mapping[str, Any]) -> None:
@@ -159,7 +159,7 @@ class Databases:
 
         most: int | None = options["open_databases"]
 
-        @functools.lru_cache(most)  # not of a method, which would keep files open in a circle
+        @functools.lru_cache(most)  # not a method: the cache would keep files open by a reference cycle
         def file(number: int) -> LeafFile:
             known[number].check()
             return mapped(known[number].path, known[number].size, readahead=options["readahead"])
@@ -169,7 +169,7 @@ class Databases:
             path, _, size, *_ = known[number]
             found = read_tree(file(number).rows, path, options["db"])
             if expected[path] not in (None, (size, len(found.values), found.crc)):
-                raise StoreError(f"{path} is damaged: it has another size or tree; pack it anew")
+                raise StoreError(f"{path} is damaged: it has another size or tree; pack it again")
             if options["order"] != "natural":
                 return found
             keys = list(map(natural_key, found.names(file(number).rows)))
@@ -186,6 +186,6 @@ class Databases:
         try:
             return take(file.rows[begin:stop])
         except Exception as error:
-            raise StoreError(f"{name}, in {file.path}, is damaged: {error}; pack it anew") from error
+            raise StoreError(f"{name}, in {file.path}, is damaged: {error}; pack it again") from error
         finally:
             file.check()

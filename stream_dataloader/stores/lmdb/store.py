@@ -1,13 +1,13 @@
-"""Reads LMDB stores that were packed, and any other LMDB by a function for its values.
+"""Reading of packed LMDB stores, and of any other LMDB with a function that decodes its values.
 
-A packed store, see `memmap/packed`; `start` is a stream's first value, and besides there are ::
+A packed store is described in `memmap/packed`; `start` is a stream's first value. It also has ::
 
     streams.bin    two more rows: the database, and CRC-32 of its values' checksums
-    0.lmdb ...     databases, a file each. Keys are numbers from 0, 8 bytes, big-endian;
+    0.lmdb ...     databases, one per file. Keys are numbers from 0, 8 bytes, big-endian;
                    a value is a window of steps, see `windows`; a stream's last may be shorter
 
-Guarantee: opening a packed store reads its tables only. A window is copied once.
-A file that is damaged, cut off or replaced is an error.
+Guarantee: opening a packed store reads only its tables. A window is copied once.
+A file that is damaged, cut off or replaced raises an error.
 """
 
 from __future__ import annotations
@@ -43,28 +43,28 @@ __all__ = ["KIND", "LmdbStore"]
 
 KIND = "lmdb store"
 
-#: Keys of a database that are looked at to find out whether their order is natural.
+#: Number of keys of a database that are read to check whether their order is natural.
 _LOOKED_AT = 2000
 
 
 class LmdbStore(PackedStore):
-    """An LMDB store: as `stores.pack(format="lmdb")` writes it, or any LMDB with `decode`.
+    """LMDB store, as written by `stores.pack(format="lmdb")`, or any LMDB with `decode`.
 
     Args:
         path: The folder that was packed; with `decode` any LMDB file, or a folder with some.
-        columns: Names of the leaves to read; None reads all. Of a packed store.
-        open_databases: How many a process has open at most; None: all that it reads.
+        columns: Names of the leaves to read from a packed store; None reads all.
+        open_databases: Largest number of databases that a process keeps open; None: all that it reads.
         readahead: Whether the system reads ahead.
-        check: Whether values are compared with checksums. Of a packed store.
-        decode: Makes an item of a value's bytes, in files that were not packed. Each key is
-            a time step, but those such as `__len__`.
-        order: Of keys: `"bytes"`, or `"natural"`, with `frame_2` before `frame_10`.
-            None: by bytes, with a warning if that is not natural. With `decode`.
-        stream: A separator, such as `"/"`: keys that are alike up to the last of it are
-            a stream, others are left out. None: each database is one. With `decode`.
-        db: The name of a database in each file. None: the unnamed one. With `decode`.
-        files: Which files links in the folder may lead to: `"inside"` it, or `"anywhere"`.
-        limits: How large data may become when it is decoded; see `streams.Limits`. None is the usual ones.
+        check: Whether values of a packed store are compared with checksums.
+        decode: Function that makes an item from a value's bytes, in files that were not packed. Each key is
+            a time step, except those such as `__len__`.
+        order: Order of keys, with `decode`: `"bytes"`, or `"natural"`, with `frame_2` before `frame_10`.
+            None: by bytes, with a warning if that is not natural.
+        stream: A separator, such as `"/"`, with `decode`: keys with the same text before the last separator are
+            a stream, and other keys are left out. None: each database is a stream.
+        db: Name of a database in each file, with `decode`. None: the unnamed database.
+        files: Files that links in the folder may lead to: `"inside"` it, or `"anywhere"`.
+        limits: Largest sizes of decoded data; see `streams.Limits`. None: the defaults.
 
     Checked against py-lmdb 3.0.0, with LMDB 0.9.36.
     """
@@ -130,7 +130,7 @@ class LmdbStore(PackedStore):
 
 
 class _PackedIndex(PackedIndex):
-    """Also knows the windows of steps."""
+    """Index that also knows the windows of steps."""
 
     kind: ClassVar[str] = KIND
     databases: Databases
@@ -161,7 +161,7 @@ class _PackedSteps:
         self._window, self._windows, self._databases = index.window, index.windows, index.databases
         self._structure, self._leaves = index.item, index.places
         self._specs = [index.leaves[leaf] for leaf in self._leaves]
-        self._kept: tuple[int, Any] = (-1, None)  # the latest window that was decompressed
+        self._kept: tuple[int, Any] = (-1, None)  # the last decompressed window
 
     def __len__(self) -> int:
         return int(self._steps)
@@ -216,14 +216,14 @@ class _PackedSteps:
             crc = zlib.crc32(self._value(window, check_value).to_bytes(4, "little"), crc)
             self._value(window, functools.partial(self._columns, window))
         if crc != self._crc:
-            raise StoreError(f"{self._name} is damaged: its values are those of another stream; pack it anew")
+            raise StoreError(f"{self._name} is damaged: its values are those of another stream; pack it again")
 
     def close(self) -> None:
         self._kept = (-1, None)
 
 
 class _PlainIndex:
-    """The streams of databases that were not packed."""
+    """Index of the streams of databases that were not packed."""
 
     structure = None
 
@@ -275,11 +275,11 @@ def _files_at(path: str, *, natural: bool) -> dict[str, str]:
 
 
 def _warn_of_order(name: str, keys: list[bytes]) -> None:
-    """Warn of keys whose numbers alone differ, and descend."""
+    """Warn about neighbouring keys that differ only in numbers which decrease."""
     texts = [re.split(rb"\d+", key) for key in keys]
     for i, (one, other) in enumerate(itertools.pairwise(keys)):
         if texts[i] == texts[i + 1] and natural_key(one) > natural_key(other):
-            found = f"{name} has {other!r} behind {one!r}"
+            found = f"{name} has {other!r} after {one!r}"
             warnings.warn(f"{found}; give order='natural' or 'bytes'", stacklevel=6)
             return
 

@@ -1,8 +1,8 @@
-"""A value: a window of steps, written and read.
+"""Values of a packed LMDB store: windows of steps, written and read.
 
 ::
 
-    checksum, uint32 | how many steps, uint32 | body
+    checksum, uint32 | number of steps, uint32 | body
 
 Numbers are little-endian. The checksum is the CRC-32 of the number of steps, of what follows
 the last whole 4,096 bytes of the body, and of the sums (uint64) of each whole 4,096 bytes.
@@ -10,7 +10,7 @@ the last whole 4,096 bytes of the body, and of the sums (uint64) of each whole 4
 The body has each leaf's steps; with `"zstd"` it is one frame. With `"jpeg"`, a leaf of images
 is the sizes of all steps' files, uint32 each, and then the files.
 
-Guarantee: what a value says is compared with its size before anything is allocated.
+Guarantee: the sizes that a value claims are compared with its own size before memory is allocated.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _WANTED_BYTES, _MOST_WINDOW = 1 << 20, 1024
 
 
 def steps_of_window(leaves: Sequence[LeafSpec]) -> int:
-    """As many as make about 1 MB."""
+    """Return the number of steps that make about 1 MB."""
     return max(1, min(_MOST_WINDOW, _WANTED_BYTES // max(1, sum(leaf.step_bytes for leaf in leaves))))
 
 
@@ -54,7 +54,7 @@ def _checksum(steps: int, body: Any) -> int:
 
 
 def check_value(value: Any) -> int:
-    """The checksum that a value says it has; a ValueError if it has another."""
+    """Return the checksum of a value; raise a ValueError if the content does not match it."""
     found, steps = _HEAD.unpack_from(value)
     if _checksum(steps, value[_HEAD.size :]) != found:
         raise ValueError("its checksum is another")
@@ -62,7 +62,7 @@ def check_value(value: Any) -> int:
 
 
 def _as_image(pixels: Any) -> Any:
-    """A step's pixels as `(H, W, C)`; None if they are no image."""
+    """Return a step's pixels as `(H, W, C)`, or None if they are not an image."""
     if pixels.ndim not in (2, 3):
         return None
     image = pixels[..., None] if pixels.ndim == 2 else pixels
@@ -72,9 +72,9 @@ def _as_image(pixels: Any) -> Any:
 
 
 class Windows:
-    """Writes and reads values of one store, whose items have some leaves.
+    """Writer and reader of the values of one store with the given leaves.
 
-    `images` says which leaves are JPEG, `is_compressed` whether values are one frame.
+    `images` are the leaves encoded as JPEG; `is_compressed` says whether values are one frame.
     """
 
     def __init__(self, leaves: Sequence[LeafSpec], codec: str, quality: int = 95, limits: Limits | None = None) -> None:
@@ -89,7 +89,7 @@ class Windows:
             for leaf in leaves
         ]
         if self.is_compressed:
-            codecs.pack("zstd", b"")  # says at once if the package is missing
+            codecs.pack("zstd", b"")  # raises now if the package is missing
         if any(self.images):
             self._cv2: Any = import_opencv('codec="jpeg"')
 

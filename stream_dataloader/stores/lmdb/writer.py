@@ -1,8 +1,8 @@
-"""Packs streams into databases, by several processes at once.
+"""Packing of streams into databases, by several processes at once.
 
-Each worker writes databases of its own, so that no two write to one.
+Each worker writes its own databases, so that no two workers write to the same one.
 
-Guarantee: a stream that breaks off leaves nothing behind.
+Guarantee: a stream that fails leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from stream_dataloader.stores.memmap.packed import finish_store
 
 __all__ = ["LmdbPacker"]
 
-#: The map's size at first, which is doubled when it is full.
+#: First size of the map, which is doubled when it is full.
 _FIRST_MAP_BYTES = 1 << 30
-#: What is held in memory, and then written in one transaction.
+#: Bytes that are collected in memory, and then written in one transaction.
 _MOST_PENDING_BYTES = 32 << 20
 
 
@@ -38,13 +38,13 @@ class LmdbPacker:
     """See `packing.Packer`.
 
     Args:
-        folder: Where to write.
-        window: Steps of a value; None: as many as make about 1 MB.
+        folder: Folder to write to.
+        window: Number of steps of a value; None: as many as make about 1 MB.
         codec: `"none"`: raw bytes. `"zstd"`: smaller where data repeat. `"jpeg"`: images, uint8
             with 1 or 3 channels first or last, lose some quality; other leaves are raw.
-        quality: Of JPEG, 1 to 100.
-        databases: How many each worker writes.
-        metadata: Of the whole store, as JSON can hold it.
+        quality: Quality of JPEG, 1 to 100.
+        databases: Number of databases that each worker writes.
+        metadata: Metadata of the whole store for JSON.
 
     Raises:
         ValueError: An option is out of its range.
@@ -158,14 +158,14 @@ class _Part:
 
 
 class _Writer:
-    """Writes a database; a commit waits for the disk."""
+    """Writer of one database. A commit waits for the disk."""
 
     def __init__(self, path: str) -> None:
         self._path = path
         self._opened: Any = None
         self.count = 0
-        self._written = 0  # with those of a stream that broke off
-        self._pending: list[bytes] = []  # the values before `count`
+        self._written = 0  # number of values, including those of a stream that failed
+        self._pending: list[bytes] = []  # the last values before `count`, not written yet
         self._pending_bytes = 0
 
     def put(self, value: bytes) -> None:
@@ -198,11 +198,11 @@ class _Writer:
                 self._pending, self._pending_bytes = [], 0
 
     def _failed(self, error: Any) -> Exception:
-        """As the system's error, if it was one: a full disk, say."""
+        """Return the system's error if there was one, such as a full disk, else a StoreError."""
         if (code := error.code) <= 0:
             return StoreError(f"{self._path} cannot be written: {error}")
         if shutil.disk_usage(os.path.dirname(self._path)).free < self._pending_bytes:
-            code = errno.ENOSPC  # of which LMDB says "Input/output error"
+            code = errno.ENOSPC  # LMDB reports this as "Input/output error"
         return OSError(code, f"{os.strerror(code)} ({error}); if the disk is full, make room", self._path)
 
     def close(self) -> None:

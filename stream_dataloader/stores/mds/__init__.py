@@ -1,6 +1,6 @@
 """MDS, the format of mosaicml-streaming, without that package.
 
-Open `index` first, which says what is in a dataset.
+Open `index` first, which describes the content of a dataset.
 """
 
 from stream_dataloader.stores.mds.packer import MdsPacker

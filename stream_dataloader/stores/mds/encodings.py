@@ -1,4 +1,4 @@
-"""How a column's values are bytes, by the names of encodings.
+"""Encodings of a column's values as bytes, by name.
 
 Source: `streaming/base/format/mds/encodings.py` of mosaicml-streaming 0.13, and Pillow 13.
 Numbers are little-endian. Dtype and shape are in the encoding's name or before the values::
@@ -10,7 +10,7 @@ Numbers are little-endian. Dtype and shape are in the encoding's name or before 
     jpeg_array            [count: 4 bytes] [sizes: count * 4 bytes] values
     pil                   [width: 4 bytes] [height: 4 bytes] [length of the mode: 4 bytes] mode, rows
 
-Guarantee: decoding ends in a value that owns its memory, or in a `ValueError`.
+Guarantee: decoding returns a value that owns its memory, or raises a `ValueError`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from stream_dataloader.streams._media.opencv import decoded_image, import_opencv
 
 __all__ = ["ARRAY_DTYPES", "ArrayEncoding", "Encoding", "PictureEncoding", "encoding_of"]
 
-#: The dtypes of arrays, by their byte: bits, one more if signed, two more of floats.
+#: Dtypes of arrays by their code: the number of bits, plus one if signed, plus two for floats.
 ARRAY_DTYPES = {
     bits + more: f"{kind}{bits}" for bits in (8, 16, 32, 64) for more, kind in enumerate(("uint", "int", "float"))
 }
@@ -42,7 +42,7 @@ _SHAPE_DTYPES = ("u1", "<u2", "<u4", "<u8")
 
 _PICTURES = ("jpeg", "png", "pil")
 
-#: Lists of pictures: the kind of these, and how many bytes come before their count.
+#: Lists of pictures: the kind of picture, and the number of bytes before their count.
 _LISTS = {"jpeg_array": ("jpeg", 0), "jpegarray": ("jpeg", 0)} | {f"list[{kind}]": (kind, 4) for kind in _PICTURES}
 
 #: Dtype and channels of Pillow's modes.
@@ -67,11 +67,11 @@ _MODE_OF_ARRAY = {
 
 
 class Encoding(ABC):
-    """One way to write a value as bytes.
+    """Encoding of values as bytes.
 
     Attributes:
-        size: How many bytes each value has; None if that differs.
-        is_sequence: A value has rows or elements, which can be time steps.
+        size: Number of bytes of each value; None if it varies.
+        is_sequence: Whether a value has rows or elements, which can be time steps.
     """
 
     size: int | None = None
@@ -82,17 +82,17 @@ class Encoding(ABC):
 
     @abstractmethod
     def decode(self, data: memoryview) -> Any:
-        """The value that some bytes are, as a copy."""
+        """Decode bytes to a value that shares no memory with them."""
 
     def split(self, data: memoryview) -> tuple[Encoding, NDArray[np.int64]]:
-        """The elements' encoding, and where they begin and end, `(2, elements)`."""
+        """Return the encoding of the elements, and their start and end, `(2, elements)`."""
         return self, np.array([[0], [len(data)]])
 
 
 class ArrayEncoding(Encoding):
-    """Arrays, and numbers of shape `()`; a dtype or a shape of None is before the values.
+    """Arrays, and numbers of shape `()`. If dtype or shape is None, it is written before the values.
 
-    Numbers are delivered as `kind`, all as the dtype `delivered`, unless that is None.
+    Numbers are delivered as `kind`, and everything as the dtype `delivered` unless that is None.
     """
 
     def __init__(self, dtype: Any, shape: tuple[int, ...] | None, kind: Callable[[Any], Any] | None = None) -> None:
@@ -167,7 +167,7 @@ class ArrayEncoding(Encoding):
 
 
 class _PlainEncoding(Encoding):
-    """Text, or what is written as text or bytes."""
+    """Text, and values that are written as text or bytes."""
 
     def __init__(self, decode: Callable[[bytes], Any], encode: Callable[[Any], bytes], *accepted: type) -> None:
         self._decode = decode
@@ -182,7 +182,7 @@ class _PlainEncoding(Encoding):
     def decode(self, data: memoryview) -> Any:
         try:
             return self._decode(bytes(data))
-        except Exception as error:  # of a pickle, any
+        except Exception as error:  # a pickle may raise anything
             raise ValueError(f"{shorten(bytes(data[:80]))}, which cannot be read: {error!r}") from error
 
 
@@ -204,7 +204,7 @@ _PLAIN = {
 
 
 class PictureEncoding(Encoding):
-    """One picture; JPEG is turned as its EXIF says if it is to be `upright`."""
+    """One picture. With `upright`, a JPEG is turned as its EXIF data say."""
 
     def __init__(self, kind: str, upright: bool, limits: Limits) -> None:
         self._kind = kind
@@ -215,7 +215,7 @@ class PictureEncoding(Encoding):
         if self._kind == "pil":
             return _raw(data)
         cv2 = import_opencv("a picture of an MDS dataset")
-        flags = cv2.IMREAD_UNCHANGED  # others leave out transparency
+        flags = cv2.IMREAD_UNCHANGED  # other flags drop transparency
         if self._kind == "jpeg" and self._upright:
             flags = cv2.IMREAD_ANYCOLOR | cv2.IMREAD_ANYDEPTH
         image = decoded_image(bytes(data), f"a {self._kind}", flags=flags, limits=self._limits)
@@ -246,7 +246,7 @@ class PictureEncoding(Encoding):
 def _raw(data: memoryview) -> Any:
     width, height, length = (int.from_bytes(data[at : at + 4], "little") for at in (0, 4, 8))
     mode, rows = bytes(data[12 : 12 + length]).decode("ascii", "backslashreplace"), data[12 + length :]
-    if mode == "1":  # a bit a pixel, rows end with a byte
+    if mode == "1":  # one bit for each pixel, and rows end at a whole byte
         bits = np.frombuffer(rows, np.uint8).reshape(height, -(-width // 8))
         return np.unpackbits(bits, axis=1, count=width).astype(bool)
     if mode not in _MODES:
@@ -290,7 +290,7 @@ class _ListEncoding(Encoding):
 def encoding_of(
     name: str, *, allow_pickle: bool = False, upright: bool = True, limits: Limits | None = None
 ) -> Encoding:
-    """The encoding of a name: that which mosaicml-streaming 0.13 has of it."""
+    """Return the encoding with a name of mosaicml-streaming 0.13."""
     if name == "pkl" and not allow_pickle:
         raise ValueError("'pkl' is refused, as it may run any code; give allow_pickle=True if you trust it")
     limits = limits or DEFAULT

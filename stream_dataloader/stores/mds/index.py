@@ -1,4 +1,4 @@
-"""index.json of an MDS dataset, and tables, which say what its streams are.
+"""index.json of an MDS dataset, and tables, which describe its streams.
 
 Source: `streaming/base/format/mds/reader.py` of mosaicml-streaming 0.13. ::
 
@@ -11,18 +11,18 @@ Source: `streaming/base/format/mds/reader.py` of mosaicml-streaming 0.13. ::
          "raw_data": {"basename": "shard.00000.mds", "bytes": 970, "hashes": {"sha1": "77..."}},
          "zip_data": ...}, ...]}
 
-What this package writes has one key more, with a checksum and what packed stores need.
+An index that this package writes has one more key, with a checksum and the data of packed stores.
 
 A table lies beside the shards of a packed store, or in the cache. Numbers are int64, little-endian::
 
     "SDMDST1", line feed
-    streams, keys, notes, check       how many, bytes of keys and of notes, CRC-32 of the rest
-    start                             of each stream: its first sample
-    steps                             how many time steps
-    key_stop, note_stop               where its key ends, and its metadata
+    streams, keys, notes, check       number of streams, bytes of keys and of notes, CRC-32 of the rest
+    start                             for each stream: its first sample
+    steps                             number of time steps
+    key_stop, note_stop               end of its key, and of its metadata
     keys, notes                       UTF-8 and JSON, end to end
 
-Guarantee: what was read is consistent, and names no file elsewhere.
+Guarantee: an index that was read is consistent, and names no file outside of its folder.
 """
 
 from __future__ import annotations
@@ -56,14 +56,14 @@ __all__ = [
 INDEX = "index.json"
 
 _NOTE = "stream_dataloader"
-_MOST_SHARD_BYTES = 1 << 32  # places in it are uint32
+_MOST_SHARD_BYTES = 1 << 32  # offsets in a shard are uint32
 
 _MAGIC = b"SDMDST1\n"
 _HEAD = struct.Struct("<8s4q")
 
 
 class ShardFile(NamedTuple):
-    """A shard as a file; hashes of its bytes have their names."""
+    """File of a shard, with the hashes of its bytes by name."""
 
     basename: str
     bytes: int
@@ -71,7 +71,7 @@ class ShardFile(NamedTuple):
 
 
 class ShardEntry(NamedTuple):
-    """What the index says of a shard; `zip` is its compressed file, if there is one."""
+    """Entry of the index for a shard; `zip` is its compressed file, or None."""
 
     samples: int
     raw: ShardFile
@@ -80,7 +80,7 @@ class ShardEntry(NamedTuple):
 
 
 class DatasetIndex(NamedTuple):
-    """What the index says of columns and shards; `note` is of this package."""
+    """Columns and shards of a dataset, from its index; `note` is this package's own key."""
 
     names: list[str]
     encodings: list[str]
@@ -97,7 +97,7 @@ def _digest(content: Mapping[str, Any]) -> str:
 
 
 def write_index(folder: str, shards: Sequence[Mapping[str, Any]], note: Mapping[str, Any]) -> None:
-    """Write index.json, the last thing that is written: it is whole, or not there."""
+    """Write index.json after all other files. It is complete, or does not exist."""
     content: dict[str, Any] = {"version": 2, "shards": list(shards), _NOTE: dict(note)}
     content[_NOTE]["check"] = _digest(content)
     unfinished = os.path.join(folder, f".{INDEX}")
@@ -106,7 +106,7 @@ def write_index(folder: str, shards: Sequence[Mapping[str, Any]], note: Mapping[
 
 
 def read_index(path: str, name: str) -> DatasetIndex:
-    """Read an index from a local file, which errors call `name`."""
+    """Read an index from a local file; `name` is its name in errors."""
     content = read_json(path, dict, name)
     with damage_named(name):
         if content["version"] != 2 or not isinstance(content["shards"], list):
@@ -115,7 +115,7 @@ def read_index(path: str, name: str) -> DatasetIndex:
         others = (value for key, value in content.items() if key != _NOTE)
         renamed = any(isinstance(value, dict) and "check" in value for value in others)
         if renamed or note.get("check", None if note else digest) != digest:
-            raise StoreError(f"{name} is damaged: its checksum is another; write the dataset anew")
+            raise StoreError(f"{name} is damaged: its checksum is another; write the dataset again")
         shards: list[ShardEntry] = []
         columns: list[list[Any]] = [[], [], []]
         for number, entry in enumerate(content["shards"]):
@@ -157,7 +157,7 @@ def _file(found: Mapping[str, Any], where: str) -> ShardFile:
 
 
 class StreamTable(Texts):
-    """A table, mapped; its streams lie within `most` samples."""
+    """Memory-mapped table, whose streams must lie within `most` samples."""
 
     def __init__(self, path: str, most: int) -> None:
         with damage_named(path):  # NumPy refuses a file that is too short
@@ -167,7 +167,7 @@ class StreamTable(Texts):
             rows, texts = body[: 32 * count].view("<i8").reshape(4, count), body[32 * count :]
             self.starts, self.steps, *stops = rows
             if magic != _MAGIC or len(texts) != keys + notes or zlib.crc32(body.data) != self.check:
-                raise ValueError("it is no table of streams, or its checksum is another")
+                raise ValueError("it is not a table of streams, or its checksum is wrong")
             super().__init__(texts[:keys], stops[0], texts[keys:], stops[1])
             outside = rows.min(initial=0) < 0 or (np.diff(stops) < 0).any()
             if outside or (self.starts + self.steps).max(initial=0) > most:
@@ -181,7 +181,7 @@ def write_table(
     keys: Sequence[str],
     notes: Iterable[Mapping[str, Any]],
 ) -> int:
-    """Write a table. Returns its checksum."""
+    """Write a table; return its checksum."""
     texts, jsons, stops = encoded(keys, notes)
     body = np.array([starts, steps, *stops], "<i8").tobytes() + texts + jsons
     check = zlib.crc32(body)

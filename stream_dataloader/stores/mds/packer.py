@@ -1,12 +1,12 @@
-"""Packs streams into an MDS dataset, by several processes at once.
+"""Packing of streams into an MDS dataset, by several processes at once.
 
-Each process writes shards: a time step is a sample, and a column has its stream's key. ::
+Each process writes shards. A time step is a sample, and one column has the key of its stream. ::
 
     shard.3.00000.mds       the first shard of worker 3
-    streams.mdst            which of them are which stream
-    index.json              last of all; see `index`
+    streams.mdst            the samples of each stream
+    index.json              written last; see `index`
 
-Guarantee: between two `sync`s all streams are packed, or none.
+Guarantee: of the streams between two `sync`s all are packed, or none.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ class MdsPacker:
     """See `packing.Packer`.
 
     Args:
-        folder: Where to write.
-        metadata: Of the whole store, as JSON can hold it.
+        folder: Folder to write to.
+        metadata: Metadata of the whole store for JSON.
         compression: See `MdsWriter`.
         hashes: See `MdsWriter`.
         size_limit: See `MdsWriter`. Each worker ends a shard every 30 s.
-        encodings: Of columns that are to have another, such as `{"image": "png"}`. A column's
-            name is its leaf's keys, with dots; that of one leaf is "data".
-        key_column: The name of the column that has the streams' keys.
+        encodings: Encodings of columns that replace the default, such as `{"image": "png"}`. The name of
+            a column is its leaf's keys, joined by dots, or "data" if an item is one leaf.
+        key_column: Name of the column with the streams' keys.
 
     Raises:
-        ValueError: An option has another value.
+        ValueError: An option has an invalid value.
         ImportError: A package is missing for the compression or a hash.
     """
 
@@ -108,14 +108,14 @@ class MdsPacker:
 
 
 class _Part:
-    """See `packing.PartPacker`. To sync it ends a shard."""
+    """Part of a dataset, see `packing.PartPacker`. Each `sync` ends a shard."""
 
     sync_seconds = 30.0
 
     def __init__(self, packer: MdsPacker, worker: int) -> None:
         self._packer, self._worker = packer, worker
         self._writer: ShardWriter | None = None
-        self._entered = self._count = 0  # shards that were synced, and samples since
+        self._entered = self._count = 0  # number of synced shards, and of samples since the last sync
 
     def write(self, number: int, key: str, items: Iterable[Any]) -> tuple[int, Any]:
         del number

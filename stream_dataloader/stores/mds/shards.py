@@ -1,15 +1,15 @@
-"""The shards of an MDS dataset: fetched and unpacked once, mapped, and read.
+"""Shards of an MDS dataset: fetched and unpacked once, mapped, and read.
 
 Source: `streaming/base/format/mds/reader.py` and `writer.py` of mosaicml-streaming 0.13. ::
 
-    samples     uint32                    how many
-    offsets     uint32 * (samples + 1)    where each begins, and where the last ends
-    ...         JSON                      how it was written; not read
-    sample      uint32 * n                sizes of its n columns whose sizes differ
+    samples     uint32                    number of samples
+    offsets     uint32 * (samples + 1)    start of each sample, and end of the last
+    ...         JSON                      options of the writer; not read
+    sample      uint32 * n                sizes of its n columns with varying sizes
                 values                    of all columns
 
-Guarantee: a shard that is not what the index says, or is written to, is an error.
-A damaged sample is one for the streams that it is in.
+Guarantee: a shard that differs from the index, or is written to, raises an error.
+A damaged sample raises an error in the streams that contain it.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ from stream_dataloader.streams.cache import FileCache, LocalFile, is_url
 
 __all__ = ["Column", "MdsShards", "Rows", "Shard"]
 
-#: So many shards stay open that no stream reads; none of the cache.
+#: Number of idle shards that stay open, if they are not in the cache.
 _KEPT = 8
 
-#: So many samples of a shard are looked at together.
+#: Number of samples of a shard that are located together.
 _MOST_SAMPLES = 1 << 14
 
 
 class Column(NamedTuple):
-    """A column that is read, and its place among all."""
+    """A column that is read, and its index among all."""
 
     name: str
     place: int
@@ -55,7 +55,7 @@ class Column(NamedTuple):
 
 
 class Shard:
-    """A shard, mapped; `known` is held while something is read."""
+    """A mapped shard; `known` is entered while it is read."""
 
     def __init__(self, file: LocalFile, name: str, entry: ShardEntry, sizes: Sequence[int | None]) -> None:
         self.name, self._held = name, file
@@ -91,9 +91,9 @@ class Shard:
 
 @dataclass
 class Rows:
-    """Time steps, and where the values of columns lie in a shard, `(rows, places)`.
+    """Time steps, and the offsets of their columns' values in a shard, `(rows, places)`.
 
-    They are samples of some numbers, or steps of one whose number is repeated.
+    They are samples with some numbers, or steps of one sample whose number is repeated.
     """
 
     shard: Shard
@@ -104,7 +104,7 @@ class Rows:
 
     @classmethod
     def of(cls, shard: Shard, columns: Sequence[Column], start: int, stop: int) -> Rows:
-        """The samples `[start, stop)`, or as many as are looked at together."""
+        """Return the samples `[start, stop)`, or as many of them as are located together."""
         stop = min(stop, start + _MOST_SAMPLES)
         shard.known.check()
         bounds = shard.bounds(start, stop)
@@ -142,7 +142,7 @@ class Rows:
 
     @functools.cached_property
     def _views(self) -> list[NDArray[Any] | None]:
-        """Numbers, `(rows, ...)` over the map; None where they are not alike."""
+        """Arrays `(rows, ...)` over the map for each column; None where sizes differ."""
         return [self._view(column, column.encoding) for column in self.columns]
 
     def _view(self, column: Column, encoding: Encoding) -> NDArray[Any] | None:
@@ -173,7 +173,7 @@ class Rows:
 
 
 def _put(column: Column, rows: NDArray[Any], leaf: Any) -> None:
-    """Write a column's values, which NumPy would convert or repeat."""
+    """Write a column's values; raise if they do not fit, because NumPy would convert or repeat them."""
     dtype = getattr(column.encoding, "delivered", None) or rows.dtype.newbyteorder("=")
     if dtype != leaf.dtype or rows.shape != leaf.shape:
         before = f"{leaf.dtype} {leaf.shape[1:]}"
@@ -182,7 +182,7 @@ def _put(column: Column, rows: NDArray[Any], leaf: Any) -> None:
 
 
 class MdsShards(Shards[Shard]):
-    """The shards of a dataset, fetched or mapped."""
+    """Shards of a dataset, fetched if necessary, and mapped."""
 
     def __init__(
         self,
@@ -199,7 +199,7 @@ class MdsShards(Shards[Shard]):
         super().__init__(_KEPT if all(map(self.is_here, range(len(index.shards)))) else 0)
 
     def scan(self, column: Column) -> Iterator[tuple[Rows, int]]:
-        """All samples, each to be read before the next."""
+        """Yield all samples. Each must be read before the next."""
         for number, entry in enumerate(self._index.shards):
             with closing(self.open(number)) as lease, lease.handle.known:
                 for start in range(0, entry.samples, _MOST_SAMPLES):

@@ -1,8 +1,8 @@
-"""Reads MDS datasets from a folder or from a server.
+"""Reading of MDS datasets from a folder or from a server.
 
-Source: mosaicml-streaming 0.13, with which the tests compare.
+Source: mosaicml-streaming 0.13; the tests compare with it.
 
-Guarantee: a value that does not fit the batch is an error, never converted or spread.
+Guarantee: a value that does not fit the batch raises an error, and is never converted or broadcast.
 """
 
 from __future__ import annotations
@@ -34,25 +34,24 @@ __all__ = ["MdsStore"]
 
 
 class MdsStore(Store):
-    """An MDS dataset, in a folder or at a URL.
+    """MDS dataset in a folder or at a URL.
 
-    Items are dicts by column, or what was packed. Pictures are `(H, W)` or `(H, W, 3 or 4)`, RGB.
+    Items are dicts by column, or the items that were packed. Pictures are `(H, W)` or `(H, W, 3 or 4)`, RGB.
 
     Args:
         path: The folder of index.json, or its URL.
-        stream: What a stream is: `"shard"`; `"sample"`, of which arrays' rows and lists' elements are
-            the time steps, and all else is in each; or a column: samples that follow each other with
-            one value in it (`"column:shard"` is one of that name). None: what was packed as one,
-            else a shard. For a column, the whole dataset is read
-            once, and fetched if it is remote.
-        split: The folder below `path` that has the index.json.
-        columns: Which to read; None reads all but the one that names streams.
+        stream: Kind of stream: `"shard"`; `"sample"`, whose time steps are the rows of its arrays and the elements
+            of its lists, each with the sample's other values; or the name of a column: consecutive samples
+            with the same value (`"column:shard"` is a column named `shard`). None: streams that were packed,
+            else shards. For a column, the whole dataset is read once, and fetched if it is remote.
+        split: The folder below `path` with index.json.
+        columns: Names of the columns to read; None reads all except the one that names streams.
         allow_pickle: Also read columns of encoding `pkl`, which may run any code.
-        upright: Turn JPEG as its EXIF says.
-        cache: Where remote shards and unpacked ones are kept.
-        predownload: How many more shards of a stream are fetched and unpacked ahead.
-        files: Which files links in the folder may lead to: `"inside"` it, or `"anywhere"`.
-        limits: How large data may become when it is decoded; see `streams.Limits`. None is the usual ones.
+        upright: Turn JPEG images as their EXIF data say.
+        cache: Cache for remote shards and unpacked ones.
+        predownload: Number of further shards of a stream that are fetched and unpacked in advance.
+        files: Files that links in the folder may lead to: `"inside"` it, or `"anywhere"`.
+        limits: Largest sizes of decoded data; see `streams.Limits`. None: the defaults.
 
     Example:
         >>> import tempfile
@@ -142,12 +141,12 @@ class MdsStore(Store):
 
 
 class MdsSteps:
-    """Samples, or what one sample holds; see `Steps`."""
+    """Steps that are samples, or the rows of one sample; see `Steps`."""
 
     def __init__(self, index: MdsIndex, number: int, ahead: int, name: Callable[[], str]) -> None:
         self._index, self._name = index, name
         self._rows: Rows | None = None
-        self._begin = self._end = 0  # the steps of the stream that are in them
+        self._begin = self._end = 0  # range of the stream's steps that the rows have
         self._start, self._steps = int(index.starts[number]), 1
         if index.kind != "sample" and index.lengths is not None:
             self._steps = int(index.lengths[number])
@@ -174,7 +173,7 @@ class MdsSteps:
         return bisect_right(self._index.firsts, sample) - 1
 
     def _at(self, step: int) -> tuple[Rows, int]:
-        """The rows that a step is in, and its number there."""
+        """Return the rows that contain a step, and its index in them."""
         if self._rows is None or not self._begin <= step < self._end:
             at, end, firsts = self._start + step, self._start + self._steps, self._index.firsts
             shard = self._shards.at(number := self._shard_of(at))

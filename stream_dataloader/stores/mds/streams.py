@@ -1,6 +1,6 @@
-"""What the items of an MDS dataset are, and which of its samples are which stream.
+"""Items of an MDS dataset, and the samples of each stream.
 
-Guarantee: a pass over a column is made once by all processes, and kept.
+Guarantee: all processes together read a column once, and save the result.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _KEYS = ("str", "bytes", "str_int", "str_decimal", "json")
 
 
 class MdsIndex:
-    """What is in a dataset, and what its streams are; see `Store._read_index`.
+    """Index of a dataset and its streams; see `Store._read_index`.
 
     `kind` is "packed", "shard", "sample", or "column:" and a name. `firsts` has the
-    first sample of each shard, and behind them the number of all.
+    first sample of each shard, followed by the number of all samples.
     """
 
     version = "2"
@@ -89,7 +89,7 @@ class MdsIndex:
         if (encoding.size or None) != (size or None):
             raise StoreError(f"{self._name}, column {name!r}: {size} bytes a value, and {kind!r} has {encoding.size}")
         if name in self.found.note.get("bools", ()) and isinstance(encoding, ArrayEncoding):
-            encoding.delivered = np.dtype(bool)  # the format has none, and `MdsPacker` writes uint8
+            encoding.delivered = np.dtype(bool)  # the format has no bool, so `MdsPacker` writes uint8
         return Column(name, place, encoding)
 
     def _items(self, wanted: list[str] | None, classes: dict[str, type]) -> tuple[Node, list[Column]]:
@@ -106,7 +106,7 @@ class MdsIndex:
         return structure, [self._column(name) for name in names]
 
     def _rows_of_samples(self) -> NDArray[np.int64] | None:
-        """How many time steps each sample has; None if remote."""
+        """Return the number of time steps of each sample, or None if the dataset is remote."""
         column = next((column for column in self.columns if column.encoding.is_sequence), None)
         if column is None:
             names = [column.name for column in self.columns]
@@ -132,7 +132,7 @@ class MdsIndex:
         with self._cache.open(in_folder(self._folder, said["basename"])) as local:
             table = StreamTable(local.path, self.firsts[-1])
         if table.check != said["check"]:
-            raise StoreError(f"{local.path} is damaged: its checksum is another; pack it anew")
+            raise StoreError(f"{local.path} is damaged: its checksum is another; pack it again")
         return table
 
     def _table_of_runs(self) -> StreamTable:

@@ -1,8 +1,8 @@
-"""Writes MDS datasets, which mosaicml-streaming reads as its own.
+"""Writing of MDS datasets, which mosaicml-streaming reads like its own.
 
 Source: `streaming/base/format/mds/writer.py` of mosaicml-streaming 0.13.
 
-Guarantee: index.json is written when all else is on the disk.
+Guarantee: index.json is written after everything else is on the disk.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from stream_dataloader.streams._media.listing import entries_in
 __all__ = ["MdsWriter", "ShardWriter"]
 
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
-_MOST_SHARD_BYTES = (1 << 32) - 1  # places in it are uint32
+_MOST_SHARD_BYTES = (1 << 32) - 1  # offsets in a shard are uint32
 
 
 class ShardWriter:
-    """Writes samples as shards; `entries` are for the index."""
+    """Writer of samples as shards; `entries` are those of the index."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class ShardWriter:
         if not columns:
             raise ValueError("columns is empty; name at least one, and its encoding")
         if compression is not None:
-            pack(compression, b"")  # is there such a one, and its package?
+            pack(compression, b"")  # raises now if it is unknown, or its package is missing
         for one in hashes or ():
             hash_of(one, b"")
         self._folder, self._name = folder, name
@@ -68,7 +68,7 @@ class ShardWriter:
         self._config_bytes = json.dumps(self._config, sort_keys=True).encode()
         self._samples: list[bytes] = []
         self._size = 0
-        self._before = self._whole = 0  # samples and shards of earlier streams
+        self._before = self._whole = 0  # number of samples and shards of earlier streams
         self.entries: list[dict[str, Any]] = []
 
     def encode(self, sample: Mapping[str, Any]) -> bytes:
@@ -90,7 +90,7 @@ class ShardWriter:
         return np.array(sizes, "<u4").tobytes() + b"".join(parts)
 
     def begin(self) -> None:
-        """A stream begins, which `take_back` may undo."""
+        """Begin a stream, which `take_back` can undo."""
         self._before, self._whole = len(self._samples), len(self.entries)
 
     def take_back(self) -> None:
@@ -98,7 +98,7 @@ class ShardWriter:
         self._size = sum(map(len, self._samples))
 
     def add(self, sample: bytes) -> None:
-        if self._before and not self._has_room(sample):  # those of earlier streams by themselves
+        if self._before and not self._has_room(sample):  # write samples of earlier streams by themselves
             self.flush(self._before)
             self._before, self._whole = 0, len(self.entries)
         if not self._has_room(sample):
@@ -136,20 +136,20 @@ class ShardWriter:
 
 
 class MdsWriter:
-    """Writes an MDS dataset, sample by sample; a context manager.
+    """Writer of an MDS dataset, sample by sample; a context manager.
 
-    If it is left by an error, what it wrote is deleted, and there is no dataset.
+    If it is left by an error, everything it wrote is deleted, and there is no dataset.
 
     Args:
-        out: A folder, which is empty or made.
+        out: A folder, which must be empty, or is created.
         columns: The encoding of each column, such as `{"x": "ndarray:uint8:64,64,3", "label": "int"}`.
         compression: `"zstd"`, `"gz"`, `"bz2"`, `"br"`, maybe with `":level"`, or `"snappy"`.
-        hashes: Of each file, such as `["sha1"]` or `["xxh64"]`.
-        size_limit: How many bytes a shard has at most, before compression; also as `"64mb"`; None: any number.
+        hashes: Hashes of each file, such as `["sha1"]` or `["xxh64"]`.
+        size_limit: Largest size of a shard in bytes, before compression, or a text such as `"64mb"`; None: no limit.
 
     Raises:
-        ValueError: An option has another value.
-        FileExistsError: There is something already.
+        ValueError: An option has an invalid value.
+        FileExistsError: The folder is not empty.
         ImportError: A package is missing for the compression or a hash.
 
     See `MdsStore` for an example.
@@ -173,10 +173,10 @@ class MdsWriter:
             raise FileExistsError(f"{self.folder} is not empty; give another folder")
 
     def write(self, sample: Mapping[str, Any]) -> None:
-        """Write a sample, a value for each column; bytes are written as they are.
+        """Write a sample with a value for each column. Bytes are written unchanged.
 
         Raises:
-            ValueError, TypeError: It lacks a column, or an encoding does not take a value.
+            ValueError, TypeError: The sample lacks a column, or an encoding does not accept a value.
         """
         if self._done:
             raise ValueError("the writer is finished; open another one")
@@ -188,7 +188,7 @@ class MdsWriter:
         self._count += 1
 
     def finish(self) -> None:
-        """Write what is left, and index.json; called where the context ends."""
+        """Write the remaining samples and index.json; called at the end of the context."""
         if self._done:
             return
         try:
@@ -200,10 +200,10 @@ class MdsWriter:
         self._done = True
 
     def abort(self) -> None:
-        """Delete what was written, and write no index."""
+        """Delete everything that was written, and write no index."""
         if not self._done:
             self._done = True
-            for entry in entries_in(self.folder):  # it had none
+            for entry in entries_in(self.folder):  # the folder was empty before
                 with suppress(FileNotFoundError):
                     os.unlink(entry.path)
 

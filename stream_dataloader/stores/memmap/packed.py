@@ -1,19 +1,19 @@
-"""Stores that `pack` writes in formats of our own, and the factory that reads one.
+"""Stores that `pack` writes in this library's own formats, and the factory that reads them.
 
 A store is a folder. ::
 
-    store.json     what there is, and the checksum of each table; its own is `check`
+    store.json     description, and the checksum of each table; its own is `check`
     streams.bin    a table, int64, little-endian, row after row, a column for each stream
-                     start       first step, or what else tells where it begins
-                     steps       how many
-                     key_stop    where its key ends in keys.bin
-                     note_stop   where its metadata ends in notes.bin
-                     ...         rows of the format's own
+                     start       first step, or another start that the format defines
+                     steps       number of steps
+                     key_stop    end of its key in keys.bin
+                     note_stop   end of its metadata in notes.bin
+                     ...         further rows of the format
     keys.bin       all streams' keys, UTF-8, end to end
     notes.bin      all streams' metadata, JSON, end to end
-    ...            the format's files, in which the steps are
+    ...            the format's files with the steps
 
-Guarantee: a header is as it was written. Opening takes the memory of a few pages.
+Guarantee: a header that was changed raises an error. Opening takes the memory of a few pages.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ __all__ = ["HEADER", "ROWS", "PackedIndex", "PackedStore", "Texts", "check_sizes
 
 HEADER = "store.json"
 
-#: How many rows of streams.bin come before the format's own.
+#: Number of rows of streams.bin before those of the format.
 ROWS = 4
 
 _TABLES = ("streams.bin", "keys.bin", "notes.bin")
@@ -59,7 +59,7 @@ def finish_store(
     files: Sequence[str],
     **content: Any,
 ) -> list[str]:
-    """Write the tables and the header; returns all files, the header last."""
+    """Write the tables and the header; return all files, the header last."""
     keys, notes, stops = encoded([record.key for record in records], [record.metadata for record in records])
     table = np.array([starts, [record.steps for record in records], *stops, *own], "<i8")
     tables = dict(zip(_TABLES, (table.tobytes(), keys, notes), strict=True))
@@ -85,7 +85,7 @@ def _digest(content: Mapping[str, Any]) -> str:
 
 
 def encoded(keys: Iterable[str], notes: Iterable[Mapping[str, Any]]) -> tuple[bytes, bytes, NDArray[np.int64]]:
-    """Keys, metadata, and where each ends, `(2, streams)`."""
+    """Encode keys and metadata; return both, and the end of each, `(2, streams)`."""
     texts = [key.encode("utf-8", "backslashreplace") for key in keys]
     jsons = [json.dumps(note).encode() if note else b"" for note in notes]
     stops: NDArray[np.int64] = np.cumsum([list(map(len, texts)), list(map(len, jsons))], axis=1, dtype=np.int64)
@@ -93,7 +93,7 @@ def encoded(keys: Iterable[str], notes: Iterable[Mapping[str, Any]]) -> tuple[by
 
 
 class Texts:
-    """The keys and the metadata of all streams, end to end, and where each ends."""
+    """Keys and metadata of all streams, end to end, with the end of each."""
 
     def __init__(self, keys: Any, key_stops: NDArray[np.int64], notes: Any, note_stops: NDArray[np.int64]) -> None:
         self._keys, self._notes = (keys, key_stops), (notes, note_stops)
@@ -126,10 +126,10 @@ def _load_table(name: str, checksum: Sequence[int], check: bool, cache: FileCach
 
 
 class PackedIndex(Texts):
-    """The header and the tables of a store: `table` is streams.bin, `(rows, streams)`.
+    """Header and tables of a store: `table` is streams.bin, `(rows, streams)`.
 
-    `structure` and `leaves` are of what was packed, `item` and `places` of what is
-    read; `stamp` is the version of the header on its server.
+    `structure` and `leaves` describe packed items; `item` and `places` describe the items
+    that are read. `stamp` is the version of the header on its server.
     """
 
     kind: ClassVar[str]
@@ -147,7 +147,7 @@ class PackedIndex(Texts):
     ) -> None:
         self._limits = limits
         path, self._cache = in_folder(folder, HEADER), cache or FileCache()
-        check = check or is_url(folder)  # of a server, another process may have fetched others
+        check = check or is_url(folder)  # from a server, another process may have fetched other tables
         with self._cache.open(path) as local:
             content: dict[str, Any] = read_json(local.path, dict, path)
             self.stamp = os.path.basename(local.path).partition("-")[0]
@@ -155,7 +155,7 @@ class PackedIndex(Texts):
         if found != (f"stream_dataloader {self.kind}", _VERSION):
             raise StoreError(f"{path} is not of a {self.kind}, version {_VERSION}, but of {found}")
         if content.get("check") != _digest({name: value for name, value in content.items() if name != "check"}):
-            raise StoreError(f"{path} is damaged: its checksum is another; pack the store anew")
+            raise StoreError(f"{path} is damaged: its checksum is another; pack the store again")
         with damage_named(path):
             self.structure, self.leaves = structure_of(content, path, classes)
             streams = content["streams"]
@@ -182,7 +182,7 @@ class PackedIndex(Texts):
 
     @abstractmethod
     def _read_own(self, folder: str, content: Mapping[str, Any]) -> int:
-        """Take what the format has in the header; returns how many rows it has."""
+        """Read the format's own part of the header; return the number of its rows."""
 
     @abstractmethod
     def _streams_lie_inside(self) -> bool: ...
@@ -197,13 +197,13 @@ class PackedIndex(Texts):
 
 
 def check_sizes(*sizes: Any) -> None:
-    """Refuse sizes that no disk can hold."""
+    """Raise for sizes that no disk can hold."""
     if not all(isinstance(size, int) and 0 <= size < _MOST_STEPS for size in sizes):
         raise ValueError(f"sizes {list(sizes)}")
 
 
 class PackedStore(Store):
-    """A store whose index is a `PackedIndex`."""
+    """Base of stores whose index is a `PackedIndex`."""
 
     def __init__(self, path: str | os.PathLike[str], **options: Any) -> None:
         super().__init__(path, **options)

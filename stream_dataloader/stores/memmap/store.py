@@ -1,14 +1,14 @@
-"""Reads a memory-mapped store.
+"""Reading of a memory-mapped store.
 
-A packed store, see `packed`; `start` counts all streams' steps, and besides there are ::
+A packed store is described in `packed`; `start` counts the steps of all streams. It also has ::
 
     streams.bin    more rows: CRC-32 (zlib) of a stream's bytes, a row for each leaf
-    0.bin ...      a leaf's steps: C order, little-endian, nothing between them
+    0.bin ...      a leaf's steps: C order, little-endian, without gaps
 
-They are mapped, or fetched from a server in pieces.
+These files are mapped, or fetched from a server in pieces.
 
 Guarantee: opening takes the time and memory of a few pages. A window is copied once.
-A file that is cut off or written to meanwhile is an error, not a crash.
+A file that is cut off or written to while it is read raises an error, and does not crash the process.
 """
 
 from __future__ import annotations
@@ -45,24 +45,24 @@ KIND = "memmap store"
 
 _CHECKED_AT_ONCE_BYTES = 1 << 22
 
-#: So much of a file is fetched at a time, or one step.
+#: Bytes of a file that are fetched at a time, or one step if it is larger.
 _PIECE_BYTES = 8 << 20
 
 
 def leaf_file(leaf: int) -> str:
-    """Its name."""
+    """Return the name of a leaf's file."""
     return f"{leaf}.bin"
 
 
 class MemmapStore(PackedStore):
-    """A memory-mapped store, as `stores.pack` writes it.
+    """Memory-mapped store, as `stores.pack` writes it.
 
     Args:
-        path: Its folder, or the URL of one, of any protocol that fsspec knows.
-        columns: Names of the leaves to read of items that are dicts; None reads all.
-        cache: Where pieces of remote files are kept; None is as for `FileCache`.
-        predownload: How many more pieces of each leaf are fetched ahead.
-        files: Which files links in the folder may lead to: `"inside"` it, or `"anywhere"`.
+        path: Folder of the store, or its URL by any protocol that fsspec knows.
+        columns: Names of the leaves to read from items that are dicts; None reads all.
+        cache: Cache for pieces of remote files; None is the cache that all streams share.
+        predownload: Number of further pieces of each leaf that are fetched in advance.
+        files: Files that links in the folder may lead to: `"inside"` it, or `"anywhere"`.
     """
 
     format: ClassVar[str] = "memmap"
@@ -115,7 +115,7 @@ class MemmapStore(PackedStore):
 
 
 class _Index(PackedIndex):
-    """Has the files of all leaves."""
+    """Index with the files of all leaves."""
 
     kind: ClassVar[str] = KIND
 
@@ -136,9 +136,9 @@ class _Index(PackedIndex):
 
 
 class LeafFile:
-    """A leaf's file, mapped; a `tables.Table`. It may be inherited by fork.
+    """Mapped file of a leaf; a `tables.Table`. It may be inherited by fork.
 
-    `rows` are all steps; see `check_size` and `check`.
+    `rows` are all steps. Call `check_size` before reading them, and `check` after.
     """
 
     def __init__(self, path: str, spec: LeafSpec, steps: int, *, exact: bool = True, readahead: bool = True) -> None:
@@ -165,12 +165,12 @@ class LeafFile:
         return len(self.rows)
 
     def check_size(self) -> None:
-        """Called before: reading behind a mapped file's end is a SIGBUS."""
+        """Raise if the file became shorter. Call this before a read: reading beyond a mapped file's end is a SIGBUS."""
         if self._known is not None and self._map.size() < self._known.size:
             self._known.check()
 
     def check(self) -> None:
-        """Called after: raises if they were written to."""
+        """Raise if the rows were written to. Call this after a read."""
         if self._known is not None:
             self._known.check()
 
@@ -196,7 +196,7 @@ class _Piece(LeafFile):
 
 
 class RemoteLeaf(Shards[_Piece]):
-    """A leaf's file on a server; `content` and `stamp` are of the store's header."""
+    """File of a leaf on a server; `content` and `stamp` are those of the store's header."""
 
     def __init__(self, url: str, spec: LeafSpec, steps: int, content: str, stamp: str, cache: FileCache) -> None:
         super().__init__()
@@ -234,7 +234,7 @@ class RemoteLeaf(Shards[_Piece]):
 
 
 class Pieces:
-    """What one stream reads of a leaf, up to step `stop`; a `tables.Table`."""
+    """Pieces of a leaf that one stream reads, up to step `stop`; a `tables.Table`."""
 
     def __init__(self, leaf: RemoteLeaf, stop: int, ahead: int) -> None:
         self._steps = leaf.piece_steps

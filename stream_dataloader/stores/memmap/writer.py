@@ -1,6 +1,6 @@
-"""Writes a memory-mapped store, by several processes at once.
+"""Writing of a memory-mapped store, by several processes at once.
 
-Guarantee: what was written stays in its place. A process that is killed leaves a gap at most.
+Guarantee: written data are never moved. A killed process leaves at most a gap.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from stream_dataloader.stores.memmap.store import KIND, leaf_file
 
 __all__ = ["MemmapPacker"]
 
-#: What is collected of a stream in memory.
+#: Bytes of a stream that are collected in memory.
 _MOST_COLLECTED_BYTES = 128 << 20
 _BLOCK_BYTES, _MOST_ROWS = 1 << 22, 1 << 16
 
@@ -32,8 +32,8 @@ class MemmapPacker:
     """See `packing.Packer`.
 
     Args:
-        folder: Where to write.
-        metadata: Of the whole store, as JSON can hold it.
+        folder: Folder to write to.
+        metadata: Metadata of the whole store for JSON.
     """
 
     def __init__(self, folder: str, *, metadata: Mapping[str, Any] | None = None) -> None:
@@ -54,7 +54,7 @@ class MemmapPacker:
         files = [leaf_file(leaf) for leaf in range(len(specs))]
         for name, spec in zip(files, specs, strict=True):
             path, size = os.path.join(self._folder, name), steps * spec.step_bytes
-            if os.path.getsize(path) != size:  # that it was not changed says that it was sent
+            if os.path.getsize(path) != size:  # a file that is not changed counts as already sent
                 os.truncate(path, size)
         return finish_store(self._folder, KIND, records, starts, crcs, files, steps=steps, metadata=self._metadata)
 
@@ -68,7 +68,7 @@ class _Part:
         self._folder = folder
         self._rows = Rows(folder, "a memory-mapped store")
         self._collected = _Collected(folder, self._rows)
-        self._files: list[BinaryIO] = []  # of the leaves
+        self._files: list[BinaryIO] = []  # one for each leaf
 
     def write(self, number: int, key: str, items: Iterable[Any]) -> tuple[int, Any]:
         del number, key
@@ -86,7 +86,7 @@ class _Part:
         return collected.steps, {"start": start, "crcs": collected.crcs}
 
     def _take_room(self, steps: int) -> int:
-        """Room at the end of all leaves; returns its first step."""
+        """Reserve room at the end of all leaves; return its first step."""
         sizes = [leaf.step_bytes for leaf in self._rows.leaves]
         if not self._files:
             for leaf in range(len(sizes)):
@@ -96,7 +96,7 @@ class _Part:
         try:
             before = 0
             for opened, size in zip(self._files, sizes, strict=True):
-                if size:  # the last to be enlarged says how many steps have room in all
+                if size:  # the leaf that is enlarged last has the number of steps with room in all leaves
                     before = os.fstat(opened.fileno()).st_size // size
             for opened, size in zip(self._files, sizes, strict=True):
                 if size:
@@ -120,18 +120,18 @@ class _Part:
 
 
 class _Collected:
-    """The steps of one stream, until their number is known; `crcs` are of its leaves."""
+    """Steps of one stream, collected until their number is known; `crcs` are those of its leaves."""
 
     def __init__(self, folder: str, rows: Rows) -> None:
         self._folder, self._rows = folder, rows
-        self._blocks: list[Block] = []  # kept: fresh memory costs a fault a page
-        self._files: list[BinaryIO] = []  # one a leaf
+        self._blocks: list[Block] = []  # reused, because new memory costs a page fault for each page
+        self._files: list[BinaryIO] = []  # one for each leaf
         self.clear()
 
     def clear(self) -> None:
         self.steps = 0
         self.crcs: list[int] = []
-        self._full = self._count = 0  # blocks, and steps in the next
+        self._full = self._count = 0  # number of full blocks, and of steps in the next block
         while self._files:
             self._files.pop().close()
 
@@ -180,7 +180,7 @@ def _bytes_of(rows: NDArray[Any]) -> memoryview:
 
 
 def _allocate(file: int, offset: int, size: int) -> None:
-    """Take room on the disk now, so that a full disk is an error."""
+    """Allocate room on the disk now, so that a full disk is noticed here."""
     if hasattr(os, "posix_fallocate"):
         os.posix_fallocate(file, offset, size)
     else:

@@ -1,7 +1,7 @@
-"""Tables as streams: Parquet, Arrow IPC (Feather 2), and those of datasets.
+"""Tables as streams: Parquet, Arrow IPC (Feather 2), and datasets of Hugging Face.
 
-`tables` reads files and a `Dataset`, `shards` an `IterableDataset`, and
-`columns` makes arrays. Open `store` first.
+`tables` reads files and a `Dataset`, `shards` reads an `IterableDataset`, and
+`columns` converts columns to arrays. Open `store` first.
 """
 
 from stream_dataloader.stores.parquet.shards import ShardStore

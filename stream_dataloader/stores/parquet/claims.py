@@ -1,9 +1,9 @@
-"""Number of rows and bytes that a table unpacks to, by its own headers, before memory is taken for them.
+"""Number of rows and bytes that a table unpacks to, read from its headers before memory is allocated.
 
 - Parquet: the footer has the number of values of each column of a row group. A run of one value takes a few bytes in
-  the file, and all its values in memory. Texts that a dictionary repeats are not counted: only reading tells how long
-  they are.
-- Arrow IPC: compressed buffers begin with their unpacked size. pyarrow allocates that much, and unpacks what follows.
+  the file, but memory for all its values. Texts that a dictionary repeats are not counted, because only reading tells
+  their lengths.
+- Arrow IPC: compressed buffers begin with their unpacked size. pyarrow allocates this size, and then unpacks.
 
 An Arrow IPC file ends with a footer, which lists its messages; a stream is one message after another. A message is ::
 
@@ -40,10 +40,10 @@ _pair, _block = struct.Struct("<qq").unpack_from, struct.Struct("<qixxxxq").unpa
 
 
 class Leaves(NamedTuple):
-    """Columns of numbers and texts in a file of Parquet, of which structs and lists have several.
+    """Columns of numbers and texts in a file of Parquet; structs and lists consist of several.
 
     Attributes:
-        row_bytes: Bytes of a row, in columns that have one value a row.
+        row_bytes: Bytes of a row, in columns with one value for each row.
         repeated: Columns of lists, and the bytes of a value.
         all: Numbers of all columns that are read.
     """
@@ -54,7 +54,7 @@ class Leaves(NamedTuple):
 
 
 def leaves_of(schema: Any, columns: Collection[str]) -> Leaves:
-    """Return what some columns consist of."""
+    """Return the leaf columns of some columns."""
     found = Leaves(0.0, {}, [])
     for number in range(len(schema)):
         leaf = schema.column(number)
@@ -78,7 +78,7 @@ def check_group(group: Any, leaves: Leaves, file_bytes: int, limits: Limits, nam
     """
     values = group.num_rows * leaves.row_bytes
     values += sum(group.column(number).num_values * size for number, size in leaves.repeated.items())
-    encoded = group.total_byte_size  # of all columns, which is enough to know in most cases
+    encoded = group.total_byte_size  # of all columns; this is enough in most cases
     if not may_unpack(limits, file_bytes, values + encoded):
         encoded = sum(group.column(number).total_uncompressed_size for number in leaves.all)
         limits.check_unpacked(file_bytes, int(max(values, encoded)), name)
@@ -88,10 +88,10 @@ class Message(NamedTuple):
     """A batch of rows, or a dictionary of values.
 
     Attributes:
-        is_rows: It is a batch of rows.
+        is_rows: Whether it is a batch of rows.
         rows: Number of rows, or of values.
         packed: Size of the compressed buffers; 0 if they are not compressed.
-        unpacked: Size that they have once they are unpacked.
+        unpacked: Unpacked size of the buffers.
     """
 
     is_rows: bool
@@ -101,14 +101,14 @@ class Message(NamedTuple):
 
 
 def check_messages(messages: Sequence[Message], limits: Limits, name: str) -> list[int]:
-    """Return the number of rows of each batch; raise a StoreError if one, or all of them, are too large."""
+    """Return the number of rows of each batch; raise a StoreError if one batch, or all together, are too large."""
     for one in messages:
         limits.check_unpacked(one.packed, one.unpacked, name)
     return [one.rows for one in messages if one.is_rows]
 
 
 def messages_of_file(data: Any) -> Iterator[Message]:
-    """Messages of an IPC file, as a buffer of bytes: dictionaries, then batches, in the order of its footer."""
+    """Yield the messages of an IPC file: dictionaries, then batches, in the order of its footer."""
     if bytes(data[-6:]) != _TAIL:
         raise ValueError("it has no footer: it is unfinished or cut off")
     footer = _Table.at(data, len(data) - 10 - _int32(data, len(data) - 10)[0])
@@ -119,7 +119,7 @@ def messages_of_file(data: Any) -> Iterator[Message]:
 
 
 def messages_of_stream(data: Any) -> Iterator[Message]:
-    """Messages of an IPC stream, as a buffer of bytes."""
+    """Yield the messages of an IPC stream."""
     place, total = 0, len(data)
     while place + 8 <= total and _int32(data, place + 4)[0]:
         found, place = _message(data, place)
@@ -128,7 +128,7 @@ def messages_of_stream(data: Any) -> Iterator[Message]:
 
 
 def _message(data: Any, place: int) -> tuple[Message | None, int]:
-    """A message, None if it is of another kind, and where the next one begins."""
+    """Return a message, or None if it is of another kind, and the start of the next one."""
     if not 0 <= place < len(data):
         raise ValueError(f"no message begins at byte {place:,}")
     start = place + (8 if data[place : place + 4] == _MARK else 4)  # files older than Arrow 0.15 have no mark
@@ -153,7 +153,7 @@ def _message(data: Any, place: int) -> tuple[Message | None, int]:
 
 
 class _Table:
-    """A table of a flatbuffer: fields by number, each of which may be missing."""
+    """Table of a flatbuffer: fields by number. Any field may be missing."""
 
     def __init__(self, data: Any, place: int) -> None:
         self._data, self._place = data, place
@@ -161,11 +161,11 @@ class _Table:
 
     @classmethod
     def at(cls, data: Any, place: int) -> _Table:
-        """The table that the offset at a place leads to."""
+        """Return the table that the offset at a place leads to."""
         return cls(data, place + _int32(data, place)[0])
 
     def _field(self, number: int) -> int:
-        """Where a field is; 0 if it is missing."""
+        """Return the place of a field, or 0 if it is missing."""
         at = 4 + 2 * number
         if at >= _unsigned16(self._data, self._fields)[0]:
             return 0
@@ -181,7 +181,7 @@ class _Table:
         return _Table.at(self._data, place) if place else None
 
     def structs(self, field: int, size: int) -> range:
-        """Where the structs of a vector are."""
+        """Return the places of the structs of a vector."""
         place = self._field(field)
         if not place:
             return range(0)

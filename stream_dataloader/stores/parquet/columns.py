@@ -1,13 +1,13 @@
-"""Arrow's columns as what items are made of.
+"""Conversion of Arrow's columns to the values of items.
 
-- numbers and booleans are as they are, in most cases without a copy;
+- numbers and booleans are not changed, in most cases without a copy;
 - timestamps, dates, times and durations are int64, in the column's unit (dates: days);
 - lists and tensors are arrays `(rows, n, ...)`, of one length;
-- structs are dicts, and dictionaries what they stand for;
+- structs are dicts, and dictionaries are replaced by their values;
 - strings, binary and lists of them are objects; images by `decode=`;
 - decimals, maps, unions and intervals are refused.
 
-Guarantee: only images and objects are handled row by row. No null becomes a number.
+Guarantee: only images and objects are handled row by row. A null never becomes a number.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ __all__ = [
 
 
 class Source(NamedTuple):
-    """Where a column is from, for errors, and how it is read."""
+    """Origin of a column, for errors, and options for reading it."""
 
     file: str
     column: str  # with dots
-    row: int  # the file's, that is the column's first
+    row: int  # the file's row that is the column's first
     rows: int
     images: frozenset[str] = frozenset()  # the columns that hold encoded images
-    pictures: Any = None  # decodes these
-    read_named: Any = None  # reads the file of a picture, by its name, the table's, and what errors call it
-    fill: Any = None  # what takes the place of nulls; None has them raise
+    pictures: Any = None  # decoder of images
+    read_named: Any = None  # function that reads a picture's file, given its name, the table's, and its name in errors
+    fill: Any = None  # value in place of nulls; None: nulls raise an error
     limits: Limits = DEFAULT
 
     def error(self, text: str, place: int = 0, places: int = 0) -> StoreError:
-        """An error that names a row."""
+        """Return an error that names a row."""
         row = self.row + (place * self.rows // places if places else place)
         return StoreError(f"{self.file}, column {self.column!r}, row {row}: {text}")
 
@@ -73,12 +73,12 @@ class Numbers:
         if out.dtype != array.dtype or out.shape[1:] != array.shape[1:]:
             before = f"{out.dtype} {out.shape[1:]}"
             what = f"{array.dtype} {array.shape[1:]}"
-            raise self.source.error(f"it is {what}, and the rows before it are {before}", row)
+            raise self.source.error(f"it is {what}, but the rows before it are {before}", row)
         out[...] = array[row : row + len(out)]
 
 
 class Objects:
-    """An Arrow array of strings and the like."""
+    """Arrow array of strings and other objects."""
 
     def __init__(self, array: Any, source: Source) -> None:
         self.array = array
@@ -87,7 +87,7 @@ class Objects:
     def row(self, row: int) -> Any:
         try:
             return self.array[row].as_py()
-        except (ValueError, OverflowError) as error:  # no UTF-8
+        except (ValueError, OverflowError) as error:  # not UTF-8
             raise self.source.error(f"it cannot be read: {error}", row) from None
 
     def read(self, row: int, out: Any) -> None:
@@ -99,7 +99,7 @@ class Objects:
 
 
 class Images(Objects):
-    """An Arrow array of encoded images; `paths` has those that lie in files."""
+    """Arrow array of encoded images; `paths` has those that are in files."""
 
     def __init__(self, array: Any, source: Source, paths: Any = None) -> None:
         super().__init__(array, source)
@@ -123,7 +123,7 @@ Column = Numbers | Objects | dict[str, Any]
 
 
 def column_of(array: Any, source: Source) -> Column:
-    """What items have of a column."""
+    """Convert a column to numbers, objects, images, or a dict of columns."""
     import pyarrow as pa
 
     kind = pa.types
@@ -162,7 +162,7 @@ def column_of(array: Any, source: Source) -> Column:
 
 
 def _decoded_bytes(array: Any, source: Source) -> int:
-    """How many bytes an array takes once its dictionary's values stand in each row, where that may be too many."""
+    """Return the bytes of an array once its dictionary's values replace the indices, or 0 if that is surely allowed."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -197,7 +197,7 @@ def _without_nulls(array: Any, source: Source) -> Any:
 
 
 def _extension(array: Any, source: Source) -> Column:
-    """Tensors are lists that know their shape."""
+    """Convert a column of tensors, which are lists with a shape."""
     found = column_of(array.storage, source)
     shape = getattr(array.type, "shape", None)
     if shape is None or None in shape or not isinstance(found, Numbers):
@@ -229,7 +229,7 @@ def _list(array: Any, source: Source) -> Column:
 
 
 def joined(column: Any) -> Any:
-    """A column of a table as one array, which is no copy if it was one."""
+    """Return a column of a table as one array, without a copy if it has one chunk."""
     return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
 
 
@@ -242,7 +242,10 @@ def decoded(
     *,
     ignore_index: int | None = None,
 ) -> dict[str, Column]:
-    """Columns from a row on, or of the elements of lists of these `lengths`; with `ignore_index` also their targets."""
+    """Convert columns from a row on. With `lengths`, convert the elements of their lists.
+
+    With `ignore_index`, the result has inputs and targets.
+    """
     columns = {}
     for name, array in arrays.items():
         array = array if lengths is None else array.flatten()  # noqa: PLW2901
@@ -258,7 +261,7 @@ def decoded(
 
 
 def list_lengths(arrays: Mapping[str, Any], file: str, row: int) -> NDArray[np.int64]:
-    """How many elements each row has, in each column."""
+    """Return the number of elements of each row, which must be the same in all columns."""
     import pyarrow.compute as pc
 
     found: dict[str, NDArray[np.int64]] = {}
@@ -276,7 +279,7 @@ def list_lengths(arrays: Mapping[str, Any], file: str, row: int) -> NDArray[np.i
 
 
 def changes(array: Any, key: str, file: str) -> tuple[list[int], list[Any]]:
-    """The rows where a key changes, and their keys."""
+    """Return the rows at which a key changes, and their keys."""
     if array.null_count:
         import pyarrow.compute as pc
 

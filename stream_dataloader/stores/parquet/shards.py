@@ -1,6 +1,6 @@
-"""An `IterableDataset`: each of its shards is a stream.
+"""Store of an `IterableDataset`: each of its shards is a stream.
 
-Guarantee: what is before an item is read again, so a resume is exact.
+Guarantee: a resume is exact, because everything before the item is read again.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ class _Shards:
 
 
 class ShardStore(ParquetStore):
-    """The shards, with the options of `ParquetStore`.
+    """Store of shards, with the options of `ParquetStore`.
 
-    By `stream` or `elements`, a shard marks where sequences begin in it.
+    With `stream` or `elements`, a shard marks the starts of sequences in it.
     """
 
     def _read_index(self) -> _Shards:
@@ -74,9 +74,9 @@ class ShardStore(ParquetStore):
         return None
 
     def tables(self, number: int) -> Iterator[dict[str, Any]]:
-        """The columns of a shard's rows, some rows at a time, as Arrow's arrays."""
+        """Yield the columns of a shard's rows as Arrow's arrays, some rows at a time."""
         shard = self._given.shard(num_shards=len(self), index=number)
-        # Each row that map or a generator yields has types of its own.
+        # Each row from `map` or a generator may have other types.
         rows = _ROWS if getattr(shard._ex_iterable, "iter_arrow", None) else 1
         for table in shard.with_format("arrow").iter(rows):
             there = table.column_names
@@ -85,13 +85,13 @@ class ShardStore(ParquetStore):
 
 
 class _Shard:
-    """Items of a shard; see `protocols.ReadsInto` and `protocols.MarksStarts`."""
+    """Stream of a shard's items; see `protocols.ReadsInto` and `protocols.MarksStarts`."""
 
     def __init__(self, store: ShardStore, number: int, first: int, start: int, stop: float) -> None:
         self._store, self._name = store, store.name_of(number)
         self._tables = store.tables(number)
         self._first, self._position, self._stop = first, first + start, stop
-        self._begin = self._end = 0  # the items of the table that is read
+        self._begin = self._end = 0  # range of items in the current table
         self._columns: dict[str, Column] = {}
         self._last: Any = ()  # the key of its last row
         self._starts: NDArray[np.int64] = np.zeros(0, np.int64)
@@ -114,7 +114,7 @@ class _Shard:
         return count
 
     def _left(self) -> int:
-        """How many of the next items are in the table."""
+        """Return the number of next items in the table; read another table if there are none."""
         while self._end <= self._position < self._stop and (arrays := next(self._tables, None)) is not None:
             self._take(arrays)
         return int(max(0, min(self._end, self._stop) - self._position))

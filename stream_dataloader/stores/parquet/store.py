@@ -1,7 +1,7 @@
-"""Reads streams out of tables: runs of rows that share a key, or files.
+"""Reading of streams from tables: runs of rows with the same key, or files.
 
-Guarantee: no row is handled alone to find the streams.
-A group is read once while streams of the process are in it. Numbers are copied once.
+Guarantee: streams are found without handling single rows.
+A group is read once while streams of the process use it. Numbers are copied once.
 """
 
 from __future__ import annotations
@@ -43,37 +43,37 @@ __all__ = ["ParquetStore", "RowSteps", "Rows"]
 
 
 class ParquetStore(Store):
-    """Tables as streams: a run of rows with one key is a stream, each row a step.
+    """Tables as streams: a run of rows with one key is a stream, and each row is a step.
 
     Items are dicts by column.
 
     Args:
-        path: A file, a folder of files, also with folders `key=value` in it,
-            a pattern `"data-{00..15}.parquet"` or `"*.parquet"`, or a URL; in
-            the order of names. Or a `Dataset`, `DatasetDict` or
+        path: A file, a folder of files, which may have folders `key=value`,
+            a pattern `"data-{00..15}.parquet"` or `"*.parquet"`, or a URL. Files are
+            read in the order of their names. Or a `Dataset`, `DatasetDict` or
             `IterableDataset` of Hugging Face.
-        split: Which split of a `DatasetDict`.
-        stream: The column whose runs of one value are streams, across files
-            too. None: each file is one.
-        elements: Each row is a stream, of the elements of its lists, which are
-            of one length in all columns.
+        split: Name of the split of a `DatasetDict`.
+        stream: Name of a column: a run of rows with the same value is a stream, even across
+            files. None: each file is a stream.
+        elements: Each row is a stream, with the elements of its lists as items. The lists
+            of a row must have the same length in all columns.
         targets: With `elements`, items are `{"input": token, "target": next
             token}`. Targets are int64.
-        ignore_index: The target where a row ends; give the loss the same.
-        columns: Which to read, in this order; None reads all.
+        ignore_index: Target at the end of a row; give the loss the same number.
+        columns: Names of the columns to read, in this order; None reads all.
         decode: Columns of encoded images: `{"image": "image"}`; with dots in
-            structs. None: those of the feature `Image`.
-        fill_null: What takes the place of nulls: a value, or values by column.
-            None has nulls raise.
-        size: `(height, width)` of images; None keeps theirs.
+            structs. None: columns of the feature `Image`.
+        fill_null: Value in place of nulls, or values by column. None: nulls
+            raise an error.
+        size: `(height, width)` of images; None keeps their size.
         layout: `"CHW"`, channels first, or `"HWC"`.
         color: `"rgb"` or `"gray"`.
-        upright: Turn images as their EXIF says.
-        cache_bytes: What decoded row groups may take that no stream is in.
-        cache: Where files from URLs are kept.
-        files: Which files pictures may lie in that a `path` names: `"inside"` the folder or URL of the table, or
+        upright: Turn images as their EXIF data say.
+        cache_bytes: Largest size of decoded row groups that are kept although no stream uses them.
+        cache: Cache for files from URLs.
+        files: Files of pictures that a `path` in the table may name: `"inside"` the folder or URL of the table, or
             `"anywhere"`, also URLs. A `Dataset` has no folder.
-        limits: How large data may become when it is decoded; see `streams.Limits`. None is the usual ones.
+        limits: Largest sizes of decoded data; see `streams.Limits`. None: the defaults.
     """
 
     format: ClassVar[str] = "parquet"
@@ -165,10 +165,10 @@ class ParquetStore(Store):
         return column_of(array, source._replace(**pictures, fill=fill, limits=limits))
 
     def _read_named(self, name: str, table: str, what: str) -> bytes:
-        """Read a picture's file that a row of a table names, relative to the table's folder."""
+        """Read the picture file that a row of a table names, relative to the table's folder."""
         if self._given is not None and self._options["files"] != "anywhere":
             told = f"{what} names the file {shorten(name)}, and a {type(self._given).__name__} has no folder"
-            raise StoreError(f"{told}; give files='anywhere' if you trust what it names")
+            raise StoreError(f"{told}; give files='anywhere' if you trust the names in it")
         first, chain, rest = table.partition("::")
         folder = f"{first.rpartition('/')[0]}{chain}{rest}" if is_url(table) else os.path.dirname(table)
         root = self.path if self._given is None and os.path.isdir(self.path) else folder
@@ -198,7 +198,7 @@ class ParquetStore(Store):
 
 
 class _Group(NamedTuple):
-    """Rows `[first, stop)` of all files, decoded."""
+    """Decoded rows `[first, stop)`, counted over all files."""
 
     first: int
     stop: int
@@ -208,7 +208,7 @@ class _Group(NamedTuple):
 
 
 class Rows:
-    """Where streams and groups are, in rows or elements of all files."""
+    """Index of streams and groups, in rows or elements counted over all files."""
 
     def __init__(
         self,
@@ -226,10 +226,10 @@ class Rows:
         self._decode, self._limit = decode, cache_bytes
         self._kept: OrderedDict[tuple[int, int], _Group] = OrderedDict()  # the last ones used
         self._lock = threading.Lock()
-        #: Of each file and group, how many elements rows have.
+        #: For each file and group, the number of elements of each row.
         self._lists = lists = [_all_lengths(file, columns) for file in files if elements]
         self._ignore_index = ignore_index
-        #: Of each file, the row that each of its groups begins at, and the number of its rows.
+        #: For each file, the first row of each group, and the number of rows.
         self._first = [file.first for file in files]
         if elements:
             self._first = [np.cumsum([0, *(int(one.sum()) for one in groups)], dtype=np.int64) for groups in lists]
@@ -260,8 +260,8 @@ class Rows:
         return int(np.searchsorted(self._begin, row, "right")) - 1
 
     def _runs(self, key: str) -> tuple[NDArray[np.int64], list[Any]]:
-        first: dict[Any, int] = {}  # the row that each key begins at
-        last: Any = ()  # no key
+        first: dict[Any, int] = {}  # first row of each key
+        last: Any = ()  # equal to no key
         for file, begin in zip(self.files, self._begin.tolist(), strict=False):
             with damage_named(file.name):
                 for row, value in zip(*changes(file.read([key])[key], key, file.name), strict=True):

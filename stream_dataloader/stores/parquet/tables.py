@@ -1,11 +1,11 @@
-"""Tables, and the groups of rows that they are read by.
+"""Tables, and the groups of rows in which they are read.
 
 - Parquet: a group is a row group, which is read, checked and decoded.
 - Arrow IPC, Feather 2, and Arrow IPC streams: a group is a record batch, in a memory map.
 - a `Dataset` of the package datasets: a group is some of its rows, by its own indices.
 
-Guarantee: only columns that are asked for are read.
-A mapped batch is checked before it is used, so that lengths in it lead nowhere else.
+Guarantee: only requested columns are read.
+A mapped batch is checked before it is used, so that wrong lengths cannot lead outside of it.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ _SUFFIXES = (".parquet", ".pq", ".arrow", ".feather", ".ipc")
 _PARQUET, _FILE, _STREAM = b"PAR1", b"ARROW1", b"\xff\xff\xff\xff"
 _END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
 
-#: What a group of a `Dataset` has at most.
+#: Largest size of a group of a `Dataset`.
 _ROWS, _BYTES = 1000, 16 << 20
 
 
 def open_parquet(path: str, metadata: Any = None, **options: Any) -> Any:
-    """A `ParquetFile` that compares checksums, and starts no threads."""
+    """Open a `ParquetFile` that compares checksums, and starts no threads."""
     options |= {"pre_buffer": False, "page_checksum_verification": True}
     return package("pyarrow.parquet", path, "arrow").ParquetFile(path, metadata=metadata, **options)
 
@@ -57,13 +57,13 @@ class TableFile:
         self, path: str, root: str | None = None, cache: FileCache | None = None, limits: Limits | None = None
     ) -> None:
         self.name, self._limits = path, limits or DEFAULT
-        self._held = open_local(path, cache)  # for as long as this is
+        self._held = open_local(path, cache)  # open for as long as this object
         with damage_named(path):
             self.path = check_file(self._held.path)
         self.known = KnownFile.of(self.path, name=path)
         with open(self.path, "rb") as file:
             head = file.read(8)
-        self.metadata: Any = None  # of Parquet: its footer
+        self.metadata: Any = None  # footer of a Parquet file
         self._leaves: dict[tuple[str, ...], Leaves] = {}
         with damage_named(path):
             if head.startswith(_PARQUET):
@@ -74,7 +74,7 @@ class TableFile:
                 raise StoreError(f"{path} begins with {head!r}: it is no Parquet, Feather 2 or Arrow IPC")
         if len(set(names)) < len(names) or min(groups, default=0) < 0:
             raise StoreError(f"{path} has columns {names}, which need names of their own")
-        #: The row that each group begins at, and the number of rows.
+        #: First row of each group, and the number of rows.
         self.first = np.cumsum([0, *groups], dtype=np.int64)
         self._constants = {} if root is None or is_url(path) else _constants(os.path.relpath(path, root))
         self.columns = self.shown = list(dict.fromkeys([*names, *self._constants]))
@@ -118,7 +118,7 @@ class TableFile:
         return [reader.get_batch(number) for number in groups]
 
     def read(self, columns: Sequence[str], group: int | None = None) -> dict[str, Any]:
-        """Some columns, of a group or of all rows, as Arrow's arrays."""
+        """Read some columns of a group, or of all rows, as Arrow's arrays."""
         import pyarrow as pa
 
         rows = int(self.first[-1])
@@ -164,7 +164,7 @@ class TableFile:
 
     @property
     def held_while_read(self) -> AbstractContextManager[None]:
-        """Raises if rows in a map have changed."""
+        """Return a context that raises if rows in a map have changed."""
         return self.known if self.metadata is None else nullcontext()
 
 
@@ -178,7 +178,7 @@ def _constants(relative: str) -> dict[str, Any]:
 
 
 def find_tables(path: str, cache: FileCache | None = None, split: str | None = None) -> list[str]:
-    """The paths or URLs of a store's files."""
+    """Return the paths or URLs of a store's files."""
     splits = os.path.join(path, "dataset_dict.json")
     if not is_url(path) and os.path.exists(splits):
         names = read_json(splits, dict).get("splits") or ()
@@ -204,12 +204,12 @@ def _saved_dataset(path: str, state: dict[str, Any], name: str) -> list[str]:
     with damage_named(name):
         found = [inside(path, file["filename"], name) for file in state["_data_files"]]
     if not found or not all(map(os.path.exists, found)):
-        raise StoreError(f"{name} names no files, or such as are missing; save the dataset anew")
+        raise StoreError(f"{name} names no files, or such as are missing; save the dataset again")
     return found
 
 
 class DatasetTable:
-    """The rows of a `Dataset`; see `TableFile`."""
+    """Rows of a `Dataset`; see `TableFile`."""
 
     held_while_read = nullcontext()
 
@@ -230,7 +230,7 @@ class DatasetTable:
 
 
 def dataset_of(given: Any, split: str | None) -> Any:
-    """A `Dataset` or `IterableDataset`, or the split of several."""
+    """Return a `Dataset` or `IterableDataset`, or one split of several."""
     is_dict = isinstance(given, Mapping) and len(given) > 0
     found = next(iter(given.values())) if is_dict else given
     if not any(kind.__module__.startswith("datasets.") for kind in type(found).__mro__):
@@ -248,7 +248,7 @@ def dataset_of(given: Any, split: str | None) -> Any:
 
 
 def decoded_features(features: Mapping[str, Any] | None, above: str = "") -> dict[str, str]:
-    """The kinds of those that the package datasets decodes, by columns with dots."""
+    """Return the kinds of features that the package datasets decodes, by column, with dots in structs."""
     found: dict[str, str] = {}
     for name, feature in (features or {}).items():
         if isinstance(feature, Mapping):

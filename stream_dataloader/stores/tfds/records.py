@@ -1,9 +1,9 @@
-"""Fetches records of ArrayRecord files by a process of its own.
+"""Records of ArrayRecord files, fetched by a separate process.
 
-Guarantee: a process that reads may be forked. A crash of array_record is an error.
+Guarantee: a process that reads may be forked. A crash of array_record raises an error.
 
-array_record 0.8.6 crashes or hangs in a process that was forked after its use. So only
-a child that is started anew uses it, which runs this file.
+array_record 0.8.6 crashes or hangs in a process that was forked after its use. So it is used only in
+a newly started child process, which runs this file.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _PIPE_BYTES = 1 << 20
 
 
 class Records:
-    """Records, fetched by a child of this process, for any thread."""
+    """Records that a child of this process fetches, for any thread."""
 
     def __init__(self, _dataset: str) -> None:
         self._lock = threading.Lock()
@@ -38,11 +38,11 @@ class Records:
         )
         self._requests: Any = self._child.stdin
         self._answers: Any = self._child.stdout
-        with contextlib.suppress(AttributeError, OSError):  # fewer, larger writes
+        with contextlib.suppress(AttributeError, OSError):  # a larger pipe needs fewer writes
             fcntl.fcntl(self._answers, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)  # type: ignore[arg-type]
 
     def read(self, path: str, place: int, records: int) -> bytes:
-        """One record of a file that has so many."""
+        """Return one record of a file, which has `records` of them."""
         with self._lock:
             try:
                 pickle.dump((os.path.abspath(path), place, records), self._requests)
@@ -51,7 +51,7 @@ class Records:
             except (EOFError, BrokenPipeError, pickle.UnpicklingError):
                 self.close()
                 raise RuntimeError(f"array_record ended with status {self._child.returncode}") from None
-            except BaseException:  # the rest of an answer must not be taken for the next one
+            except BaseException:  # else the rest of this answer would be taken for the next one
                 self.close()
                 raise
         if isinstance(found, bytes):
@@ -67,7 +67,7 @@ class Records:
 def _opened(path: str, records: int) -> Any:
     from array_record.python import array_record_module
 
-    # Without read-ahead: the next record is often in another file.
+    # No read-ahead, because the next record is often in another file.
     reader = array_record_module.ArrayRecordReader(path, options="readahead_buffer_size:0,max_parallelism:0")
     if reader.num_records() != records:
         raise ValueError(f"it has {reader.num_records()} records, and dataset_info.json says {records}")
@@ -75,8 +75,8 @@ def _opened(path: str, records: int) -> Any:
 
 
 def _serve() -> None:
-    """Answer requests, until the input ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for who asks
+    """Answer requests until the input ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     with contextlib.suppress(EOFError):
         while True:
             path, place, records = pickle.load(sys.stdin.buffer)

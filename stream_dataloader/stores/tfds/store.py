@@ -1,7 +1,7 @@
-"""A TFDS or RLDS dataset, decoded as TFDS's `as_data_source` does (4.9.10).
+"""Store of a TFDS or RLDS dataset, decoded like TFDS's `as_data_source` (4.9.10).
 
 Guarantee: sizes that its JSON files claim are compared with the files.
-No file outside of the directory is read, and no module is imported that `features.json` names, but TFDS's own.
+No file outside of the directory is read. Of the modules that `features.json` names, only TFDS's own are imported.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ __all__ = ["TfdsStore"]
 
 _INFO, _FEATURES = "dataset_info.json", "features.json"
 
-#: What may name a feature's class in JSON: of the message `Feature`, and before TFDS 4.4.
+#: Keys that name a feature's class in JSON: of the message `Feature`, and before TFDS 4.4.
 _NAMES_OF_CLASSES = {"pythonClassName", "python_class_name", "type"}
 
 
 class TfdsStore(Store):
-    """A dataset in ArrayRecord files (`file_format="array_record"`), such as RLDS episodes.
+    """Dataset in ArrayRecord files (`file_format="array_record"`), such as RLDS episodes.
 
-    A stream is the steps in a nested feature, as `as_data_source` gives them: text features
-    are `str`, other strings `bytes`. `lengths` is None.
+    A stream has the steps in a nested feature, as `as_data_source` returns them: text features
+    are `str`, other strings are `bytes`. `lengths` is None.
 
     Args:
         path: The builder's directory: `.../name/version`, or `.../name/config/version`.
-        split: Which examples: `"train"`, `"train[10%:20%]"`, `"train[:100]+validation"`, `"all"`.
-        stream: The feature that holds a stream's steps: a `Dataset`, `Sequence` or `Video`.
-        columns: Which to unpack: `"observation/image"`, or `"observation"` for all below it.
-        files: Which files links in the folder may lead to: `"inside"` it, or `"anywhere"`.
+        split: Examples to read: `"train"`, `"train[10%:20%]"`, `"train[:100]+validation"`, `"all"`.
+        stream: Name of the feature with a stream's steps: a `Dataset`, `Sequence` or `Video`.
+        columns: Features to unpack: `"observation/image"`, or `"observation"` for all below it.
+        files: Files that links in the folder may lead to: `"inside"` it, or `"anywhere"`.
     """
 
     format: ClassVar[str] = "tfds"
@@ -111,7 +111,7 @@ class TfdsStore(Store):
         return f"{os.path.basename(shard.known.path)}__{place}"
 
     def metadata(self, number: int) -> Mapping[str, Any]:
-        """What an episode's record has besides its steps."""
+        """Return the values of an episode's record beside its steps."""
         number = self._check_number(number)
         reader: _EpisodeReader = self.index.reader
         return reader.metadata(self._record(number), self.name_of(number))
@@ -125,7 +125,7 @@ class TfdsStore(Store):
 
 
 def _check_classes(features: Any, name: str) -> None:
-    """Refuse classes of features that TFDS would import a module for; JSON may hold JSON as text."""
+    """Raise for classes of features whose module TFDS would import; JSON may contain JSON as text."""
     left = [features]
     while left:
         found = left.pop()
@@ -157,7 +157,7 @@ class _Shard(NamedTuple):
 
 
 class _Index:
-    """Where a split's examples lie."""
+    """Index of a split's examples."""
 
     lengths = None
 
@@ -192,7 +192,7 @@ def _shard(path: str, instruction: Any) -> _Shard:
 
 
 class _EpisodeReader:
-    """Decodes some columns of the steps in a feature."""
+    """Decoder of some columns of the steps in a feature."""
 
     def __init__(self, features: Any, path: str, steps: str, columns: Sequence[str] | None) -> None:
         from tensorflow_datasets.core.example_parser import ExampleParserNp
@@ -230,12 +230,12 @@ class _EpisodeReader:
 
 
 class _Decoder:
-    """Decodes one feature: of a step, or of an episode."""
+    """Decoder of one feature of a step, or of an episode."""
 
     def __init__(self, feature: Any) -> None:
         from tensorflow_datasets import features
 
-        # Only a dict of features decodes sequences, at any depth.
+        # Only a dict of features can decode sequences at any depth.
         self._alone = features.FeaturesDict({"": feature})
         self._is_text = isinstance(feature, features.Text)
         decodes = getattr(type(feature), "decode_example_np", None)

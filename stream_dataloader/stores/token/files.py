@@ -1,4 +1,4 @@
-r"""Files of tokens: what they hold, and where documents begin.
+r"""Files of tokens: their content, and the starts of documents.
 
 ::
 
@@ -11,14 +11,14 @@ An index is little-endian::
     9 bytes    MMIDIDX\0\0
     u64        the version, 1
     u8         a code for the tokens' dtype
-    u64, u64   how many sequences and how many bounds there are
+    u64, u64   number of sequences, and of bounds
     int32 ...  each sequence's length
     int64 ...  each sequence's first byte
     int64 ...  the bounds of documents: numbers of sequences
 
 Source: NVIDIA/Megatron-LM, `megatron/core/datasets/indexed_dataset.py`.
 
-Guarantee: what a header claims is compared with the file's size.
+Guarantee: the claims of a header are compared with the file's size.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ __all__ = ["MappedTokens", "Marker", "TokenFile", "find_files"]
 
 _SCANNED_AT_ONCE = 1 << 22
 
-#: By magic number and version: of llm.c, which modded-nanogpt took over.
+#: Dtypes by magic number and version of llm.c's header, which modded-nanogpt also uses.
 _HEADERS: dict[tuple[int, int], np.dtype[Any]] = {
     (20240520, 1): np.dtype("uint16"),
     (20240801, 7): np.dtype("uint32"),
@@ -64,7 +64,7 @@ _DTYPES: dict[int, np.dtype[Any]] = {
 
 
 def find_files(path: str, cache: FileCache | None) -> list[str]:
-    """The paths or URLs of a store's files; an index stands for what it is of."""
+    """Return the paths or URLs of a store's files. The path of an index stands for its file of tokens."""
     if is_url(path) or not os.path.isdir(path):
         found = map(os.path.splitext, matching(path, cache))
         return [root + (".bin" if end == ".idx" else end) for root, end in found]
@@ -76,14 +76,14 @@ def find_files(path: str, cache: FileCache | None) -> list[str]:
 
 
 class TokenFile:
-    """What is known of one file without reading tokens; `stored` is their dtype, if it says none.
+    """Facts about a file that are known without reading tokens; `stored` is the dtype, if the file does not say it.
 
-    `first` numbers come before them. `bounds` are where documents begin, and the end.
+    `first` is the number of values before the tokens. `bounds` are the starts of documents, and the end.
     """
 
     def __init__(self, name: str, stored: np.dtype[Any] | None, cache: FileCache | None) -> None:
         self.name = name
-        self._held = open_local(name, cache)  # for as long as this is
+        self._held = open_local(name, cache)  # open for as long as this object
         self.path = check_file(self._held.path)
         self.known = KnownFile.of(self.path, name=name)
         self.digest = digest_of(self.known)
@@ -114,7 +114,7 @@ class TokenFile:
             raise StoreError(f"{name} is damaged: {size:,} bytes are not {what}")
 
     def _read_index(self, name: str, cache: FileCache | None) -> np.dtype[Any]:
-        """Find the documents; returns the dtype."""
+        """Read the bounds of documents; return the dtype."""
         with open_local(name, cache) as local:
             known = KnownFile.of(local.path, name=name)
             self.digest += digest_of(known)
@@ -126,7 +126,7 @@ class TokenFile:
         dtype = _DTYPES[code]
         sizes = 4 * sequences, 8 * sequences, 8 * bounds
         end = _INDEX.size + sum(sizes)
-        if len(content) not in (end, end + sequences):  # and a mode for each
+        if len(content) not in (end, end + sequences):  # with a mode for each sequence
             raise StoreError(f"{name} is damaged: {len(content):,} bytes of {end:,}")
         place = _INDEX.size
         lengths = np.frombuffer(content, "<i4", sequences, place)
@@ -165,27 +165,27 @@ def _index_of(name: str, cache: FileCache | None) -> str | None:
 
 
 class Marker(NamedTuple):
-    """The token that tells documents apart; whether it ends one."""
+    """Token that separates documents, and whether it ends one (or begins one)."""
 
     token: int
     ends: bool
 
 
 class MappedTokens(LeafFile):
-    """A file that is open, and its `tokens`.
+    """Open file, and its `tokens`.
 
-    Where documents begin is told by the `marker`, or else by the index.
+    The `marker` tells the starts of documents; without it, the index does.
     """
 
     def __init__(self, file: TokenFile, marker: Marker | None) -> None:
         spec = LeafSpec(dtype_named(str(file.dtype)), ())
         super().__init__(file.path, spec, file.first + file.count)
-        file.known.check()  # it may be another by now
+        file.known.check()  # the file may have been replaced
         self.tokens: NDArray[Any] = self.rows[file.first :]
         self._marker, self._bounds = marker, file.bounds
 
     def starts(self, first: int, stop: int) -> NDArray[np.int64]:
-        """Where documents begin in tokens `[first, stop)`; 0 may be left out."""
+        """Return the starts of documents in tokens `[first, stop)`; the start at 0 may be left out."""
         if self._marker is not None:
             token, ends = self._marker
             begin = max(first, int(ends))
@@ -197,11 +197,11 @@ class MappedTokens(LeafFile):
         return self._bounds[begin:end]
 
     def documents(self) -> NDArray[np.int64]:
-        """Where documents begin, and the end: all tokens are looked at."""
+        """Return the starts of documents, and the end. This reads all tokens."""
         count = len(self.tokens)
         places = range(1, count, _SCANNED_AT_ONCE)
         found = [self.starts(at, min(at + _SCANNED_AT_ONCE, count)) for at in places]
         return np.concatenate([[0], *found, [count]])
 
     def close(self) -> None:
-        """It is closed when nothing refers to it."""
+        """Do nothing, because the map is closed when nothing refers to it."""

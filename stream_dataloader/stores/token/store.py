@@ -1,4 +1,4 @@
-"""Reads tokens that were made beforehand.
+"""Reading of files of tokens.
 
 Guarantee: tokens are copied once, from a map of the file to the batch. A token
 has the same target wherever streams and sections are cut.
@@ -39,7 +39,7 @@ _CHECKED_AT_ONCE = 1 << 20
 
 
 class TokenStream(StoreStream):
-    """Tokens in which documents begin; see `protocols.MarksStarts`."""
+    """Stream of tokens with marked starts of documents; see `protocols.MarksStarts`."""
 
     def starts_within(self, start: int, stop: int) -> Iterable[int]:
         steps, first = self._steps, self._first
@@ -50,29 +50,29 @@ class TokenStream(StoreStream):
 class TokenStore(Store):
     """Files of tokens; an item is a token.
 
-    These are Megatron's `.bin` with its `.idx`, files with the header of llm.c
-    and modded-nanogpt, and tokens alone, as of nanoGPT and OLMo. A file is a
-    stream, which the dataset's `sections` cut, and marks where its documents
-    begin; see `protocols.MarksStarts`.
+    Supported are Megatron's `.bin` with its `.idx`, files with the header of llm.c
+    and modded-nanogpt, and tokens alone, as in nanoGPT and OLMo. A file is a
+    stream, which the dataset's `sections` can cut. It marks the starts of documents;
+    see `protocols.MarksStarts`.
 
     Args:
         path: A file, a folder, a pattern `"train-*.bin"`, or a URL. Files are
             read in the order of their names.
-        stream: What a stream is: a `"file"`, or a `"document"` of one.
-        eos_token: The token that ends a document. None: the index says where.
-        bos_token: The token that begins a document, in place of `eos_token`.
+        stream: Kind of stream: a `"file"`, or a `"document"` of a file.
+        eos_token: Token that ends a document. None: documents are those of the index.
+        bos_token: Token that begins a document, in place of `eos_token`.
         targets: Items are `{"input": token, "target": next token}`. Targets are
             int64.
-        ignore_index: The target where a document or a file ends; give the loss the same.
-        dtype: Of tokens in items, such as `"int64"`, which `torch.nn.Embedding`
-            takes. None: as in the file.
-        stored_dtype: Of tokens in files that do not say it, such as `"uint16"`.
-        cache: Where files from URLs are kept; None is the one of all streams.
-        files: Which files links in the folder may lead to: `"inside"` it, or `"anywhere"`.
+        ignore_index: Target at the end of a document or a file; give the loss the same number.
+        dtype: Dtype of tokens in items, such as `"int64"`, which `torch.nn.Embedding`
+            takes. None: the dtype of the file.
+        stored_dtype: Dtype of tokens in files that do not say it, such as `"uint16"`.
+        cache: Cache for files from URLs; None is the cache that all streams share.
+        files: Files that links in the folder may lead to: `"inside"` it, or `"anywhere"`.
     """
 
     format: ClassVar[str] = "token"
-    open_early: ClassVar[bool] = False  # a stream is a view of a file that is there
+    open_early: ClassVar[bool] = False  # opening is fast: a stream is a view of an open file
 
     def __init__(
         self,
@@ -101,7 +101,7 @@ class TokenStore(Store):
         _ = self.index
 
     def _known_tokens(self) -> tuple[int, ...]:
-        """The tokens that files are known to have."""
+        """Tokens that the files are known to have."""
         return () if self._marker is None else (self._marker.token,)
 
     def _read_index(self) -> _Index:
@@ -204,7 +204,7 @@ class _Index:
 
 
 class TokenSteps:
-    """Tokens `[first, stop)` of a file, see `Steps`; with `marks` documents begin there."""
+    """Steps that are tokens `[first, stop)` of a file, see `Steps`; with `marks`, starts of documents are marked."""
 
     def __init__(
         self,
@@ -247,7 +247,7 @@ class TokenSteps:
         file.check()
 
     def starts(self, start: int, stop: int) -> NDArray[np.int64]:
-        """Where documents begin in steps `[start, stop)`."""
+        """Return the starts of documents in steps `[start, stop)`."""
         first = self._first
         self._file.check_size()
         found = self._file.starts(first + start, first + stop) - first

@@ -1,6 +1,6 @@
-"""WebDataset's tars: members with one key are a sample, runs of samples a stream.
+"""WebDataset's tars: members with one key are a sample, and runs of samples are a stream.
 
-`members` lists what is in a tar, `samples` reads and decodes it. Open `store` first.
+`members` lists the members of a tar, `samples` reads and decodes them. Open `store` first.
 """
 
 from stream_dataloader.stores.webdataset.store import WebDatasetStore

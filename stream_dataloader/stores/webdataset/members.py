@@ -1,6 +1,6 @@
-"""What is in a tar, and where: read once from its headers, and kept in the cache.
+"""Members of a tar and their places, read once from its headers and saved in the cache.
 
-Guarantee: headers have their checksums, members lie in the file, nothing is behind the end.
+Guarantee: headers match their checksums, members lie within the file, and no data follow the end.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ _COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")  # gzip, b
 
 _META = re.compile(r"__[^/]*__($|/)")
 
-#: Linux's PATH_MAX, and what extended headers (owners, times, attributes) take at most.
+#: Linux's PATH_MAX, and the largest size of extended headers (owners, times, attributes).
 _LONGEST_NAME, _LARGEST_HEADER_BYTES = 4096, 1 << 20
 
 
 class TarIndex(NamedTuple):
     """The samples of a tar."""
 
-    state: str  # tells the file from what it was
-    digest: str  # of all headers
+    state: str  # identifies the state of the file
+    digest: str  # hash of all headers
     extensions: tuple[str, ...]
-    key_stops: NDArray[np.int64]  # where each sample's key ends in `keys`
+    key_stops: NDArray[np.int64]  # end of each sample's key in `keys`
     first: NDArray[np.int64]  # each sample's first member, and the number of members
     offset: NDArray[np.int64]  # of each member
     size: NDArray[np.int64]
-    kind: NDArray[np.int64]  # which of the extensions
+    kind: NDArray[np.int64]  # index of the extension
     keys: NDArray[np.uint8]
 
     @property
@@ -64,7 +64,7 @@ class TarIndex(NamedTuple):
 
 
 class _Bounded:
-    """Reads no more than there is."""
+    """File that raises if more is read than it holds, or than a header may have."""
 
     def __init__(self, file: BinaryIO, size: int) -> None:
         self._file = file
@@ -85,14 +85,14 @@ def _members(file: BinaryIO) -> Iterator[tarfile.TarInfo]:
     with tarfile.open(fileobj=_Bounded(file, total), mode="r:") as tar:  # type: ignore[call-overload]
         place = -1
         while (info := tar.next()) is not None:
-            tar.members.clear()  # tarfile would keep them all
+            tar.members.clear()  # tarfile would keep all members in memory
             begin, size = info.offset_data, info.size
             if begin <= place or size < 0 or begin + size > total:
                 raise ValueError(f"{info.name!r} has {size:,} bytes at {begin:,} of {total:,}")
             place = begin
             yield info
         end = tar.offset
-    # To tarfile, a damaged header and the end of the file are the end of the tar.
+    # For tarfile, a damaged header or the end of the file is the end of the tar.
     file.seek(end)
     rest = block = file.read(_BLOCK)
     while rest and not rest.strip(b"\0"):
@@ -102,7 +102,7 @@ def _members(file: BinaryIO) -> Iterator[tarfile.TarInfo]:
 
 
 def scan(file: BinaryIO, name: str, state: str) -> TarIndex:
-    """Read the headers of a tar, and group its members to samples."""
+    """Read the headers of a tar, and group its members into samples."""
     if file.read(8).startswith(_COMPRESSED):
         raise StoreError(f"{name} is compressed; unpack it once")
     file.seek(0)
@@ -123,7 +123,7 @@ def scan(file: BinaryIO, name: str, state: str) -> TarIndex:
                 what = f"{name}: {info.name!r} lies apart from its sample"
                 raise StoreError(f"{what}; sort by name (tar --sort=name)")
             if kind in in_sample:
-                raise StoreError(f"{name} has two members {info.name!r}; write it anew")
+                raise StoreError(f"{name} has two members {info.name!r}; write it again")
             in_sample.add(kind)
             members.append((info.offset_data, info.size, kind))
             numbers = f"{info.offset_data} {info.size} {info.mtime} {info.chksum} "
@@ -152,7 +152,7 @@ def _parts(info: tarfile.TarInfo, tar: str) -> tuple[bytes, str] | None:
     if info.isdir() or above.is_hidden or is_hidden(last):
         return None
     if not info.isreg() or info.issparse() or above.is_outside or last == "..":
-        raise StoreError(f"{tar}: {name!r} is no plain file inside of the tar; write it anew")
+        raise StoreError(f"{tar}: {name!r} is no plain file inside of the tar; write it again")
     # Key and extension as of webdataset 1.0.2 (`tariterators.base_plus_ext`), whose expression takes quadratic time:
     # r"((?:.*/)?[^.]+)\.([^/]*)".
     stem, dot, extension = last.partition(".")
@@ -162,7 +162,7 @@ def _parts(info: tarfile.TarInfo, tar: str) -> tuple[bytes, str] | None:
 
 
 class _Folder(NamedTuple):
-    """A folder in a tar, by its name, which many members share."""
+    """Facts about the name of a folder in a tar, which many members share."""
 
     is_hidden: bool
     is_outside: bool
@@ -176,7 +176,7 @@ def _folder(name: str) -> _Folder:
 
 
 def keep(path: str, index: TarIndex) -> None:
-    """Keep the index of a tar, under its path or URL."""
+    """Save the index of a tar under its path or URL."""
     state, digest, extensions, *_ = index
     texts = json.dumps([state, digest, extensions]).encode()
     tables = dict(itertools.islice(index._asdict().items(), 3, None))
@@ -184,7 +184,7 @@ def keep(path: str, index: TarIndex) -> None:
 
 
 def load(path: str, state: str | None) -> TarIndex | None:
-    """The index that was kept, of one state or (None) of any."""
+    """Return the saved index of a state, or of any state if it is None; None if there is no such index."""
     if not (tables := kept_tables(_KEPT, path)):
         return None
     known, digest, extensions = json.loads(tables.pop("texts").tobytes())
@@ -195,5 +195,5 @@ def load(path: str, state: str | None) -> TarIndex | None:
 
 
 def forget(path: str) -> None:
-    """Have the index of a tar made anew."""
+    """Delete the saved index of a tar, so that it is made again."""
     keep_tables(_KEPT, path, {})

@@ -1,8 +1,8 @@
-"""One stream's samples, read at their places in the tars, and decoded.
+"""Samples of one stream, read at their places in the tars and decoded.
 
-Guarantee: members side by side are read by one call. A tar unlike its index is an error.
+Guarantee: neighbouring members are read by one call. A tar that differs from its index raises an error.
 
-Extensions are those of webdataset 1.0.2; of `depth.png` the last part.
+Extensions are those of webdataset 1.0.2; only the last part of `depth.png` counts.
 
 - images, by OpenCV: `(3, H, W)` RGB, uint8 or uint16;
 - npy: an array of numbers; npz: a dict of them; cls, id, count and the like: int64;
@@ -45,16 +45,16 @@ __all__ = ["Decoder", "KEY", "Samples", "state_of"]
 _GAP_BYTES, _MOST_AT_ONCE_BYTES = 1 << 16, 1 << 24
 KEY = "__key__"  # as a column
 
-_Members = dict[str, tuple[bytes, str]]  # by column: the bytes, and what errors call them
+_Members = dict[str, tuple[bytes, str]]  # by column: the bytes, and their name in errors
 
 
 def state_of(status: os.stat_result) -> str:
-    """What tells a local file from what it was."""
+    """Return a text that changes if a local file is changed."""
     return f"{status.st_size} {status.st_mtime_ns}"
 
 
 class Samples:
-    """One stream's steps; see `Steps`."""
+    """Steps of one stream; see `Steps`."""
 
     def __init__(
         self,
@@ -148,7 +148,7 @@ def _contents(file: _TarFile, tar: TarIndex, members: list[int]) -> Iterator[byt
 
 
 class _TarFile:
-    """A tar that is open for reading at any place."""
+    """Open tar, which can be read at any place."""
 
     def __init__(self, path: str, tar: TarIndex, cache: FileCache | None) -> None:
         self._path = path
@@ -169,7 +169,7 @@ class _TarFile:
     def read(self, start: int, count: int) -> bytes:
         with self._known:
             data = os.pread(self._file.fileno(), count, start)
-            while len(data) < count:  # after a signal, or of 2 GB
+            while len(data) < count:  # a read may be short, after a signal or of 2 GB
                 if not (more := os.pread(self._file.fileno(), count - len(data), start + len(data))):
                     raise EOFError(f"{self._path} ends before byte {start + count:,}")
                 data += more
@@ -188,7 +188,7 @@ _PICKLED = frozenset({"pkl", "pickle", "pyd", "pth"})
 
 
 class Decoder:
-    """Decodes members; `decode` may have functions for some extensions."""
+    """Decoder of members; `decode` may have functions for some extensions."""
 
     def __init__(
         self, picture: Picture, decode: bool | Mapping[str, Callable[[bytes], Any]], allow_pickle: bool
@@ -256,7 +256,7 @@ class Decoder:
 
 
 def _array(data: bytes, name: str) -> Any:
-    """The array of a `.npy` file, whose size is checked first."""
+    """Return the array of a `.npy` file after checking its size."""
     header = read_header(io.BytesIO(data), name)
     if header.dtype.kind not in "biufc":
         raise ValueError(f"it is of dtype {header.dtype}; leave it out by columns=")

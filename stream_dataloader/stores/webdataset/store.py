@@ -1,7 +1,7 @@
-"""Finds WebDataset's tars, and which of their samples are a stream.
+"""Store of WebDataset's tars, which finds the tars and the samples of each stream.
 
-Guarantee: streams are runs of samples, also from one tar to the next.
-A stream in several places is an error, as is a sample that a stream has twice.
+Guarantee: streams are runs of samples, which may continue in the next tar.
+A stream in several places is an error, and so is a sample that a stream has twice.
 """
 
 from __future__ import annotations
@@ -39,29 +39,29 @@ _TARS = (".tar", ".tar.gz", ".tgz")
 
 
 class WebDatasetStore(Store):
-    r"""Streams in WebDataset's tars: samples are members with one key, streams are runs of samples.
+    r"""Streams in WebDataset's tars: samples are members with one key, and streams are runs of samples.
 
-    A sample's key is the name up to the first dot behind the last slash, its columns are what
-    follows. Items are dicts, decoded as `stream_dataloader.stores.webdataset.samples` says.
+    A sample's key is the name up to the first dot after the last slash; the rest of the name is the
+    column. Items are dicts, decoded as described in `stream_dataloader.stores.webdataset.samples`.
 
-    A stream may go on in the next tar. Opening fetches tars from servers.
+    A stream may continue in the next tar. Opening fetches tars from servers.
 
     Args:
         path: A folder of tars, a tar, or a pattern of paths or URLs, `"train-{000..015}.tar"`.
         shards: Names, paths, URLs or patterns of the tars, in order, relative to `path`.
-        stream: Which stream a sample is of. None: the key's directory, else the tar. `"shard"`: the tar.
-            A regular expression with a group, `r"(ep\d+)_"`: what that matches first.
-            Another string, `"_"`: what stands before the last of it.
-        columns: Which to read; `"__key__"` is the sample's key. None reads those that a sample has.
-        decode: False leaves columns bytes. A dict has functions of bytes, `{"ply": read_cloud}`.
-        size: `(height, width)` of images; None keeps theirs.
+        stream: Rule for the stream of a sample. None: the key's directory, or the tar without one. `"shard"`: the tar.
+            A regular expression with a group, `r"(ep\d+)_"`: the text that the group matches.
+            Another string, `"_"`: the text of the key before the last `"_"`.
+        columns: Names of the columns to read; `"__key__"` is the sample's key. None reads all of a sample.
+        decode: False leaves columns as bytes. A dict has functions of bytes, `{"ply": read_cloud}`.
+        size: `(height, width)` of images; None keeps their size.
         layout: `"CHW"`, channels first, or `"HWC"`.
         color: `"rgb"` or `"gray"`.
-        upright: Turn images as their EXIF says.
+        upright: Turn images as their EXIF data say.
         allow_pickle: Also read `.pkl` and `.pth`, which may run any code.
-        cache: Where tars from URLs are kept.
-        files: Which files links in the folder may lead to: `"inside"` it, or `"anywhere"`.
-        limits: How large data may become when it is decoded; see `streams.Limits`. None is the usual ones.
+        cache: Cache for tars from URLs.
+        files: Files that links in the folder may lead to: `"inside"` it, or `"anywhere"`.
+        limits: Largest sizes of decoded data; see `streams.Limits`. None: the defaults.
     """
 
     format: ClassVar[str] = "webdataset"
@@ -134,7 +134,7 @@ class WebDatasetStore(Store):
             check_kind(path, status.st_mode)
             name, state = os.path.abspath(path), state_of(status)
         elif self._expected is None and (self._cache or FileCache()).has(path):
-            with open_local(path, self._cache) as local:  # which asks the server
+            with open_local(path, self._cache) as local:  # this asks the server for changes
                 state = os.path.basename(local.path)
         if (found := load(name, state)) is not None:
             return found
@@ -162,7 +162,7 @@ class WebDatasetStore(Store):
 
 
 def rule_of(stream: str | None) -> Callable[[str, str], str]:
-    """Which stream a sample is of: by its key, and its tar's name."""
+    """Return the function that gives the stream of a sample, given its key and its tar's name."""
     if stream is None:
         return _directory
     if not isinstance(stream, str) or not stream:
@@ -193,17 +193,17 @@ def _directory(key: str, shard: str) -> str:
 
 
 class Streams:
-    """Where the streams are in the tars."""
+    """Index of the streams in the tars."""
 
     def __init__(self, paths: list[str], tars: list[TarIndex], rule: Callable[[str, str], str]) -> None:
         self.paths, self.tars, self._rule = paths, tars, rule
         self._names = [os.path.basename(path) for path in paths]
         if len(set(self._names)) < len(paths):
             self._names = paths
-        #: Each tar's first sample, and the number of all.
+        #: First sample of each tar, and the number of all samples.
         self.starts = np.cumsum([0, *(tar.samples for tar in tars)], dtype=np.int64)
-        first: dict[str, int] = {}  # the first sample of each stream
-        name, last = "", set[str]()  # the stream that was read last, and its keys
+        first: dict[str, int] = {}  # first sample of each stream
+        name, last = "", set[str]()  # the last stream, and its keys
         for tar, path, short, begin in zip(tars, paths, self._names, self.starts.tolist(), strict=False):
             sample = begin
             named = ((rule(key, short), key) for key in tar.all_keys())
