@@ -176,7 +176,7 @@ def logical_time() -> Drawing:
         drawing.text(16, y + 34, f"worker {worker}", size=11, colour=SOFT)
         drawing.box(begin, y, asks - begin, CELL, COLOURS[worker])
         drawing.text((begin + asks) / 2, y + 18, "reads its stream", anchor="middle")
-        drawing.text(asks, y - 8, f"ticket (5, {worker})", anchor="middle", size=12)
+        drawing.text(asks, y - 8, f"request (5, {worker})", anchor="middle", size=12)
         drawing.line([(asks, y - 4), (asks, y + CELL + 4)], INK)
         if gets - asks > 2 * CELL:
             drawing.line([(asks, y + CELL / 2), (gets, y + CELL / 2)], dashed=True)
@@ -192,7 +192,7 @@ def logical_time() -> Drawing:
     drawing.text(
         110,
         218,
-        "The n-th ticket in logical time gets the n-th source: the same in every run.",
+        "The n-th request in logical time gets the n-th source: the same in every run.",
         colour=SOFT,
     )
     return drawing
