@@ -172,5 +172,5 @@ def test_wrong_windows_are_refused(deltas, kind, tmp_path):
 
 def test_items_that_are_no_dicts_are_refused(tmp_path):
     SMALL["npy"].make(str(tmp_path / "arrays"), 0)
-    with pytest.raises(StoreError, match="no dicts"):
+    with pytest.raises(StoreError, match="are not dicts"):
         stores.open(tmp_path / "arrays", deltas={"x": (0,)})

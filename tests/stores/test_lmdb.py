@@ -304,7 +304,7 @@ def test_keys_may_be_in_natural_order(tmp_path):
     keys = {order: [store.key(i) for i in store.sources] for order, store in found.items()}
     assert keys["natural"] == ["2.lmdb/c2", "2.lmdb/c10", "10.lmdb/c2", "10.lmdb/c10"]
     assert keys["bytes"] == keys["natural"][::-1]
-    with pytest.warns(UserWarning, match="b'c10/f_8' behind b'c10/f_12'; give order='natural'"):
+    with pytest.warns(UserWarning, match="b'c10/f_8' after b'c10/f_12'; give order='natural'"):
         fingerprint = LmdbStore(tmp_path / "a", decode=int, stream="/").sources.fingerprint
     assert fingerprint == found["bytes"].sources.fingerprint != found["natural"].sources.fingerprint
 

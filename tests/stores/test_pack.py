@@ -339,7 +339,7 @@ def test_going_on_with_something_else_is_an_error(tmp_path):
         ({"metadata": {"a": 1}}, "options"),
         ({"seed": 3}, "seed was None, and is 3"),
     ]:
-        with pytest.raises(StoreError, match=rf"{what}.*delete that folder to begin anew"):
+        with pytest.raises(StoreError, match=rf"{what}.*delete that folder to start again"):
             attempt(**options)
 
 

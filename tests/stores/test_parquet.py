@@ -226,7 +226,7 @@ def test_nulls_are_filled_if_asked(tmp_path):
 
 def test_lists_of_another_length_in_another_row_group_are_no_broadcast(tmp_path):
     path = written(tmp_path / "a.parquet", {"x": [[1, 2], [1, 2], [3], [3]]}, row_group_size=2)
-    with pytest.raises(StoreError, match=r"int64 \(1,\), and the rows before it are int64 \(2,\)"):
+    with pytest.raises(StoreError, match=r"int64 \(1,\), but the rows before it are int64 \(2,\)"):
         ParquetStore(path)(0).read_into({"x": np.zeros((4, 2), np.int64)})
     with pytest.raises(StoreError, match="float64"):
         ParquetStore(path)(0).read_into({"x": np.zeros((2, 2))})
