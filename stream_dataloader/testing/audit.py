@@ -115,9 +115,9 @@ def audit(
     """Read a loader, and check whether its rows continue from batch to batch and which items it delivers.
 
     Each key is a function of a batch that returns an array `(B,)`, or `(T, B)` with time first. `StreamBatch` needs no
-    keys, and neither do the batches of a `LaneBatchSampler`. The first and last position of a stream are those that were
-    read, so an item that no epoch delivers is noticed only if `total` is given. The audit keeps some 50 bytes for each
-    item read.
+    keys, and neither do the batches of a `LaneBatchSampler`. The first and last position of a stream are those that
+    were read, so an item that no epoch delivers is noticed only if `total` is given. The audit keeps some 50 bytes for
+    each item read.
 
     Args:
         loader: An iterable of batches, a function that makes one, or a list of these with one for each rank.
