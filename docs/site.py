@@ -55,6 +55,13 @@ def examples_page(table: str, program: str) -> str:
     return f"{table}\n## train.py\n\n```python\n{program}```\n"
 
 
+def with_examples(markdown: str, depth: int) -> str:
+    """A page with its links to examples in the repository, which lead to the page of examples instead."""
+    page = "../" * depth + "examples.md"
+    markdown = re.sub(r"\]\((?:\.\./)+examples/README\.md\)", f"]({page})", markdown)
+    return re.sub(r"\]\((?:\.\./)+examples/train\.py\)", f"]({page}#trainpy)", markdown)
+
+
 def on_config(config: Any) -> Any:
     """Take the public address."""
     config.repo_url = public_address((ROOT / "pyproject.toml").read_text(encoding="utf-8")) or None
@@ -73,7 +80,8 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, **_: Any) -> str:
-    """Complete the front page."""
+    """Complete the front page, and let links to examples lead to their page."""
+    markdown = with_examples(markdown, page.file.src_uri.count("/"))
     if page.file.src_uri != "index.md":
         return markdown
     return front_page(markdown, config.repo_url or "", version_of_package())

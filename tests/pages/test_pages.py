@@ -241,6 +241,7 @@ def test_the_site_is_built_without_complaint_and_needs_no_network(tmp_path):
     front = (tmp_path / "index.html").read_text()
     assert re.findall(r'<a class="md-button[^"]*" href="?([^" >]+)', front)[:2] == ["get-started.html", "examples.html"]
     assert "importlib.util" in (tmp_path / "examples.html").read_text()  # the source of train.py
+    assert 'href="examples.html#trainpy"' in (tmp_path / "get-started.html").read_text()
     loaded = re.compile(
         r"""<(?:script|img|iframe|source)[^>]*\ssrc=["']?(?:https?:)?//|<link[^>]*href=["']?(?:https?:)?//"""
     )
@@ -277,6 +278,13 @@ def test_a_published_readme_has_no_relative_link_left():
     assert [one for one in links.values() if not one.startswith("https://")] == []
     assert {one: link for one, link in links.items() if one.startswith("http") and one != link} == {}
     assert site["version_of_package"]() == stream_dataloader.__version__
+
+
+def test_links_to_examples_lead_to_their_page_on_the_site():
+    with_examples = runpy.run_path(str(DOCS / "site.py"))["with_examples"]
+    text = "[a](../examples/train.py), [b](../../examples/README.md), [c](examples/train.py)"
+    assert with_examples(text, 0) == "[a](examples.md#trainpy), [b](examples.md), [c](examples/train.py)"
+    assert with_examples("[b](../../examples/README.md)", 1) == "[b](../examples.md)"
 
 
 def test_the_navigation_is_collapsed_and_ends_with_internals():
