@@ -77,6 +77,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, lambda number, _: signals.append(number))  # Ctrl-C: save and stop after this step
     if WORLD_SIZE > 1:
         dist.init_process_group("gloo" if DEVICE == "cpu" else "cpu:gloo,cuda:nccl")
+    torch.set_num_threads(1)  # more of them slow such a small model down
     torch.manual_seed(0)
     loader, validation = loader_of(options, train=True), loader_of(options, train=False)
     model, carry = Model(text=options.text).to(DEVICE), RecurrentState(batch_dim=1)
@@ -133,8 +134,7 @@ def main() -> None:
         model.eval()
         reading, sums = RecurrentState(batch_dim=1), torch.zeros(2, device=DEVICE)
         for batch in validation:
-            with torch.no_grad():
-                losses, state = model(batch.data, reading.before(batch))
+            losses, state = torch.no_grad()(model)(batch.data, reading.before(batch))
             reading.after(batch, state)
             sums += torch.stack([(losses * batch.mask).sum(), batch.mask.sum()])
         total, real = summed(*sums.tolist())
