@@ -34,10 +34,11 @@ test-deep:  ## what `test-all` has and `test` has not, but for `integrations`
 mutants:  ## plausible mistakes, one at a time, in a copy: which do the tests of a ROOM notice? minutes a room
 	$(BIN)/python tests/promises/mutants.py $(ROOM)
 
-examples:  ## the examples that need nothing but the package
+examples:  ## the examples that need nothing but the package; the one to copy is killed and resumed
 	$(BIN)/python examples/text.py >/dev/null
 	$(BIN)/python examples/video.py >/dev/null
 	$(BIN)/python examples/per_worker_rnn.py >/dev/null
+	$(BIN)/python -m pytest -q --full tests/pages/test_train.py -k 'ends_like and text'
 
 integrations:  ## the trainers, in the versions that were tested
 	$(BIN)/pip install -q -c constraints.txt -e '.[integrations]'

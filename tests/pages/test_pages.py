@@ -136,6 +136,25 @@ def test_continuous_integration_runs_the_readmes_command_for_the_tests():
     assert read == command
 
 
+FIGURES_OF_THE_README = {
+    "docs/proof.md": ["1.00 with carried state", "0.14 without"],
+    "docs/guides/migration.md": ["51%", "62%"],
+    "docs/guides/instead-of.md": ["48 to 54 %"],
+    "docs/concepts/resume.md": ["0.3 kB", "70 bytes a lane"],
+}
+
+
+@pytest.mark.parametrize("page", FIGURES_OF_THE_README)
+def test_figures_at_the_top_of_the_readme_are_those_of_the_page_that_it_links_to(page):
+    (line,) = [
+        line for line in (ROOT / "README.md").read_text().splitlines() if line.startswith("- **") and page in line
+    ]
+    text = (ROOT / page).read_text()
+    for figure in FIGURES_OF_THE_README[page]:
+        assert figure in text
+        assert figure.replace(" ", "") in line.replace(" ", "")
+
+
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_links_to_files_lead_somewhere(page):
     text = FENCE.sub("", page.read_text())
