@@ -140,7 +140,7 @@ FIGURES_OF_THE_README = {
     "docs/proof.md": ["1.00 with carried state", "0.14 without"],
     "docs/guides/migration.md": ["51%", "62%"],
     "docs/guides/instead-of.md": ["48 to 54 %"],
-    "docs/concepts/resume.md": ["0.3 kB", "70 bytes a lane"],
+    "docs/concepts/resume.md": ["0.3 kB", "70 bytes"],
 }
 
 
