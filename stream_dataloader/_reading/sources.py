@@ -33,8 +33,9 @@ from stream_dataloader._reading.array_buffers import (
 from stream_dataloader._reading.opening import declares_early
 from stream_dataloader.errors import shorten
 
-_BLOCK = 64  # sources: reading one costs a few microseconds, packing little more than one pickling of the list
-_LARGEST_BLOCK_BYTES = 1 << 16  # sources that make a larger one are packed one by one
+_BLOCK = 64  # sources at most: packing costs little more than one pickling of the list
+# To read one source, its whole block is unpickled: a few microseconds for strings, some ten for numbers and arrays.
+_BLOCK_BYTES, _BLOCK_BYTES_OF_STRINGS = 1 << 10, 1 << 13
 
 
 def sources_of(given: Iterable[Any]) -> Sources:
@@ -162,7 +163,7 @@ class PackedSources(Sources, SharedFields):
         return self._length
 
     def _source(self, index: int) -> Any:
-        number = int(np.searchsorted(self._firsts, index, side="right")) - 1
+        number = int(self._firsts.searchsorted(index, side="right")) - 1
         return self._load(number)[index - int(self._firsts[number])]
 
     def _block(self, number: int) -> Block:
@@ -206,13 +207,16 @@ class PackedSources(Sources, SharedFields):
 
 
 def _blocks(sources: list[Any], ways: Sequence[PickleBlock], arrays: ArrayBuffers) -> Iterator[tuple[int, Block]]:
-    for first in range(0, len(sources), _BLOCK):
-        block = _pickle(sources[first : first + _BLOCK], first, ways, arrays)
-        if len(block.pickled) <= _LARGEST_BLOCK_BYTES and not block.arrays:
-            yield first, block
-        else:
-            for i in range(first, min(first + _BLOCK, len(sources))):
-                yield i, _pickle(sources[i : i + 1], i, ways, arrays)
+    first, length = 0, _BLOCK
+    while first < len(sources):
+        taken = sources[first : first + length]
+        block = _pickle(taken, first, ways, arrays)
+        limit = _BLOCK_BYTES_OF_STRINGS if type(taken[0]) is str else _BLOCK_BYTES
+        length = 1 if block.arrays else min(max(limit * len(taken) // len(block.pickled), 1), _BLOCK)
+        if 2 * length <= len(taken):  # much too large: again, with as many as fit
+            continue
+        yield first, block
+        first += len(taken)
 
 
 def _by_reference(block: list[Any], taker: BufferTaker) -> bytes:

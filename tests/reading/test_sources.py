@@ -126,6 +126,33 @@ def test_a_dataset_copied_elsewhere_is_a_dataset_of_its_own():
     assert next(batch.epoch for batch in other) == 4
 
 
+class Sentence:
+    """A source of some hundred bytes, which counts how many were unpickled."""
+
+    unpickled = 0
+
+    def __init__(self, number):
+        self.number, self.codes = number, bytes([number % 256] * 100)
+
+    def __setstate__(self, state):
+        self.__dict__.update(state)
+        Sentence.unpickled += 1
+
+
+@given(st.lists(st.sampled_from([1, 3, 100]), min_size=1, max_size=200), st.randoms())
+def test_reading_a_small_source_reads_few_of_its_neighbours(kinds, random):
+    """Strings, numbers in a list, sentences: blocks are as short as it takes, and each source is found."""
+    made = {1: str, 3: lambda number: [number, 0], 100: Sentence}
+    packed = PackedSources([made[kind](number) for number, kind in enumerate(kinds)])
+    numbers = random.sample(range(len(kinds)), len(kinds))
+    Sentence.unpickled = 0
+    for number in numbers:
+        source = packed[number]
+        told = source.number if kinds[number] == 100 else int(source if kinds[number] == 1 else source[0])
+        assert told == number
+    assert Sentence.unpickled <= 20 * kinds.count(100)
+
+
 def test_reading_a_large_source_does_not_read_its_neighbours():
     packed = PackedSources(["x" * 1_000_000 for _ in range(64)])
     tracemalloc.start()
