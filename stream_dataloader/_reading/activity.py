@@ -1,11 +1,12 @@
-"""What each worker is doing, in memory that the main process can still read when the worker is dead.
+"""Status of the workers, in memory that the main process can still read when a worker is dead.
 
-`ActivityBoard` says what each does at the moment, `Meters` what it did. The last events lie in a ring, for a trace::
+`ActivityBoard` holds the current work of each worker, `Meters` holds counts of its past work. The last events are kept
+in a ring, for a trace::
 
-    numbers    idle | busy | opening | ...                    a row a reader, nanoseconds and counts
+    numbers    idle | busy | opening | ...                    a row per reader, nanoseconds and counts
     events     kind, begin, stop, number | kind, ... |        the newest overwrites the oldest
 
-Guarantee: each number has one writer, so there is no lock; counting costs about a microsecond a step.
+Guarantee: each number has one writer, so there is no lock; counting costs about a microsecond per step.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from stream_dataloader.stats import TraceEvent, WorkerStats
 #: The numbers of a reader, in this order.
 IDLE_NS, BUSY_NS, OPENING_NS, GRANTING_NS, AHEAD_NS, ITEMS, STEPS, SENT, OPENED, OPENED_AHEAD, RETRIED, HEAD = range(12)
 _TIMES = 5
-_SINCE = 12  # behind it: since when each of the times runs, 0 if it does not
+_SINCE = 12  # from here on: the moment since which each of the times runs, 0 if it does not
 _NUMBERS = _SINCE + _TIMES
 
 #: Kinds of events; 0 is none.
@@ -34,40 +35,49 @@ STEP, OPEN, OPEN_AHEAD, GRANT = range(1, 5)
 _KINDS = ("", "step", "open", "open ahead", "grant")
 
 _EVENTS = 2048
-_WORDS = 4  # an event's
+_WORDS = 4  # numbers of an event
 
-#: Shorter waits for a grant, which are most, are no events.
+#: Shorter waits for a grant are not recorded as events. Most waits are shorter, and would push other events out.
 _SHORTEST_GRANT_NS = 100_000
 
 clock = time.monotonic_ns
 
 
 class Activity(NamedTuple):
-    """What a worker, or one of its threads, was doing when it was looked at; -1 is nothing."""
+    """Work of a worker, or of one of its threads, at one moment; -1 stands for nothing.
 
-    time: int  # what it worked on, as step * lanes + lane, with lanes as the schedule has them
+    Attributes:
+        time: The lane and step that it worked on, as `step * lanes + lane`.
+        step: The step.
+        lane: The lane.
+        source: The source that is open in that lane.
+        opening: The source that is being opened.
+        open: The sources that are open in its lanes.
+    """
+
+    time: int
     step: int
-    lane: int  # as the batch has it
-    source: int  # that is open in that lane
-    opening: int  # the source
-    open: tuple[int, ...]  # in its lanes
+    lane: int
+    source: int
+    opening: int
+    open: tuple[int, ...]
 
     @property
     def suspects(self) -> frozenset[tuple[int, int]]:
-        """Whom to blame if it died: the source it read, with the time, and the one it opened."""
+        """Sources that may have killed it: the one it read, with the time, and the one it opened (time -1)."""
         read = {(self.source, self.time)} if self.source >= 0 and self.time >= 0 else set()
         return frozenset(read | ({(self.opening, -1)} if self.opening >= 0 else set()))
 
 
 class ActivityBoard(SharedFields):
-    """What all workers of a loader do; 0 stands for nothing.
+    """Status of all workers of a loader; 0 stands for nothing.
 
     Attributes:
-        reading: For each lane of the batch, one more than the source that is open.
-        opening: For each reader, one more than the source that is being opened.
-        working: For each reader, one more than the time it works on.
-        exiting: For each reader, one more than the source that had it exit, negative if that was being opened.
-        interrupted: For each reader, whether what had it exit was KeyboardInterrupt.
+        reading: For each lane of the batch, the source that is open plus 1.
+        opening: For each reader, the source that is being opened plus 1.
+        working: For each reader, the time that it works on plus 1.
+        exiting: For each reader, the source whose code made it exit plus 1; negative if that source was being opened.
+        interrupted: For each reader, whether it exited with KeyboardInterrupt.
     """
 
     def __init__(self, readers: Sequence[Reader], *, shared: bool = True) -> None:
@@ -82,12 +92,12 @@ class ActivityBoard(SharedFields):
         self.interrupted = carve(len(self._readers))
 
     def clear(self) -> None:
-        """Start anew; no worker may be running."""
+        """Clear the board; no worker may be running."""
         for numbers in (self.reading, self.opening, self.working, self.exiting, self.interrupted):
             numbers[:] = 0
 
     def doing(self, worker: int) -> list[Activity]:
-        """What each of a worker's threads does; of those that had it exit alone, if there are any."""
+        """Return the activity of each of a worker's threads; only of threads that made it exit, if there are any."""
         own = [number for number, reader in enumerate(self._readers) if reader.worker_id == worker]
         return [self._doing(number) for number in [number for number in own if self.exiting[number]] or own]
 
@@ -102,24 +112,24 @@ class ActivityBoard(SharedFields):
         return Activity(time, step, lane, source, opening, open_sources)
 
     def source(self, number: int) -> int:
-        """The source that a reader of one lane opens or reads; -1 is none."""
+        """Return the source that a reader of one lane opens or reads; -1 is none."""
         return int(self.opening[number] or self.reading[self._readers[number].lanes.start]) - 1
 
     def is_reading(self, worker: int) -> bool:
-        """Whether a worker works on something."""
+        """Return whether a worker is reading a lane."""
         return any(activity.time >= 0 for activity in self.doing(worker))
 
     def suspects(self, worker: int) -> frozenset[tuple[int, int]]:
-        """Whom to blame if a worker died; see `Activity`."""
+        """Return the sources that may have killed a worker; see `Activity`."""
         return frozenset().union(*(activity.suspects for activity in self.doing(worker)))
 
     def describe(self, worker: int, sources: Sequence[Any]) -> str:
-        """What a worker does, in words."""
+        """Describe a worker's activity in words."""
 
         def named(index: int) -> str:
             try:
                 return f"{index} ({shorten(sources[index], 80)})"
-            except Exception:  # it cannot be unpickled
+            except Exception:  # A source that cannot be unpickled must not hide why the worker died.
                 return f"{index}"
 
         words = []
@@ -148,11 +158,11 @@ class Meters(SharedFields):
         self._events = carve(len(self._workers), _EVENTS, _WORDS)
 
     def of(self, reader: int) -> Meter:
-        """A reader's meter."""
+        """Return a reader's meter."""
         return Meter(self._numbers[reader].data, self._events[reader].reshape(-1).data)
 
     def stats(self, now: int | None = None) -> tuple[WorkerStats, ...]:
-        """What each worker did so far: the sums of its threads; until `now`, if they are reading."""
+        """Return each worker's sums over its threads; with `now`, running times are counted up to that moment."""
         numbers = self._numbers.copy()
         if now is not None:
             since = numbers[:, _SINCE:]
@@ -162,11 +172,11 @@ class Meters(SharedFields):
         return tuple(map(_stats, sums.tolist()))
 
     def stop_clocks(self) -> None:
-        """Let no time run: workers that were killed left theirs running."""
+        """Stop all running times; workers that were killed left theirs running."""
         self._numbers[:, _SINCE:] = 0
 
     def events(self) -> Callable[[], list[TraceEvent]]:
-        """Puts together what the last events of all workers were until now."""
+        """Copy the last events of all workers; the returned function puts them together."""
         return functools.partial(_put_together, self._workers, self._events.copy())
 
 
@@ -204,24 +214,26 @@ class Meter:
         self._mark = clock()
 
     def _note(self, kind: int, begin: int, stop: int, number: int) -> None:
-        head = next(self._next)  # one step of the interpreter: the background thread has another
+        # The background thread of the same reader records events, too. `next` of a counter is a single step of the
+        # interpreter, so the two threads never get the same entry.
+        head = next(self._next)
         at = head % _EVENTS * _WORDS
         events = self._events
         events[at], events[at + 1], events[at + 2], events[at + 3] = kind, begin, stop, number
         self._numbers[HEAD] = head + 1
 
     def begin(self, what: int) -> int:
-        """Let a time run from now on, until the call that says what it was spent for; returns when that is."""
+        """Start a time and return the moment; it runs until the call that says what it was spent on."""
         now = clock()
         self._numbers[_SINCE + what] = now
         return now
 
     def stop(self, what: int) -> None:
-        """Let a time run no longer; before it is added up, so that it is never counted twice."""
+        """Stop a time. Call this before adding it up, so that `Meters.stats` never counts it twice."""
         self._numbers[_SINCE + what] = 0
 
     def step(self, step: int, begin: int, items: int, *, in_slot: bool) -> None:
-        """A step was read."""
+        """Count a step that was read."""
         stop, numbers = clock(), self._numbers
         self.stop(BUSY_NS)
         numbers[IDLE_NS] += begin - self._mark
@@ -234,7 +246,7 @@ class Meter:
         self._note(STEP, begin, stop, step)
 
     def opened(self, begin: int, source: int, *, ahead: bool) -> None:
-        """A stream was opened, or could not be."""
+        """Count a stream that was opened, or could not be."""
         stop, numbers, time = clock(), self._numbers, AHEAD_NS if ahead else OPENING_NS
         self.stop(time)
         numbers[time] += stop - begin
@@ -242,12 +254,12 @@ class Meter:
         self._note(OPEN_AHEAD if ahead else OPEN, begin, stop, source)
 
     def waited_for_opening(self, begin: int) -> None:
-        """The background thread was waited for, which opened a stream."""
+        """Count a wait for the background thread, which opened a stream."""
         self.stop(OPENING_NS)
         self._numbers[OPENING_NS] += clock() - begin
 
     def granted(self, begin: int) -> None:
-        """A grant was waited for."""
+        """Count a wait for a grant."""
         stop = clock()
         self.stop(GRANTING_NS)
         self._numbers[GRANTING_NS] += stop - begin
@@ -255,5 +267,5 @@ class Meter:
             self._note(GRANT, begin, stop, -1)
 
     def retried(self, times: int) -> None:
-        """A stream was opened again after errors."""
+        """Count how often a stream was opened again after errors."""
         self._numbers[RETRIED] += times

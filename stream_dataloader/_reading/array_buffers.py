@@ -1,7 +1,7 @@
-"""Large arrays of sources: each is kept once, however many sources have it.
+"""Large arrays of sources: each is kept once, however many sources hold it.
 
-Pickle (protocol 5) hands an array's memory out beside its pickle. Memory at one address is one array, as all of it is
-held until packing is done::
+Pickle (protocol 5) hands an array's memory out beside its pickle. All of this memory is held until packing is done, so
+two buffers at the same address are the same array::
 
     [(a, 0, 5), (a, 5, 9), (b, 0, 4)]   ->   pickles  p0, p1 | p2,   which use the buffers 0, 0, 1 of (a, b)
 """
@@ -20,7 +20,7 @@ __all__ = ["ArrayBuffers", "Block", "BufferTaker", "PickleBlock", "RepeatedArray
 
 _LARGE_BYTES = 1 << 16  # a smaller buffer stays in its pickle
 
-#: What copies of one array may take. Tensors and strided arrays cannot be handed out, so each source gets a copy.
+#: The most bytes for copies of one array. Tensors and strided arrays cannot be handed out, so each source gets a copy.
 _MOST_COPIED_BYTES = 1 << 28
 
 
@@ -45,7 +45,7 @@ class ArrayBuffers:
     def __init__(self) -> None:
         self.contents: list[memoryview] = []
         self._numbers: dict[tuple[int, int], int] = {}  # by address and size
-        self._copies: Counter[tuple[int, int]] = Counter()  # of what is not handed out, by the same
+        self._copies: Counter[tuple[int, int]] = Counter()  # of arrays that cannot be handed out, by address and size
 
     def pickled(self, sources: list[Any], dumps: PickleBlock) -> Block:
         """Pickle some sources without their large buffers."""
@@ -65,8 +65,8 @@ class ArrayBuffers:
         self._copies[address, size] += 1
         if (copies := self._copies[address, size]) > 1 and copies * size > _MOST_COPIED_BYTES:
             raise RepeatedArrayError(
-                f"{copies} sources or more have one {what} of {size:,} bytes, and each would take a copy of it "
-                f"(at most {_MOST_COPIED_BYTES:,} bytes together); {remedy}, which all sources share, or give "
+                f"{copies} sources or more hold the same {what} of {size:,} bytes, and each would take a copy of it "
+                f"(at most {_MOST_COPIED_BYTES:,} bytes together); {remedy}, which all sources share, or pass "
                 "sources=range(n) and keep the array in open_stream"
             )
 
@@ -77,10 +77,10 @@ class ArrayBuffers:
 
 
 class BufferTaker:
-    """Takes the large buffers out of one pickle, and counts what stays in it.
+    """Takes the large buffers out of one pickle, and counts the copies that stay in it.
 
     Attributes:
-        numbers: Of the buffers, in the order in which unpickling needs them.
+        numbers: Numbers of the buffers, in the order in which unpickling needs them.
     """
 
     def __init__(self, arrays: ArrayBuffers) -> None:
@@ -88,7 +88,7 @@ class BufferTaker:
         self._arrays = arrays
 
     def take(self, buffer: pickle.PickleBuffer) -> bool:
-        """Take a buffer, or return True: it stays in the pickle."""
+        """Take a buffer, or return True to leave it in the pickle."""
         memory = buffer.raw()
         if memory.nbytes < _LARGE_BYTES:
             return True
@@ -100,15 +100,15 @@ class BufferTaker:
         flags = array.flags
         if array.nbytes >= _LARGE_BYTES and not (flags.c_contiguous or flags.f_contiguous):
             address = array.__array_interface__["data"][0]
-            self._arrays.count_copy(address, array.nbytes, "strided array", "give numpy.ascontiguousarray of it")
+            self._arrays.count_copy(address, array.nbytes, "strided array", "pass numpy.ascontiguousarray(array)")
         return array.__reduce_ex__(5)
 
     def reduce_tensor(self, tensor: torch.Tensor) -> Any:
-        """Reduce a tensor as pickle does: a view takes all that it is a view of."""
+        """Reduce a tensor as pickle does, which stores the whole storage behind a view."""
         if tensor.layout is torch.strided and tensor.device.type == "cpu":
             storage = tensor.untyped_storage()
             if (size := storage.nbytes()) >= _LARGE_BYTES:
-                self._arrays.count_copy(storage.data_ptr(), size, "tensor", "give its .numpy()")
+                self._arrays.count_copy(storage.data_ptr(), size, "tensor", "pass its .numpy()")
         reduced: Any = tensor.__reduce_ex__(5)  # type: ignore[no-untyped-call]
         return reduced
 

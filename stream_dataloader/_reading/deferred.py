@@ -1,8 +1,8 @@
-"""What `iter()` returns: an iterator that begins an epoch with its first `next`, for one thread at a time.
+"""The iterator that `iter()` returns. It begins an epoch with its first `next`, and serves one thread at a time.
 
-Guarantees: an iterator that nothing was read from has started no worker, and has taken neither an epoch number nor a
-loaded state. Of iterators that share a `Turn` only the newest that has begun is read; the ones before raise, unless
-they had ended. A second thread that reads at the same moment gets an error, and so does a forked process.
+Guarantees: an unread iterator has started no worker, and has taken neither an epoch number nor a loaded state. Among
+iterators that share a `Turn`, only the newest one that has begun can be read; older ones raise, unless they had ended.
+A second thread that reads at the same moment gets an error, and so does a forked process.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from stream_dataloader.errors import IteratorError
 
 Batch = TypeVar("Batch")
 
-#: The iterator over an epoch's batches, and what ends it.
+#: The iterator over an epoch's batches, and the function that ends it.
 Begun: TypeAlias = tuple[Iterator[Batch], Callable[[], None]]
 
 _NEWER_HAS_BEGUN = (
-    "a newer iter() of this StreamDataLoader has begun, or a state was loaded, which ended this iteration; to read "
-    "twice at once, build a StreamDataLoader for each"
+    "a newer iter() of this StreamDataLoader has begun, or a state was loaded, which ended this iteration; for two "
+    "iterations at the same time, build two StreamDataLoaders"
 )
 
 
 class Turn:
-    """Whose turn it is to read: one iterator's, in one thread.
+    """Right to read, which one iterator has at a time, in one thread.
 
     Attributes:
-        lock: Held while one is read; a thread may take it twice.
-        asked: How many iterators were asked for.
-        newest: The number of the newest that has begun.
-        holding: The number of the last that held the lock to be read.
-        reader: A reference to the one that may read.
+        lock: Held while an iterator is read; a thread may take it twice.
+        asked: Number of iterators that were created.
+        newest: Number of the newest iterator that has begun.
+        holding: Number of the last iterator that held the lock to read.
+        reader: A reference to the iterator that may read.
     """
 
     def __init__(self) -> None:
@@ -45,21 +45,24 @@ class Turn:
         self.reader: Callable[[], Deferred[Any] | None] = type(None)
 
     def renew(self) -> None:
-        """In a process that was forked, have the lock free, though another thread held it."""
+        """Make new locks in a forked process, where a thread of the parent may have held the old ones for ever."""
         if self._of != os.getpid():
             self._make_locks()
 
     def _make_locks(self) -> None:
         self.lock: Any = threading.RLock()
         self._of = os.getpid()
-        self._gate = threading.RLock()  # held by a thread that waits for the lock, in front of whoever reads
-        self.waiting: deque[None] = deque()  # an entry for each such thread
+        # A thread that reads in a loop releases the lock only for moments. A thread that waits for the lock holds this
+        # gate, at which the reading thread stops; without it the waiting thread could starve.
+        self._gate = threading.RLock()
+        self.waiting: deque[None] = deque()  # an entry for each waiting thread
 
     @contextmanager
     def taken(self) -> Iterator[None]:
-        """Hold the lock, before a thread that reads in a loop takes it again."""
+        """Hold the lock, with precedence over a thread that reads in a loop."""
         self.renew()
-        if self.lock._is_owned():  # it waits for nothing, and another thread at the gate may wait for it
+        # A thread that owns the lock must not stop at the gate: another one may hold the gate and wait for this lock.
+        if self.lock._is_owned():
             yield
             return
         self.waiting.append(None)
@@ -70,22 +73,22 @@ class Turn:
             self.waiting.pop()
 
     def let_others_first(self) -> None:
-        """Wait for threads that wait for the lock."""
+        """Let threads that wait for the lock take it first."""
         if not self.lock._is_owned():
             with self._gate:
                 pass
 
     def end(self) -> None:
-        """Let nobody read on who has begun."""
+        """Make every iterator that has begun raise from now on."""
         self.reader = type(None)
 
 
 class Deferred(Generic[Batch]):
-    """Begins when the first batch is asked for.
+    """Iterator that begins its epoch when the first batch is requested.
 
     Args:
-        begin: Begins an epoch; asked again if it failed.
-        turn: Shared by iterators of which a new one ends the old, once that has its batch.
+        begin: Begins an epoch; called again by the next `next` if it raised.
+        turn: Shared by iterators that end each other: when one begins, it ends the one before.
     """
 
     def __init__(self, begin: Callable[[], Begun[Batch]], turn: Turn | None = None) -> None:
@@ -126,7 +129,7 @@ class Deferred(Generic[Batch]):
             turn.lock.release()
 
     def begin(self) -> None:
-        """Begin now; the first batch is waited for when it is asked for."""
+        """Begin now, without waiting for the first batch."""
         self._take_first_turn()
         try:
             if self._batches is None:
@@ -138,7 +141,7 @@ class Deferred(Generic[Batch]):
         if self._is_foreign():
             raise IteratorError(
                 f"this iterator was begun in process {self._owner}, and this is process {os.getpid()}, which was "
-                "forked meanwhile: it cannot read on; call iter() here for an epoch of its own"
+                "forked since and cannot read on; call iter() here for an epoch of its own"
             )
         with self._turn.taken():
             self._turn.lock.acquire()
@@ -147,11 +150,12 @@ class Deferred(Generic[Batch]):
         return self._batches is not None and self._owner not in (0, os.getpid())
 
     def _first(self) -> Iterator[Batch]:
-        """Begin."""
+        """Begin the epoch and return its iterator."""
         turn = self._turn
         if self._number < turn.newest:
             raise IteratorError(_NEWER_HAS_BEGUN)
-        self._owner = os.getpid()  # from now on, who comes meanwhile hears so
+        # Set before the epoch begins, which may take long: a second thread that reads meanwhile gets an error at once.
+        self._owner = os.getpid()
         try:
             batches, self._end = self._begin()
         except BaseException:
@@ -161,9 +165,9 @@ class Deferred(Generic[Batch]):
         return batches
 
     def _leave(self) -> None:
-        """Nothing more of it is wanted."""
+        """End the epoch, unless a newer iterator has already done so."""
         end, self._end, self._batches = self._end, None, iter(())
-        if end is not None and self._turn.reader() is self:  # else it was ended as the newer one began
+        if end is not None and self._turn.reader() is self:
             self._turn.end()
             end()
 

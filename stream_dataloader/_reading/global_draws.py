@@ -6,8 +6,8 @@
     lane 1                      | window of stream b  |
     state    a's                | b's                 | a's, from where it stopped; outside of streams: the program's
 
-Guarantee: what a stream draws depends on (seed, epoch, source) and on its own draws before, not on the lanes and
-workers around it. The program's own generators go on as if no stream had drawn.
+Guarantee: a stream's draws depend on (seed, epoch, source) and on its own earlier draws, not on the lanes and workers
+around it. The program's own generators go on as if no stream had drawn.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _State: TypeAlias = tuple[Any, Any, torch.Tensor]
 
 
 def seed_generators(sequence: SeedSequence) -> None:
-    """Seed the global generators; of torch the CPU's alone, as `torch.manual_seed` formats a stack for each device."""
+    """Seed the global generators; of torch only the CPU's, as `torch.manual_seed` formats a stack for each device."""
     one, two, three = sequence.spawn(3)
     random.seed(int.from_bytes(one.generate_state(4).tobytes(), "little"))
     np.random.seed(two.generate_state(4))  # noqa: NPY002  the global one
@@ -33,20 +33,20 @@ def seed_generators(sequence: SeedSequence) -> None:
 
 
 class GlobalDraws:
-    """The state of the global generators that one stream has for itself. One thread of a process may use them."""
+    """One stream's own state of the global generators. Only one thread of a process may use them."""
 
     def __init__(self, info: StreamInfo) -> None:
         self._info = info
         self._own: _State | None = None  # None: it was not opened yet
 
     def seed(self) -> None:
-        """Begin anew: called where the stream is opened, also in its middle, after `enter`."""
+        """Seed the generators for the stream; called after `enter`, whenever it is opened, also in its middle."""
         seed_generators(self._info.global_seed)
 
     def enter(self) -> None:
-        """Have the generators be the stream's, until another enters or `give_back` is called."""
+        """Switch the generators to the stream, until another stream enters or `give_back` is called."""
         global _inside, _programs
-        if _inside is self:  # to save and load the states takes a quarter of a millisecond
+        if _inside is self:  # saving and loading the states takes a quarter of a millisecond
             return
         if _inside is None:
             _programs = _states()
@@ -58,15 +58,15 @@ class GlobalDraws:
 
 
 def give_back() -> None:
-    """Have the generators be the program's again."""
+    """Switch the generators back to the program."""
     global _inside
     if _inside is not None:
         _inside._own, _inside = _states(), None
         _restore(_programs)
 
 
-_inside: GlobalDraws | None = None  # whose generators they are; None: the program's
-_programs: _State  # what its generators were when a stream entered
+_inside: GlobalDraws | None = None  # the stream that the generators belong to now; None: the program
+_programs: _State  # the program's generators when a stream entered
 
 
 def _states() -> _State:

@@ -29,8 +29,8 @@ class Lane:
     Attributes:
         current: The stream that is open.
         draws_without_item: Sources that it took since it read an item.
-        idle: No source is left for it; it stays idle.
-        fresh: It reads, or may yet read, something new.
+        idle: Whether no source is left for it; an idle lane stays idle.
+        fresh: Whether it reads, or may still read, new data.
     """
 
     def __init__(
@@ -58,9 +58,10 @@ class Lane:
             self.draws_without_item = start.draws_without_item
 
     def fill(self, time: int, t: int, stop: int) -> bool:
-        """Read time steps `[t, stop)` of a window, or one that is cut; False if there is nothing more for it to read.
+        """Read time steps `[t, stop)` of a window, or one window of a stream that cuts its own.
 
-        A broken stream is noted in the step's draft, as one that is skipped or as a fault.
+        Return False if there is nothing more for this lane to read. A broken stream is noted in the step's draft, as
+        skipped or as a fault.
         """
         draft = self._writer.draft
         try:
@@ -110,11 +111,12 @@ class Lane:
         return True
 
     def ends(self, time: int) -> bool:
-        """Whether its stream ends with the window that it filled."""
+        """Return whether its stream ends with the window that it filled."""
         if self.current is None:
             return False
+        # To look at the next item would read it, and this source kills its worker from that time on.
         if self._killers.get(self.current.stream.info.source_index, NEVER) <= time:
-            return False  # it is not to be read then, nor before
+            return False
         return self.current.ends()
 
     def _spare_worker(self, stream: OpenedStream, time: int) -> None:
@@ -123,7 +125,7 @@ class Lane:
             raise stream.error(ReadError, "workers died again and again while they read it here")
 
     def _next(self, time: int) -> StreamWindows | None:
-        """Take the next source; None, for good, if there is none left for this lane."""
+        """Take the next source; None if no source is left for this lane, now or later."""
         if self._start is not None:
             self._resume(self._start)
             if self.current is not None:

@@ -1,4 +1,4 @@
-"""What a dataset reads: lists of sources, each with what opens its streams. Most have one.
+"""Lists of sources that a dataset reads, each with its `open_stream`. Most datasets have one list.
 
 ::
 
@@ -6,7 +6,7 @@
     list 0         a b c d                its factory opens 0 to 3
     list 1                 e f g h i      its factory opens 4 to 8, which are 0 to 4 in it
 
-Guarantee: it never changes, so datasets share it.
+Guarantee: lists never change, so datasets share them.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ from stream_dataloader.errors import shorten
 from stream_dataloader.protocols import KnowsLengths, StreamFactory
 from stream_dataloader.sectioning import Sections, cut_of, described, with_lengths
 
-_LOOKED_AT = 1024  # sources of a sequence that makes them, for a fingerprint
+_LOOKED_AT = 1024  # sources that a fingerprint reads from a user's sequence, which makes them on request
 
 
 @dataclass(frozen=True, eq=False)
 class SourceList:
-    """One list of sources, and what the user said of it; see `StreamDataset`.
+    """One list of sources with the user's options for it; see `StreamDataset`.
 
     Attributes:
         sources: The sources.
         open_stream: Opens the stream of one of them.
-        open_early: Whether a background thread may open them ahead of need, as it was given.
+        open_early: Whether a background thread may open them ahead of need, as given; None: see `opens_early`.
         lengths: `(sources,)`, number of items of each; None if they are not known.
-        sections: How they are cut; None if they are read whole.
-        named: Its fingerprint, as it was given.
+        sections: The cut into sections; None if sources are read whole.
+        named: The fingerprint that was given, if any.
     """
 
     sources: Sequence[Any]
@@ -61,14 +61,14 @@ class SourceList:
     def checked(
         cls, sources: Any, open_stream: Any, open_early: Any, lengths: Any, sections: Sections | None, fingerprint: Any
     ) -> SourceList:
-        """The list that these options make.
+        """Check the options and create the list.
 
         Raises:
-            ValueError: A value is out of range, or does not go with another.
+            ValueError: A value is out of range, or conflicts with another.
             TypeError: A value is of the wrong type, or a source cannot be pickled.
         """
         options.check_callable("open_stream", open_stream, "open_stream(source), which yields items")
-        takes_start(open_stream)  # forked workers find the answer
+        takes_start(open_stream)  # remembers the answer, so that forked workers need not inspect the function again
         packed = sources_of(options.check_sources(sources))
         if lengths is None and isinstance(open_stream, KnowsLengths):
             lengths = open_stream.lengths_of(sources)
@@ -84,17 +84,17 @@ class SourceList:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Tells it from other lists."""
+        """Fingerprint that distinguishes this list from others."""
         return _fingerprint_of(self.sources) if self.named is None else self.named
 
     def opens_early(self, *, locally: bool) -> bool:
-        """Whether a background thread may open its sources ahead of need: of a worker, or of the main process."""
+        """Return whether a background thread may open its sources early, in a worker or in the main process."""
         if self.open_early is None and not locally:
             return declares_early(self.open_stream) and is_safe_anywhere(self.sources)
         return self.open_early is True
 
     def cut(self, first: int) -> Cut:
-        """How it is cut, if the index of its first source is `first`."""
+        """Return the list's cut into sections, given the index `first` of its first source."""
         if self.sections is not None:
             return cut_of(self.sections, first)
         lengths = np.full(len(self.sources), -1, np.int64) if self.lengths is None else self.lengths
@@ -104,7 +104,7 @@ class SourceList:
 def _fingerprint_of(sources: Sequence[Any]) -> str:
     digest = hashlib.blake2b(digest_size=16)
     looked_at = sources
-    # of what a sequence makes, of which there may be any number, only some
+    # A user's sequence may make any number of sources, so only some of them are looked at.
     own = getattr(sources.sequence, "fingerprint", None) if isinstance(sources, MadeSources) else None
     if isinstance(own, str):
         looked_at = [len(sources), own]
@@ -116,11 +116,11 @@ def _fingerprint_of(sources: Sequence[Any]) -> str:
 
 
 class SourceLists(Sources):
-    """Lists of sources, one behind the other: the sequence of all their sources.
+    """Lists of sources, one behind the other, as a sequence of all their sources.
 
     Attributes:
         starts: The index of each list's first source.
-        sources: All sources; the list itself, if there is one.
+        sources: All sources; the list itself, if there is only one.
     """
 
     def __init__(self, lists: Iterable[SourceList], mix: Mix | None = None) -> None:
@@ -131,7 +131,7 @@ class SourceLists(Sources):
 
     @property
     def sources(self) -> Sequence[Any]:
-        """See above."""
+        """All sources, see the class."""
         return self.lists[0].sources if len(self.lists) == 1 else self
 
     def __len__(self) -> int:
@@ -146,31 +146,33 @@ class SourceLists(Sources):
 
     @property
     def open_stream(self) -> StreamFactory:
-        """What opens a source of the only list; of several it depends on the source's index."""
+        """The `open_stream` of the only list; a function that raises if there are several, each with its own."""
         return self.lists[0].open_stream if self.mix is None else _opens_by_index
 
     def of(self, index: int) -> SourceList:
-        """The list that a source is in, by its index."""
+        """Return the list that contains a source, by the source's index."""
         return self.lists[bisect_right(self.starts, index) - 1]
 
     def locate(self, index: int) -> tuple[int, int]:
-        """The number of the list that a source is in, and its index there.
+        """Return the number of the list that contains a source, and the source's index in that list.
 
         Raises:
             IndexError: There is no such source.
         """
         index = operator.index(index)
         if not 0 <= index < len(self.sources):
-            padding = ", which stands for padding," if index == -1 else ""
-            raise IndexError(f"source {index}{padding} is none of the {len(self.sources)} sources")
+            padding = " (-1 stands for padding)" if index == -1 else ""
+            raise IndexError(f"source {index}{padding} is out of range for {len(self.sources)} sources")
         number = bisect_right(self.starts, index) - 1
         return number, index - self.starts[number]
 
     def early(self, *, locally: bool) -> Callable[[int], bool] | None:
-        """Whether a background thread may open a source ahead of need, by its index; None if none of them.
+        """Return a function that says by index whether a background thread may open a source ahead of need.
+
+        Return None if no source may be opened early.
 
         Args:
-            locally: In the main process, where only what was asked for runs in a thread.
+            locally: Sources are read in the main process, where threads need the user's explicit `open_early=True`.
         """
         allowed = [one.opens_early(locally=locally) for one in self.lists]
         return (lambda index: allowed[bisect_right(self.starts, index) - 1]) if any(allowed) else None
@@ -193,54 +195,57 @@ class SourceLists(Sources):
 
     @cached_property
     def most_empty(self) -> int:
-        """How many sources, or sections, have no item at the most: of a source's sections one. Lengths are known."""
+        """Upper bound of the number of sources, or sections, without an item. Lengths must be known.
+
+        A source has at most one empty section.
+        """
         assert self.lengths is not None
         return len(self.lengths) if self._cuts else int(np.count_nonzero(self.lengths == 0))
 
     def beginning(self, count: int) -> SourceLists:
-        """The first sources of the only list."""
+        """Return the first `count` sources of the only list."""
         (one,) = self.lists
         lengths = None if one.lengths is None else one.lengths[:count]
         return SourceLists([replace(one, sources=one.sources[:count], lengths=lengths)])
 
     def cuts(self, seed: int) -> Cuts | None:
-        """The sections of all lists; None if every source is read whole."""
+        """Return the sections of all lists; None if every source is read whole."""
         return Cuts(cuts, seed) if (cuts := self._cuts) else None
 
     @property
     def _cuts(self) -> list[Cut]:
-        """How each list is cut; nothing if every source is read whole."""
+        """The cut of each list; empty if every source is read whole."""
         if all(one.sections is None for one in self.lists):
             return []
         return [one.cut(first) for one, first in zip(self.lists, self.starts, strict=True)]
 
     @cached_property
     def fingerprint(self) -> str:
-        """Tells these lists from others."""
+        """Fingerprint that distinguishes these lists from others."""
         if self.mix is None:
             return self.lists[0].fingerprint
         return ", ".join(f"datasets[{number}] {one.fingerprint}" for number, one in enumerate(self.lists))
 
     @cached_property
     def lengths_fingerprint(self) -> str | None:
-        """Tells one array of lengths from another: they may decide which lane reads which source."""
+        """Fingerprint of the lengths, which may decide which lane reads which source."""
         return None if self.lengths is None else hashlib.blake2b(self.lengths.tobytes(), digest_size=16).hexdigest()
 
     @cached_property
     def described_sections(self) -> str | None:
-        """How sources are cut, for saved states; None if they are read whole."""
+        """Description of the cut into sections, for saved states; None if sources are read whole."""
         return "; ".join(map(described, self._cuts)) or None
 
     def __reduce__(self) -> tuple[Any, ...]:
         factories = {id(one.open_stream): ByValue(one.open_stream, "open_stream") for one in self.lists}
         bare = [(replace(one, open_stream=_opens_by_index), factories[id(one.open_stream)]) for one in self.lists]
-        return _unpickled, (bare, self.mix)  # a factory of several lists stays one
+        return _unpickled, (bare, self.mix)  # a factory that several lists share stays one object after unpickling
 
 
 def _opens_by_index(source: Any) -> Any:
     raise TypeError(
-        f"which dataset's open_stream is to open {shorten(source)} depends on its index; call "
-        "factory_of(index)(source) of the interleaved dataset"
+        f"an interleaved dataset has several open_stream functions, and the one for {shorten(source)} depends on the "
+        "source's index; call factory_of(index)(source) of the interleaved dataset"
     )
 
 

@@ -1,6 +1,6 @@
-"""Opens the streams of one reader's lanes: those whose sources lanes are granted, at the item where they begin.
+"""Opening of the streams that one reader's lanes are granted, each at the item where it begins.
 
-Guarantee: what is opened can be seen on the board meanwhile, so that the death of a worker can be blamed on it. The
+Guarantee: while a source is being opened, the board shows it, so that a worker's death can be traced to it. The
 background thread starts with the first reservation, and only runs code of sources that may be opened early.
 """
 
@@ -27,7 +27,7 @@ from stream_dataloader._schedule.tickets import Held, next_grant
 from stream_dataloader.errors import OpenError, shorten
 from stream_dataloader.stream_info import StreamInfo
 
-_SLOW_SECONDS = 5.0  # to open a stream
+_SLOW_SECONDS = 5.0  # an opening that takes longer is logged
 _FIRST_POLL_SECONDS = 100e-6
 _LONGEST_POLL_SECONDS = 5e-3
 _LONGEST_JOIN_SECONDS = 1.0
@@ -37,8 +37,8 @@ class Opener:
     """Opens the sources that the lanes of a reader are granted.
 
     Attributes:
-        lanes: Those of the reader.
-        opens_early: Some may be opened ahead of need.
+        lanes: The reader's lanes.
+        opens_early: Whether some sources may be opened ahead of need.
         taken: The grants that each lane took in this step.
     """
 
@@ -55,7 +55,9 @@ class Opener:
         )
         allowed = None if reading.recovery.cautious else reading.plan.lists.early(locally=reading.locally)
         if reading.plan.seed_globals:
-            allowed = None  # the generators are the process's, and a lane may be drawing meanwhile
+            # The global generators belong to the process. A background thread would draw from those of the stream that
+            # a lane is reading at the same moment.
+            allowed = None
         self.opens_early = allowed is not None
         may_open = allowed and (lambda grant: allowed(self._source(grant)))
         self._early = EarlyOpener(queue, may_open, functools.partial(self._open, ahead=True))
@@ -87,7 +89,7 @@ class Opener:
         return stream
 
     def resume(self, lane: int, start: LaneState) -> OpenedStream | None:
-        """The stream that a lane was reading before, if any, opened there."""
+        """Open the stream that a lane was reading before, if any, where it stopped."""
         if start.grant == NONE:
             return None
         self.reading.board.reading[lane] = self._source(start.grant) + 1
@@ -99,13 +101,15 @@ class Opener:
         self.reading.board.reading[lane] = 0
 
     def _count_retries(self, stream: OpenedStream) -> None:
-        """Count how often a stream is opened again, in the thread of its lane: a number has one writer."""
+        """Count how often a stream is opened again. Runs in the lane's thread, as the meter allows one writer only."""
         if stream.retried:
             self._meter.retried(stream.retried)
         stream.on_retry = self._meter.retried
 
     def _take_early(self, lane: int, time: int, ahead: bool) -> int:
-        if not ahead:  # tickets ahead were refused, and their numbers are used again
+        # A ticket that is needed now means that the lane's reservations were refused. The ledger reuses their numbers,
+        # so the background thread must not wait for them any more.
+        if not ahead:
             self._early.forget(lane)
         ticket = self.queue.take(lane, time, ahead)
         if ahead:
@@ -119,12 +123,12 @@ class Opener:
         return grant
 
     def _source(self, grant: int) -> int:
-        """The source that a grant stands for."""
+        """Return the source of a grant."""
         number = self.queue.order[grant].source
         return number if self._plan.cuts is None else self._plan.cuts.source(number)
 
     def _open(self, grant: int, lane: int, start: LaneState | None = None, *, ahead: bool = False) -> OpenedStream:
-        """Open the stream of a grant for a lane, from where it stands."""
+        """Open the stream of a grant for a lane, at the item where it continues."""
         start = start or self._waiting.get(grant)
         stream = self._unopened(grant, lane)
         if not ahead:
@@ -132,7 +136,8 @@ class Opener:
         if start is not None:
             stream.items, stream.place = start.items, start
             stream.restarted = self.reading.recovery.number > 0
-        if stream.has_item or (stream.items == stream.stop and not stream.section.ends):  # an error; no item
+        # Nothing is opened for a stream that already holds an error, or whose section has no item left.
+        if stream.has_item or (stream.items == stream.stop and not stream.section.ends):
             return stream
         index, begin = stream.info.source_index, self._meter.begin(AHEAD_NS if ahead else OPENING_NS)
         board, number = self.reading.board, self._number
@@ -142,7 +147,8 @@ class Opener:
             if is_start_ignored(stream):
                 stream.fail(stream.error(OpenError, IGNORES_START))
         except BaseException as error:
-            if not isinstance(error, Exception):  # sys.exit() in the factory, or before the first item
+            # sys.exit() in the factory, or before the first item, ends the worker: note which source did it.
+            if not isinstance(error, Exception):
                 board.exiting[number] = -index - 1
             raise
         finally:
@@ -169,11 +175,11 @@ class Opener:
         if plan.seed_globals:
             stream.draws = GlobalDraws(info)
         if failure is not None:
-            found = stream.error(OpenError, f"the source cannot be had: {shorten(failure)}")
+            found = stream.error(OpenError, f"the source cannot be read from the list: {shorten(failure)}")
             found.__cause__ = failure
             stream.fail(found)
         elif self.reading.recovery.killers.get(index) == -1:
-            stream.fail(stream.error(OpenError, "workers died again and again over opening it"))
+            stream.fail(stream.error(OpenError, "workers died again and again while they opened it"))
         return stream
 
     def _tell_of_slow(self, stream: OpenedStream, seconds: float, *, ahead: bool) -> None:
@@ -188,15 +194,15 @@ class Opener:
         )
 
     def close(self) -> None:
-        """Open nothing early any more."""
+        """Stop opening sources early."""
         self._early.close()
 
 
 class EarlyOpener:
-    """Opens what a reader's lanes have reserved before they need it, in a background thread.
+    """Opens the sources that a reader's lanes have reserved before they need them, in a background thread.
 
-    The thread or the lane opens a source, whichever comes first, so calls on one stream never overlap. An error is
-    raised when the lane takes the stream. `allowed` may be None: no thread.
+    A source is opened by the thread or by its lane, whichever comes first, so calls on one stream never overlap. An
+    error is raised when the lane takes the stream. If `allowed` is None, there is no thread.
     """
 
     def __init__(
@@ -210,7 +216,7 @@ class EarlyOpener:
         self._closed = False
 
     def reserve(self, lane: int, ticket: int) -> None:
-        """Open the stream of a lane's next reservation as soon as that may be."""
+        """Open the stream of a lane's next reservation as soon as possible."""
         if self._allowed is None:
             return
         with self._changed:
@@ -223,17 +229,17 @@ class EarlyOpener:
             self._changed.notify()
 
     def take(self, lane: int) -> Future[OpenedStream] | None:
-        """A lane's first reservation, if it is open or being opened."""
+        """Return a lane's first reservation, if it is open or being opened."""
         stream = self._reserved[lane].popleft() if self._reserved[lane] else None
         return None if stream is None or stream.cancel() else stream
 
     def forget(self, lane: int) -> None:
-        """Keep off a lane's reservations, which were refused."""
+        """Drop a lane's reservations, which were refused."""
         while self._reserved[lane]:
             self._reserved[lane].popleft().cancel()
 
     def close(self) -> None:
-        """Open nothing any more, end the thread and close what no lane took."""
+        """Stop opening, end the thread, and close streams that no lane took."""
         with self._changed:
             self._closed = True
             self._changed.notify()
@@ -270,15 +276,15 @@ class EarlyOpener:
             return False
         assert self._allowed is not None
         if grant == NONE or not self._allowed(grant) or not stream.set_running_or_notify_cancel():
-            return True  # left to the lane
+            return True  # the lane opens it itself
         try:
             with worker_info_hidden:
                 opened = self._open_at(grant, lane)
-        except BaseException as error:  # sys.exit() in user code, say: the lane that waits must learn of it
+        except BaseException as error:  # even sys.exit() in user code: otherwise the lane would wait for ever
             stream.set_exception(error)
             return True
         with self._changed:
-            if self._closed:  # `close` did not wait so long: no lane takes it any more
+            if self._closed:  # `close` waits only a limited time, and no lane takes this stream after it
                 with worker_info_hidden:
                     opened.close()
             else:

@@ -1,17 +1,18 @@
-"""How a stream is opened, at any item, and closed again; and what factories and iterators offer for that.
+"""Opening of a stream at any item, and closing, with the means that factories and iterators offer for it.
 
 Opening calls the user's factory and takes the first item, since calling a generator function alone opens nothing::
 
     the factory has a start=0               open_stream(source, start=n)     no item is read
     the iterator has seek_item(n)           iterator.seek_item(n)            no item is read
-    it has state_dict, load_state_dict      iterator.load_state_dict(state)  no item is read; a state a batch
+    it has state_dict, load_state_dict      iterator.load_state_dict(state)  no item is read; a state per batch
     none of these                           next(), n times                  all items before are read again
     none of these, and a live one broke     next()                           nothing is read again
 
-The iterator is what `iter(stream)` returns; methods are looked for on that alone. Nothing is called to find them.
+The iterator is the object that `iter(stream)` returns; methods are looked up on it alone. Nothing is called to find
+them.
 
-Guarantees: what another object may have meant by the same name does not count. Within a process, an iterator that
-another stream is being read from, and a generator that was read from before, are told apart from new ones.
+Guarantees: a function that means something else by the same name is not mistaken for one of these. Within a process, an
+iterator that another stream is reading, and a generator that was read before, are recognized and refused.
 """
 
 from __future__ import annotations
@@ -32,19 +33,19 @@ from stream_dataloader._schedule.sections import Section
 from stream_dataloader.errors import OpenError, ReadError, StreamError, shorten
 from stream_dataloader.stream_info import StreamInfo, run_as
 
-#: What `next` and `OpenedStream.next_item` return after the last item; None may be an item.
+#: Returned by `next` and `OpenedStream.next_item` after the last item, because None may be an item.
 END = object()
 
 _log = logging.getLogger("stream_dataloader")
 
 
 def seeks_items(iterator: object) -> bool:
-    """Whether an iterator goes to any item."""
+    """Return whether an iterator can go to any item."""
     return callable(getattr(iterator, "seek_item", None))
 
 
 def keeps_state(iterator: object) -> bool:
-    """Whether an iterator saves and loads its state."""
+    """Return whether an iterator can save and load its state."""
     return all(callable(getattr(iterator, name, None)) for name in ("state_dict", "load_state_dict"))
 
 
@@ -52,19 +53,20 @@ _warned_of: set[type] = set()
 
 
 def _warn_of_unused(kind: type) -> None:
-    """Say once that a stream is read forward although it offers more."""
+    """Warn once that a stream is read forward although it has a method that would avoid it."""
     if kind in _warned_of:
         return
     _warned_of.add(kind)
     if found := [name for name in ("seek_item", "load_state_dict") if hasattr(kind, name)]:
         _log.warning(
-            "%s has %s, and its iter() returns another object, which that may say nothing of: it is read forward to "
-            "where it was; return self from __iter__ and define __next__, or give open_stream a parameter start=0",
+            "%s has %s, but its iter() returns another object, to which that may not apply, so the stream is read "
+            "forward to its position; return self from __iter__ and define __next__, or give open_stream a parameter "
+            "start=0",
             *(kind.__qualname__, " and ".join(found)),
         )
 
 
-#: Of factories that are still there: one that is dropped must not keep what it has open.
+#: Known answers of `takes_start`. References are weak: a factory that the user drops must not keep its files open.
 _known: weakref.WeakKeyDictionary[Callable[..., Any], bool] = weakref.WeakKeyDictionary()
 
 
@@ -72,9 +74,9 @@ def _takes_start(factory: Callable[..., Any]) -> bool:
     code: Any = factory
     while isinstance(code, functools.partial):
         if "start" in code.keywords:
-            return False  # its own
+            return False  # the user has already set it
         code = code.func
-    if getattr(code, "__module__", None) == "builtins":  # enumerate and sum, which mean another thing
+    if getattr(code, "__module__", None) == "builtins":  # `start` of enumerate and sum means something else
         return False
     try:
         parameters = inspect.signature(factory).parameters
@@ -83,7 +85,7 @@ def _takes_start(factory: Callable[..., Any]) -> bool:
         return False
     start = parameters.get("start")
     if start is next(iter(parameters.values()), None) and start is not None and start.kind is not start.KEYWORD_ONLY:
-        return False  # that is the source, as of itertools.count
+        return False  # as the first parameter it takes the source, as in itertools.count
     if start is None or start.kind not in (start.KEYWORD_ONLY, start.POSITIONAL_OR_KEYWORD):
         return False
     if type(start.default) is not int or start.default != 0:
@@ -92,25 +94,26 @@ def _takes_start(factory: Callable[..., Any]) -> bool:
 
 
 def takes_start(factory: Callable[..., Any]) -> bool:
-    """Whether a factory opens streams at any item: it has a parameter `start=0` beside that of the source."""
+    """Return whether a factory can open streams at any item: it has a parameter `start=0` besides the source."""
     try:
         if (known := _known.get(factory)) is None:
             known = _known[factory] = _takes_start(factory)
         return known
-    except TypeError:  # not hashable, or without weak references
+    except TypeError:  # the factory is not hashable, or does not support weak references
         return _takes_start(factory)
 
 
 def declares_early(code: object) -> bool:
-    """Whether a factory, or a sequence of sources, declares that another thread may call it; see `OpensEarly`.
+    """Return whether a factory, or a sequence of sources, declares that another thread may call it; see `OpensEarly`.
 
-    A class that overrides what is called answers for itself: it does not inherit the declaration.
+    A subclass that overrides the called method does not inherit the declaration, as its own code may not be safe.
     """
     while isinstance(code, functools.partial):
         code = code.func
     if getattr(code, "open_early", None) is not True:
         return False
-    if "open_early" in getattr(code, "__dict__", ()):  # else functools.wraps has copied it from other code
+    # functools.wraps copies the attribute from the wrapped function, and so says nothing about the wrapper's own code.
+    if "open_early" in getattr(code, "__dict__", ()):
         return getattr(getattr(code, "__wrapped__", None), "open_early", None) is not True
     for kind in () if inspect.isclass(code) else type(code).__mro__:
         if "open_early" in kind.__dict__:
@@ -120,13 +123,13 @@ def declares_early(code: object) -> bool:
     return False
 
 
-#: Readers by the identity of what they read from: not each iterator may be referred to weakly.
+#: Readers by the identity of the iterator they read, because not every iterator supports weak references.
 _readers: WeakValues[int, Any] = WeakValues()
 _begun: WeakItems[Any] = WeakItems()  # generators
 
 
 def _why_not_own(iterator: Iterator[Any], reader: Any) -> str:
-    """Why an iterator is not the reader's own, or nothing."""
+    """Return the reason why an iterator is not the reader's own; empty if it is."""
     other = _readers.get(id(iterator))
     if other is not None and other is not reader and other.iterator is iterator:
         return f"source {other.info.source_index} is being read from"
@@ -139,20 +142,20 @@ def _why_not_own(iterator: Iterator[Any], reader: Any) -> str:
 
 
 class Handle:
-    """A source that is read: what it belongs to, and what it is opened as.
+    """A source that is being read, and the objects it is read with.
 
     Attributes:
         info: Source, epoch, lane and worker.
         factory: Opens the source.
         section: The items of the source that are read.
-        items: Number of items handed out, those before the section counted too.
-        base: How many of them came before what is open, if that is live and began anew.
-        iterator: What it is read from; None if it is not open.
-        writes: It writes items where they are wanted, by `read_into`.
-        keeps_state: It has a state with which it is opened again.
-        marks: It says which items begin a sequence; see `protocols.MarksStarts`.
+        items: Number of items handed out, counted from the start of the source, not of the section.
+        base: Number of these that came before the open iterator, if the stream is live and started over.
+        iterator: The open iterator; None if it is not open.
+        writes: Whether the stream writes its items into given memory, by `read_into`.
+        keeps_state: Whether the stream is opened again with a state of its own.
+        marks: Whether the stream says which items begin a sequence; see `protocols.MarksStarts`.
         saved: A state of the iterator to begin with, and the item that it belongs to.
-        returned: What the factory returned.
+        returned: The object that the factory returned.
         draws: Its global generators; None: it shares those of the process.
     """
 
@@ -165,12 +168,12 @@ class Handle:
         self.items, self.base = section.start, 0
         self.saved: tuple[Any, int] = None, 0
         self.returned: Any = None
-        self._forget: list[Callable[[], Any]] = []  # to be called where it is closed, not only gone
+        self._forget: list[Callable[[], Any]] = []  # cancel the clean-ups that `when_gone` planned; called by `close`
 
     def enter(self) -> StreamInfo | None:
-        """Have what follows in this thread run as the stream; returns what `leave` takes.
+        """Let the code that follows in this thread run as the stream; return the value that `leave` takes.
 
-        The global generators, if it has its own, stay its own until the reader calls `give_back`.
+        If the stream has its own global generators, they stay active until the reader calls `give_back`.
         """
         before = run_as(self.info)
         if self.draws is not None:
@@ -182,10 +185,11 @@ class Handle:
         run_as(before)
 
     def _begin(self, *, live: bool = False) -> Iterator[Any]:
-        """Open it behind the items that were handed out; its iterator, which is there.
+        """Open it behind the items that were handed out, and return its iterator at that item.
 
         Args:
-            live: What it had is gone: if it cannot go anywhere by itself, `base` is set, and nothing is read again.
+            live: Its earlier items are gone. If the iterator cannot go to an item by itself, `base` is set and nothing
+                is read again.
         """
         if self.draws is not None:
             self.draws.seed()
@@ -210,7 +214,7 @@ class Handle:
         self.keeps_state = keeps_state(iterator) and not seeks_items(iterator) and not takes_start(self.factory)
         for closable in (iterator,) if iterator is returned else (iterator, returned):
             close = getattr(closable, "close", None)
-            if callable(close) and not isinstance(closable, GeneratorType):  # which Python itself closes
+            if callable(close) and not isinstance(closable, GeneratorType):  # Python itself closes generators
                 self._forget.append(when_gone(self, close))
         self.marks = callable(getattr(returned, "starts_within", None))
         if live and first < self.items and not seeks_items(iterator) and not keeps_state(iterator):
@@ -219,14 +223,14 @@ class Handle:
             first = self._go_on(iterator)
         for position in range(first, self.items):
             if next(iterator, END) is END:
-                before = f"had {self.items} before it was opened again; has its source changed?"
+                before = f"had at least {self.items} before it was opened again; has its source changed?"
                 section = f"a section of it begins at item {self.items}; correct lengths="
                 why = before if self.items > self.section.start else section
                 raise self.error(ReadError, f"the stream ended at item {position}, and {why}")
         return iterator
 
     def _go_on(self, iterator: Any) -> int:
-        """Have the iterator go towards the next item itself; the item that it is at then."""
+        """Let the iterator go to the next item, or towards it, by its own means; return the item it then stands at."""
         try:
             if seeks_items(iterator):
                 iterator.seek_item(self.items)
@@ -242,7 +246,7 @@ class Handle:
         return 0
 
     def close(self) -> None:
-        """Close what the factory returned, and its iterator; an error in that becomes a warning."""
+        """Close the object that the factory returned, and its iterator; an error while closing becomes a warning."""
         iterator, returned = self.iterator, self.returned
         self.iterator = self.returned = None
         self.writes = self.keeps_state = False
@@ -256,7 +260,7 @@ class Handle:
                 except Exception as error:
                     warnings.warn(
                         f"closing the stream of source {self.info.source_index} ({shorten(self.source)}) "
-                        f"raised {text_of(error)}; it was read all the same",
+                        f"raised {text_of(error)}; its items were read all the same",
                         RuntimeWarning,
                         stacklevel=2,
                     )
@@ -266,7 +270,7 @@ class Handle:
                 break
 
     def error(self, kind: type[StreamError], what: str, *, handed_out: bool = False) -> StreamError:
-        """An error that says where it happened: at the item handed out last, or at the next one."""
+        """Create an error that names the place: the item handed out last (`handed_out`), or the next one."""
         info, source, item = self.info, shorten(self.source), self.items - handed_out
         return kind(
             f"source {info.source_index} ({source}), item {item}, lane {info.lane}, worker {info.worker_id}: {what}",
@@ -279,8 +283,8 @@ class Handle:
 
 
 def text_of(error: Exception) -> str:
-    """What an error of a stream says; a hint follows what Python makes of a bare `next()` in a generator."""
+    """Return the text of a stream's error; with a hint if it comes from a bare `next()` in a generator."""
     text = shorten(error, 2000)
     if isinstance(error, StopIteration) or isinstance(error.__cause__, StopIteration):
-        text += "; a next() in it found no more: give it a default, next(iterator, None), or catch StopIteration"
+        text += "; a next() inside found no more items: pass a default, next(iterator, None), or catch StopIteration"
     return text

@@ -1,6 +1,6 @@
-"""Iterates over a `StreamDataset` without a `StreamDataLoader`: with torch's own `DataLoader`, or with none.
+"""Iteration over a `StreamDataset` without a `StreamDataLoader`: with torch's own `DataLoader`, or with none.
 
-No code of ours runs in the main process there, so a worker finds out by itself what the epoch's last step is.
+No code of this package runs in the main process there, so a worker finds out by itself which step ends the epoch.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from stream_dataloader.errors import GapError
 
 
 def plain_parts(plan: ReadingPlan, table: SessionTable, iteration: int) -> Iterator[StreamBatch]:
-    """The parts of this process's lanes.
+    """Return an iterator over the parts of this process's lanes.
 
     Each iteration takes the next epoch number: in the main process with its first `next`, with workers with `iter()`.
     """
-    frame = inspect.currentframe()  # then the dataset's __iter__, then who asked for it
+    frame = inspect.currentframe()  # f_back is the dataset's __iter__, and the f_back of that its caller
     _refuse_collation(frame and frame.f_back and frame.f_back.f_back)
     worker = get_worker_info()
     if worker is None:
@@ -50,10 +50,10 @@ def _refuse_collation(caller: FrameType | None) -> None:
     if not getattr(fetcher, "auto_collation", False):
         return
     collate_fn = getattr(fetcher, "collate_fn", None)
-    collate_fn = getattr(collate_fn, "data_collator", collate_fn)  # the Trainer of transformers wraps it
+    collate_fn = getattr(collate_fn, "data_collator", collate_fn)  # the Trainer of transformers wraps the function
     if (getattr(collate_fn, "__module__", None) or "").split(".")[0] in ("torch", "transformers"):
         raise TypeError(
-            "a StreamDataset yields parts of batches, with lanes that go on from part to part, and a DataLoader with a "
+            "a StreamDataset yields parts of batches whose lanes continue from part to part, and a DataLoader with a "
             "batch_size would collate several of them; use StreamDataLoader(dataset, num_workers=...), or torch's "
             "DataLoader with batch_size=None; for the Trainer of transformers use StreamTrainer of "
             "stream_dataloader.integrations.transformers"
@@ -66,7 +66,7 @@ def _parts_here(plan: ReadingPlan, table: SessionTable) -> Begun[StreamBatch]:
 
 
 def _read_as_worker(plan: ReadingPlan, table: SessionTable, iteration: int, number: int, workers: int) -> PartReader:
-    """Read the lanes of one worker of several, which nobody tells what the others do."""
+    """Read the lanes of one of several workers; there is no main process that coordinates them."""
     reading, rules, key = Reading.alone(plan, None, workers), plan.rules, plain_session(number, iteration)
     if len(reading.readers) == 1:
         return PartReader(reading, number, SourceQueue(rules, reading.order(table.take_epoch(key.owner))))
@@ -76,10 +76,10 @@ def _read_as_worker(plan: ReadingPlan, table: SessionTable, iteration: int, numb
 
 
 def plain_session(worker_id: int, iteration: int) -> SessionKey:
-    """Names the session of a worker of torch's own `DataLoader`.
+    """Return the session's name for a worker of torch's own `DataLoader`.
 
-    A `DataLoader` starts them one after the other, so process ordinal minus worker id tells them from
-    those of another.
+    A `DataLoader` starts its workers one after the other, so the process ordinal minus the worker id is the same for
+    all of them, and differs from that of another `DataLoader`.
     """
     ordinal = re.search(r"(\d+)$", current_process().name)
     parent = parent_process()
@@ -92,7 +92,9 @@ class PlainParts:
     def __init__(self, reader: PartReader, *, sent: bool) -> None:
         self._reader = reader
         self._sent = sent
-        if sent:  # a worker of torch's, where nobody waits for what a signal's handler raises
+        # In torch's workers an error that a signal handler raises inside a finalizer is lost without harm, so a plain
+        # `weakref.finalize` will do.
+        if sent:
             weakref.finalize(self, reader.close).atexit = False
         plan = reader.reading.plan
         self._queue, self._rules = reader.queue, plan.rules

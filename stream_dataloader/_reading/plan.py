@@ -1,6 +1,6 @@
-"""What is read and how: `ReadingPlan` is what a `StreamDataset` makes, `Reading` how it is read in a session.
+"""Plain descriptions of reading: `ReadingPlan` holds a `StreamDataset`'s options, `Reading` adds those of a session.
 
-Guarantee: none of them does anything by itself.
+Guarantee: neither of them does anything by itself.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from stream_dataloader.protocols import OnError
 
 @dataclass(frozen=True)
 class ReadingPlan:
-    """What is read, and how: what the options of a `StreamDataset` come to.
+    """Sources and options of a `StreamDataset`, resolved.
 
     Attributes:
-        rules: Who reads what and when.
-        lists: The sources, and what opens them.
-        fill_value: Pads what no item is read for.
+        rules: The rules that assign sources to lanes.
+        lists: The sources, with the functions that open them.
+        fill_value: Fills cells without an item.
         on_error: Decides whether an error ends the epoch or the stream.
-        retries: How often in a row a stream that breaks is opened again.
-        retry_on: For which exceptions.
+        retries: How often in a row a broken stream is opened again.
+        retry_on: The exceptions after which it is opened again.
         mark_ends: Whether streams' last steps are marked.
-        seed_globals: The global generators of `random`, numpy and torch are seeded for each stream.
-        cuts: The sections that sources are cut into, which the schedule then numbers; None if they are read whole.
+        seed_globals: Whether the global generators of `random`, numpy and torch are seeded for each stream.
+        cuts: The sections that sources are cut into, which the schedule then numbers; None if sources are read whole.
     """
 
     rules: Rules
@@ -50,15 +50,15 @@ class ReadingPlan:
 
     @property
     def scheduled_lengths(self) -> Lengths | None:
-        """The number of items of what the schedule hands out, sources or sections, if that is known."""
+        """Number of items of each unit that the schedule hands out, a source or a section, if known."""
         return self.lists.lengths if self.cuts is None else self.cuts
 
     def outlook(self, epoch: int = 0) -> Outlook | None:
-        """What an epoch will be like, if lengths tell."""
+        """Forecast an epoch's padding from the lengths; None if they do not suffice."""
         return Outlook.of(self.rules, self.lists.lengths, self.scheduled_lengths, epoch)
 
     def section(self, number: int, epoch: int) -> Section:
-        """What the schedule hands out by a number: a section, or a whole source."""
+        """Return the unit with a number in the schedule: a section, or a whole source."""
         if self.cuts is not None:
             return self.cuts.section(number, epoch)
         lengths = self.lists.lengths
@@ -66,7 +66,7 @@ class ReadingPlan:
         return Section(number, 0, length, length)
 
     def skips(self, error: StreamError) -> bool:
-        """Whether a lane goes on with its next source after an error.
+        """Return whether a lane goes on with its next source after an error.
 
         Raises:
             ReadError: The user's `on_error` raised, or returned another answer.
@@ -88,12 +88,12 @@ class ReadingPlan:
 
 
 class Start(NamedTuple):
-    """Where an epoch begins to be read, and what for.
+    """Start of reading an epoch.
 
     Attributes:
         epoch: The epoch's number.
         resume: The place in it; None at its beginning.
-        whole_windows: A `collate_fn` wants windows lane by lane: those that streams cut themselves as they are, others
+        whole_windows: A `collate_fn` takes windows lane by lane: windows that streams cut themselves unchanged, others
             in one piece each.
     """
 
@@ -103,11 +103,11 @@ class Start(NamedTuple):
 
 
 class Recovery(NamedTuple):
-    """What workers do differently after one of them died.
+    """Changed behaviour of workers after one of them died.
 
     Attributes:
-        killers: Sources that killed their worker, and the time from which on they are not to be read; -1: nor opened.
-        cautious: Open no source early, so that one that kills its worker is known for sure.
+        killers: Sources that killed their worker, with the time from which on they are not read; -1: not even opened.
+        cautious: Open no source early, so that a source that kills its worker is identified for sure.
         number: How often workers were started again in this epoch.
     """
 
@@ -121,17 +121,17 @@ NO_RECOVERY = Recovery({}, cautious=False)
 
 @dataclass(frozen=True)
 class Reading:
-    """How a dataset is read in a session: what all readers have in common.
+    """A session of reading a dataset: everything that its readers have in common.
 
     Attributes:
-        plan: What is read, and how.
-        start: Where to begin; None: with the next epoch of the process that iterates.
-        readers: Who reads which lanes.
-        board: Where to say what is being done.
-        meters: Where to count what is done.
-        slots: Makes what windows are written to, of whether they are wanted whole.
-        recovery: What is different after a worker died.
-        locally: It is read in the thread that asks for batches.
+        plan: The dataset's sources and options.
+        start: The start; None: the next epoch of the process that iterates.
+        readers: The readers, each with its lanes.
+        board: Shows the current work of each reader.
+        meters: Count the work of each reader.
+        slots: Creates the slots to write to; the argument is `whole_windows`.
+        recovery: Changes after a worker died.
+        locally: Whether the thread that asks for batches also reads.
     """
 
     plan: ReadingPlan
@@ -145,47 +145,49 @@ class Reading:
 
     @classmethod
     def alone(cls, plan: ReadingPlan, start: Start | None, num_workers: int = 0) -> Reading:
-        """The reading of a dataset by itself, which no loader looks at."""
+        """Create the reading of a dataset that is used without a loader."""
         readers = deal_lanes(plan.rules.lanes, num_workers)
         board, meters = ActivityBoard(readers, shared=False), Meters(range(len(readers)), shared=False)
         return cls(plan, start, readers, board, meters, locally=not num_workers)
 
     def order(self, epoch: int) -> Order:
-        """The order in which an epoch's sources are granted."""
+        """Return the order in which an epoch's sources are granted."""
         return Order(self.plan.rules, epoch, self.plan.scheduled_lengths, self.resume)
 
     @property
     def resume(self) -> Snapshot | None:
-        """Where in the epoch to begin; None at its beginning."""
+        """The place in the epoch to begin at; None at its beginning."""
         return None if self.start is None else self.start.resume
 
     @property
     def times(self) -> list[int]:
-        """When each of them begins: nobody has to wait for it to come before that."""
+        """The time at which each reader begins; no reader takes a ticket earlier, so nothing waits for it."""
         begin = self.resume.step * self.plan.rules.lanes if self.resume else 0
         return [begin + reader.lanes.start for reader in self.readers]
 
     @cached_property
     def known_lengths(self) -> Lengths | None:
-        """The lengths by which each reader works out all tickets; None if what is read may end elsewhere than they say.
+        """The lengths from which each reader computes all tickets; None if a stream may end at another item.
 
-        Who reads by `time_steps` and raises all errors reads what lengths say, or nothing more at all.
+        With `time_steps`, and if every error ends the epoch, streams have exactly these lengths or reading stops.
         """
         plan, lengths = self.plan, self.plan.lists.lengths
         if lengths is None or self.start is None or not plan.rules.deterministic or plan.rules.time_steps is None:
             return None
         if plan.on_error != "raise" or self.recovery.killers:
             return None
-        if plan.rules.padding_mode == "cycle" and not lengths.all():  # who finds no item says so for its own lanes
+        # With empty sources, "cycle" may find no item for a lane and raise. A reader may raise that for its own lanes
+        # only, and here it would also compute the lanes of others.
+        if plan.rules.padding_mode == "cycle" and not lengths.all():
             return None
         return plan.scheduled_lengths
 
     @cached_property
     def marks_ends(self) -> bool:
-        """Whether streams' last steps are marked: in windows for a `collate_fn` nobody could see it."""
+        """Whether streams' last steps are marked; windows for a `collate_fn` have no field to show it."""
         return self.plan.mark_ends and not self.whole_windows
 
     @cached_property
     def whole_windows(self) -> bool:
-        """See `Start`."""
+        """Whether a `collate_fn` takes windows lane by lane, see `Start`."""
         return self.start is not None and self.start.whole_windows

@@ -1,7 +1,7 @@
-"""`PartReader`: drives the lanes of one worker, or of one of its threads, and yields a part a step.
+"""`PartReader`: drives the lanes of one worker, or of one of its threads, and yields one part per step.
 
-Guarantees: a worker that fails sends the error as a part of its step and no more; on `close`, every stream that was
-opened is closed, and nobody waits for this worker any more.
+Guarantees: a worker that fails sends the error as a part of its step, and then nothing more. `close` closes every
+stream that was opened, and ends the waits of others for this worker.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class PartReader:
     """Iterates over the parts of consecutive lanes.
 
     Attributes:
-        ended: No part follows.
+        ended: Whether no part follows.
         step: The step that is read next.
     """
 
@@ -42,9 +42,9 @@ class PartReader:
         self._number = number
         self._total = rules.lanes
         cuts_windows = rules.windows == "aligned" and (rules.time_steps or 0) > 1
-        #: Where somebody may wait for first items; None: windows are read in one go.
+        #: The session if other readers may wait for this one's first items; None: windows are read in one go.
         self._session = queue if isinstance(queue, SessionQueue) and cuts_windows else None
-        self._working = reading.board.working.data  # several times faster to write a number to than the array
+        self._working = reading.board.working.data  # writing a number to it is several times faster than to the array
         self._meter = reading.meters.of(number)
         self.step = self._first_step = resume.step if resume else 0
         self.opener = Opener(reading, number, queue, self._meter)
@@ -60,7 +60,9 @@ class PartReader:
         self._lanes = [
             Lane(lane, row, self.opener, self._writer, starts[row]) for row, lane in enumerate(self.opener.lanes)
         ]
-        if reading.locally:  # no Python code may run when it goes: streams go by themselves
+        # No Python code may run when the reader is collected; its streams are then collected by themselves. Only the
+        # opener's thread must be ended. Streams that are still open when the program exits are closed by `_local`.
+        if reading.locally:
             _local.add(self)
             if self.opener.opens_early:
                 when_gone(self, in_thread(self.opener.close))
@@ -76,7 +78,7 @@ class PartReader:
         try:
             with worker_info_hidden:
                 part = self._next_part()
-        except Abandoned:  # nobody waits for it, or the main process will find out who is gone
+        except Abandoned:  # The session was closed, or another worker is gone; the main process finds out which.
             self.close()
             raise StopIteration from None
         finally:
@@ -89,12 +91,12 @@ class PartReader:
     def _next_part(self) -> Part:
         draft = self._writer.begin(self.step)
         self.step += 1
-        contents, end = Contents(runs=draft.runs), False  # if the step is not finished
+        contents, end = Contents(runs=draft.runs), False  # stays so if the step cannot be finished
         try:
             self._read(draft)
             contents = self._writer.finish()
             end = not draft.runs and not draft.faults
-        except ValueError as error:  # fill_value
+        except ValueError as error:  # fill_value does not fit the items
             draft.fail(self.reader.lanes.start, error, fresh=True)
         reports = self._reports_of(draft)
         if end or draft.faults:
@@ -126,7 +128,7 @@ class PartReader:
         return LaneReports(taken, array("q", numbers).tobytes(), states)
 
     def _read(self, draft: PartDraft) -> None:
-        """Fill this step's windows, also behind a broken one: other workers would."""
+        """Fill this step's windows, also after a broken one, as the lanes of other workers would be filled, too."""
         queue, working, number, step = self.queue, self._working, self._number, draft.step
         first_items_first = self._session is not None and self._reads_first_items_first(step, self._session)
         time_steps = self.reading.plan.rules.time_steps or NEVER
@@ -149,11 +151,12 @@ class PartReader:
                 lane.fill(first + lane.index, 1, time_steps)
             if behind:
                 draft.sort()
-            if self.reading.marks_ends and not draft.faults:  # the last, as it may wait for streams' next items
+            # This comes last in the step, because it may wait for the streams' next items.
+            if self.reading.marks_ends and not draft.faults:
                 last = {run.lane: run for run in runs_of(draft.runs)}
                 for row, lane in enumerate(self._lanes):
                     if (run := last.get(lane.index)) is not None:
-                        time = first + self._total + lane.index  # of what is taken ahead
+                        time = first + self._total + lane.index  # an item that is taken ahead belongs to the next step
                         working[number] = time + 1
                         if lane.ends(time):
                             draft.ends.append((row, run.t + run.steps - 1))
@@ -161,7 +164,7 @@ class PartReader:
             working[number] = 0
             raise
         except BaseException as error:
-            # Something like sys.exit() in a stream ends the worker: note what was being read.
+            # sys.exit() or the like in a stream ends the worker: note which source was being read.
             board = self.reading.board
             board.exiting[number] = board.exiting[number] or board.reading[lane.index]
             board.interrupted[number] = isinstance(error, KeyboardInterrupt)
@@ -169,9 +172,10 @@ class PartReader:
         working[number] = 0
 
     def _reads_first_items_first(self, step: int, session: SessionQueue) -> bool:
-        """Whether the first items of all lanes are read before the rest of their windows.
+        """Return whether the first items of all lanes are read before the rest of their windows.
 
-        An aligned window pulls no source behind its first item, so this is done where somebody waits::
+        An aligned window takes no source after its first item. If another reader waits, the first items alone let it
+        go on::
 
             lane 0   1     5 6 7
             lane 1     2         8 9 .        lanes 2 and 3, of another worker, go on after 2, not after .
@@ -209,7 +213,7 @@ def _close_local() -> None:
 
 
 def unsendable(part: Part, worker_id: int, error: Exception) -> ItemError:
-    """What to tell of an item that cannot be pickled."""
+    """Create the error for an item that cannot be pickled."""
     return ItemError(
         f"step {part.step}, worker {worker_id}: an item cannot be pickled, which sending it to the main "
         f"process needs ({error}); yield arrays, numbers, strings or other plain objects",

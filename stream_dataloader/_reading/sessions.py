@@ -1,7 +1,7 @@
-"""Sessions: which iteration over a dataset a worker takes part in, in memory that all its workers share.
+"""Sessions, the shared state of one iteration over a dataset, in memory that all its workers share.
 
-A *session* is one iteration over the dataset, and has a row. A `StreamDataLoader` tells its workers which row it is.
-With torch's own `DataLoader` nobody does: whichever worker comes first creates the session, in a table::
+A *session* is one iteration over the dataset, and has a row. A `StreamDataLoader` tells its workers their row. With
+torch's own `DataLoader`, the first worker creates the session, in a table::
 
     table     sessions created | epoch of new owners | owners: pid, next epoch | sessions: key, number | their rows
     row       epoch, workers | of each worker: status, pid, time, ends | the ledger of its tickets
@@ -27,12 +27,18 @@ from stream_dataloader._schedule.tickets import Ledger
 _SESSIONS = 64  # iterations over one dataset that can be alive at once
 _OWNERS = 4096  # live processes that iterate over one dataset
 
-#: What a worker is to its session. The first is 0: so is memory that was cleared.
+#: Status of a worker in its session. ABSENT is 0, because cleared memory must mean that no worker has come.
 ABSENT, RUNNING, FINISHED, LEFT = range(4)
 
 
 class SessionKey(NamedTuple):
-    """Names one iteration over a dataset: the parent's pid, process ordinal - worker id, how often it was iterated."""
+    """Name of one iteration over a dataset.
+
+    Attributes:
+        owner: Process id of the parent.
+        group: Process ordinal minus worker id.
+        iteration: How often the dataset was iterated before.
+    """
 
     owner: int
     group: int
@@ -40,19 +46,19 @@ class SessionKey(NamedTuple):
 
 
 class SessionRow:
-    """One session's state; cleared before it is begun.
+    """One session's state; cleared before it begins.
 
-    There are no more workers than lanes, so what each worker has is as long as there are lanes.
+    There are at most as many workers as lanes, so arrays with an entry per worker have one entry per lane.
 
     Attributes:
-        epoch: The epoch's number, alone.
-        workers: How many workers take part, alone.
-        status: What each worker is to the session.
-        pid: Each worker's process, once it has come.
+        epoch: The epoch's number, as an array of one.
+        workers: Number of workers that take part, as an array of one.
+        status: Status of each worker.
+        pid: Process id of each worker, once it has joined.
         time: The time that each worker has published: it takes out no ticket for an earlier one.
-        read: How many steps each worker has read that says by itself what belongs to the epoch.
+        read: Steps that each worker has read, where workers themselves find out which steps belong to the epoch.
         end: The step that ends the epoch, as far as such a worker knows.
-        ledger: Its tickets.
+        ledger: The session's tickets.
     """
 
     def __init__(self, carve: Carver, rules: Rules) -> None:
@@ -66,21 +72,21 @@ class SessionRow:
         self.ledger = Ledger(carve, rules)
 
     def begin(self, epoch: int, times: Sequence[int], first: Sequence[int]) -> None:
-        """Begin a session, of which no worker has come yet."""
+        """Begin a session that no worker has joined yet."""
         self.epoch[0] = epoch
         self.workers[0] = len(times)
-        self.time[:] = NEVER  # nobody waits for workers that there are not
+        self.time[:] = NEVER  # entries beyond the last worker must not delay any decision
         self.time[: len(times)] = times
         self.end[:] = NEVER
         self.ledger.start(first)
 
     def enter(self, worker: int) -> None:
-        """Take part as a worker, in this process."""
+        """Join as a worker, in this process."""
         self.pid[worker] = os.getpid()
         self.status[worker] = RUNNING
 
     def gone(self, *, all_arrived: bool) -> bool:
-        """Whether every worker that came is gone; `all_arrived`: and all came."""
+        """Return whether every worker that joined is gone; with `all_arrived`, also that all have joined."""
         status = self.status[: self.workers[0]]
         if all_arrived and (status == ABSENT).any():
             return False
@@ -92,7 +98,7 @@ class SessionTable(SharedFields):
     """All sessions of one dataset, and the number of its next epoch for each process that iterates over it.
 
     Attributes:
-        rules: Those of the dataset.
+        rules: The dataset's rules.
     """
 
     def __init__(self, rules: Rules) -> None:
@@ -100,22 +106,22 @@ class SessionTable(SharedFields):
         super().__init__()
 
     def _lay_out(self, carve: Carver) -> None:
-        self._created = carve(1)  # how many sessions were
-        self._first_epoch = carve(1)  # that owners to come begin with
-        self._owner = carve(_OWNERS)  # each owner's process; 0 is a free place
+        self._created = carve(1)  # number of sessions that were created
+        self._first_epoch = carve(1)  # the first epoch of new owners
+        self._owner = carve(_OWNERS)  # each owner's process id; 0 is a free place
         self._next_epoch = carve(_OWNERS)
         self._key = carve(_SESSIONS, len(SessionKey._fields))
         self._number = carve(_SESSIONS)  # from 1 in the order in which sessions were created; 0 is a free row
-        # laid out when one is looked at: all of them would cost as much as the rest of a worker's start
+        # A row is laid out when it is used: laying out all of them would take as long as the rest of a worker's start.
         self._rows = carve(_SESSIONS, bytes_of(partial(SessionRow, rules=self.rules)), dtype=np.uint8)
 
     def take_epoch(self, owner: int) -> int:
-        """The number of an owner's next epoch, which then counts as taken."""
+        """Take the number of an owner's next epoch."""
         with self.locked():
             return self._take_epoch(owner)
 
     def set_epoch(self, owner: int, epoch: int) -> None:
-        """Set the number of an owner's next epoch, and of the first of owners to come."""
+        """Set the number of an owner's next epoch, and of the first epoch of new owners."""
         with self.locked():
             self._first_epoch[0] = epoch
             self._next_epoch[self._place_of(owner)] = epoch
@@ -127,13 +133,13 @@ class SessionTable(SharedFields):
     def join(
         self, key: SessionKey, worker: int, times: Sequence[int], order_of: Callable[[int], Order]
     ) -> tuple[SessionRow, Order]:
-        """Take part in a session; the first to come creates it.
+        """Join a session; the first worker creates it.
 
         Args:
-            key: Names the session; the same for all of its workers.
+            key: The session's name, the same for all of its workers.
             worker: This worker's number.
-            times: When each of them begins.
-            order_of: The order in which an epoch's sources are granted.
+            times: The time at which each worker begins.
+            order_of: Makes the order in which an epoch's sources are granted.
 
         Returns:
             The session's state, and its order.
@@ -163,12 +169,14 @@ class SessionTable(SharedFields):
         oldest_first = [int(place) for place in np.argsort(self._number, kind="stable")]
         if not self._number[oldest_first[0]]:
             return oldest_first[0]
-        for all_arrived in (True, False):  # a worker killed before it came keeps a row only while there are others
+        # A row with a worker that has not joined may still be needed, or the worker was killed before it joined. Such
+        # rows are taken over only if no other is free.
+        for all_arrived in (True, False):
             for place in oldest_first:
                 if self._row(place).gone(all_arrived=all_arrived):
                     return place
         raise RuntimeError(
-            f"{_SESSIONS} iterations over one StreamDataset are alive at once, the most there can be; "
+            f"{_SESSIONS} iterations over one StreamDataset are alive at once, which is the limit; "
             "close some, or build a StreamDataset for each"
         )
 
@@ -179,7 +187,7 @@ class SessionTable(SharedFields):
         return epoch
 
     def _place_of(self, owner: int) -> int:
-        """Where an owner is; one that is new gets a free place, or that of one that is dead."""
+        """Return an owner's place in the table; a new owner gets a free place, or that of a dead process."""
         found = np.flatnonzero(self._owner == owner)
         if len(found):
             return int(found[0])
@@ -188,7 +196,7 @@ class SessionTable(SharedFields):
         place = int(free[0]) if len(free) else next(dead, -1)
         if place < 0:
             raise RuntimeError(
-                f"{_OWNERS} live processes iterate over one StreamDataset, the most there can be; build a "
+                f"{_OWNERS} live processes iterate over one StreamDataset, which is the limit; build a "
                 "StreamDataset in each"
             )
         self._owner[place] = owner
@@ -197,7 +205,7 @@ class SessionTable(SharedFields):
 
 
 def state_of(pid: int) -> bytes:
-    """A process's state, the letter in `/proc`; empty if there is none, or no telling."""
+    """Return a process's state, the letter in `/proc`; empty if there is no such process, or it cannot be read."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return file.read().rpartition(b")")[2].split()[0]
@@ -206,7 +214,7 @@ def state_of(pid: int) -> bytes:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process runs; one that ended but was not waited for yet does not."""
+    """Return whether a process runs; a zombie, which has ended but was not reaped, does not."""
     if state := state_of(pid):
         return state not in (b"Z", b"X")
     try:

@@ -1,8 +1,8 @@
-"""Where a reader draws sources from: alone, or with others, who take out tickets in order of time.
+"""Source queues: a reader draws its sources alone, or together with others by tickets in order of time.
 
-Where lengths are known, each reader works out all tickets by itself. Else readers take part in a session. Each of them
+If lengths are known, each reader computes all tickets by itself. Otherwise readers join a session. Each of them
 publishes the time it is about to work on, and never takes out a ticket for an earlier one. So the tickets up to the
-smallest published time can be decided for good, and whoever holds the lock decides them.
+smallest published time can be decided for good, by any reader that holds the lock.
 
 Guarantee: a wait ends, with `Abandoned`, when the session is closed or one of its workers is gone.
 """
@@ -31,14 +31,14 @@ class Abandoned(Exception):
 
 
 class SourceQueue:
-    """What a reader draws sources from that has nobody beside it.
+    """Source queue of a reader that reads all lanes alone.
 
     Args:
         closed: See below.
 
     Attributes:
-        order: What grants stand for; its `epoch` is the one that is read.
-        closed: Whether to give up, asked between two lanes where a thread reads: none can be ended from outside.
+        order: The source of each grant; its `epoch` is the one that is read.
+        closed: Whether to give up. Threads cannot be killed, so a thread that reads asks this between two lanes.
     """
 
     def __init__(self, rules: Rules, order: Order, closed: Callable[[], bool] | None = None) -> None:
@@ -48,35 +48,35 @@ class SourceQueue:
         self._cursors = list(order.again.first)
 
     def publish(self, time: int) -> None:
-        """Promise to take out no ticket for an earlier time any more."""
+        """Publish a time: from now on, take out no ticket for an earlier one."""
 
     def take(self, lane: int, time: int, ahead: bool) -> int:  # noqa: ARG002
         """Take out a ticket: its grant or `NONE`, or a number below `PENDING`."""
         return self.order.again.decide(lane, self._cursors, ahead)
 
     def decision(self, lane: int, ticket: int) -> int:  # noqa: ARG002
-        """What a ticket was granted, or `PENDING`."""
+        """Return a ticket's grant, `NONE` or `PENDING`."""
         return ticket
 
     def wait(self, lane: int, time: int, ticket: int) -> int:  # noqa: ARG002
-        """The same, once there is a decision; `time` is when it is waited for."""
+        """Wait for the decision of a ticket and return it; `time` is the time that the reader works on."""
         return self.decision(lane, ticket)
 
     def finish(self) -> None:
-        """Take part no more: nobody has to wait for this reader."""
+        """Finish the epoch: other readers need not wait for this one any more."""
 
     def leave(self) -> None:
-        """Go away; before `finish`, this ends the session for those who wait for this reader."""
+        """Leave the session; before `finish`, this ends it for readers that wait for this one."""
 
 
 class KnownQueue(SourceQueue):
-    """A reader's end of an epoch whose lengths are known: it works out the tickets of all lanes by itself.
+    """Source queue of a reader if lengths are known: it computes the tickets of all lanes by itself.
 
     So it waits for no other reader, and needs neither a session nor a lock.
 
     Args:
-        place: Where the epoch is gone on with; None at its beginning.
-        lanes: Those that are read here.
+        place: The place from which the epoch goes on; None at its beginning.
+        lanes: The lanes that are read here.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class KnownQueue(SourceQueue):
 
 
 class SessionQueue(SourceQueue):
-    """A reader's end of a session; `gives_up`: `closed` is asked between lanes."""
+    """Source queue of a reader in a session; with `gives_up`, `closed` is asked between lanes."""
 
     def __init__(
         self,
@@ -122,15 +122,16 @@ class SessionQueue(SourceQueue):
     ) -> None:
         super().__init__(rules, order, closed if gives_up else None)
         self._row = row
-        self._time = row.time.data  # several times faster to write a number to than the array
+        self._time = row.time.data  # writing a number to it is several times faster than to the array
         self._worker = worker
         self._lock = lock
         self._is_over = closed
-        self._hidden: set[int] = set()  # lanes whose last tickets others do not see yet
-        self._horizon = -1  # up to which all was decided
+        self._hidden: set[int] = set()  # lanes with tickets that were taken out but not shown yet
+        self._horizon = -1  # the time up to which all tickets are decided
 
     def publish(self, time: int) -> None:
-        """See `SourceQueue`; tickets are shown before the time behind them is."""
+        """See `SourceQueue`."""
+        # Tickets must be shown before the time after them: otherwise another reader could decide later tickets first.
         if self._hidden:
             with self._lock():
                 self._row.ledger.show(self._hidden)
@@ -141,7 +142,7 @@ class SessionQueue(SourceQueue):
             self._time[self._worker] = time
 
     def is_waited_for(self) -> bool:
-        """Some lane has a ticket that cannot be decided yet."""
+        """Return whether some lane has a ticket that cannot be decided yet."""
         return self._row.ledger.has_undecided()
 
     def take(self, lane: int, time: int, ahead: bool) -> int:
@@ -166,11 +167,14 @@ class SessionQueue(SourceQueue):
         self._row.ledger.grant(self._horizon)
 
     def _reached(self) -> int:
-        """The time that all have reached."""
+        """Return the time that all readers have reached."""
         return int(self._row.time.min()) if self._rules.deterministic else NEVER
 
     def wait(self, lane: int, time: int, ticket: int) -> int:
-        """See `SourceQueue`; otherwise others learn of steps only, as none has a lane between."""
+        """See `SourceQueue`.
+
+        This publishes the lane's own time. Usually a reader publishes whole steps only, as its lanes are consecutive.
+        """
         decision = self.decision(lane, ticket)
         if decision == PENDING:
             self.publish(time)
@@ -179,22 +183,22 @@ class SessionQueue(SourceQueue):
         return decision
 
     def has_read(self, step: int, has_data: bool, *, last: bool) -> None:
-        """Tell others whether a step belongs to the epoch, as far as it was read here."""
+        """Tell the other workers whether a step belongs to the epoch, as far as this worker's lanes show it."""
         if not has_data:
             self._row.end[self._worker] = min(step, int(self._row.end[self._worker]))
         self._row.read[self._worker] = NEVER if last else step + 1
 
     def delivers(self, step: int) -> bool:
-        """Whether `step` belongs to the epoch; waits for as many workers as it takes to know.
+        """Return whether `step` belongs to the epoch, after waiting for the workers whose answer is needed.
 
         Raises:
-            Abandoned: It will never be known.
+            Abandoned: A worker is gone, so the answer will never be known.
         """
         workers = slice(int(self._row.workers[0]))
         read, end = self._row.read[workers], self._row.end[workers]
-        drops = self._rules.padding_mode == "drop"  # ends where the first lane idles
+        drops = self._rules.padding_mode == "drop"  # the epoch ends with the first idle lane, not with the last
 
-        def is_decided() -> bool:  # by one that has read the step, or by all
+        def is_decided() -> bool:  # one worker that has read the step may suffice, otherwise all must have
             has_read = read > step
             return bool(has_read.all() or (has_read & ((end <= step) == drops)).any())
 
@@ -223,5 +227,5 @@ class SessionQueue(SourceQueue):
                 if not all(is_alive(int(pid)) for pid in running):
                     raise Abandoned
             clock.sleep(delay)
-            # who waits for long looks less often: a hundredth later than could be
+            # A longer wait looks less often, so that it ends at most about 1 % later than possible.
             delay = min(1.5 * delay, max(_USUAL_WAIT_SECONDS, (now - begun) / 100), _LONGEST_WAIT_SECONDS)

@@ -1,10 +1,10 @@
-"""The list of sources: packed into memory that all workers share, or a sequence of the user's that makes them.
+"""The list of sources: packed into memory that all workers share, or a user's sequence that makes them on request.
 
-A Python list handed to workers grows into a copy each, because touching an element writes its reference
+A Python list handed to workers grows into a copy in each, because touching an element writes its reference
 count (https://github.com/pytorch/pytorch/issues/13246). `PackedSources` are blocks of sources, pickled back to back
 into one buffer; a worker unpickles the block it reads from and writes nothing. A large array is kept beside them, once
-for all sources that have it (`array_buffers`). An immutable sequence, which knows its sources by a rule, is kept as it
-is (`MadeSources`).
+for all sources that hold it (`array_buffers`). An immutable sequence of the user, which computes its sources, is kept
+unchanged (`MadeSources`).
 """
 
 from __future__ import annotations
@@ -39,22 +39,22 @@ _BLOCK_BYTES, _BLOCK_BYTES_OF_STRINGS = 1 << 10, 1 << 13
 
 
 def sources_of(given: Iterable[Any]) -> Sources:
-    """The list of sources for what a user gives.
+    """Create the list of sources from the user's `sources`.
 
     Raises:
         TypeError: A source, or the sequence that makes them, cannot be pickled; names it.
     """
     if isinstance(given, Sources):
         return given
-    if isinstance(given, Sequence) and not isinstance(given, (tuple, MutableSequence)):  # a list is one of the latter
+    if isinstance(given, Sequence) and not isinstance(given, (tuple, MutableSequence)):  # a list is a MutableSequence
         return MadeSources(given)
     return PackedSources(given)
 
 
 def is_safe_anywhere(sources: Sequence[Any]) -> bool:
-    """Whether a source may be read in any thread: it is packed, or made by a range, or by what declares that.
+    """Return whether any thread may read a source: it is packed, or its sequence is a range or declares it safe.
 
-    Not that of several lists; each of them has its own say.
+    For a single list only; each of several lists is asked on its own.
     """
     if not isinstance(sources, MadeSources):
         return True
@@ -66,7 +66,7 @@ class Sources(Sequence[Any]):
 
     @abstractmethod
     def _source(self, index: int) -> Any:
-        """A source by its index, 0 or more."""
+        """Return a source by its index, 0 or more."""
 
     @overload
     def __getitem__(self, index: int) -> Any: ...
@@ -82,10 +82,10 @@ class Sources(Sequence[Any]):
 
 
 class MadeSources(Sources):
-    """A sequence of the user's, which makes a source when it is asked for it; nothing is asked beforehand.
+    """A user's sequence that makes each source on request; it is not read beforehand.
 
     Attributes:
-        sequence: It.
+        sequence: The user's sequence.
 
     Raises:
         TypeError: It cannot be pickled.
@@ -97,8 +97,8 @@ class MadeSources(Sources):
             dumps(sequence)
         except Exception as error:
             raise TypeError(
-                f"sources is a {type(sequence).__name__} that cannot be pickled ({error}), which sending it to workers "
-                "needs; keep in it only what sources are made from, and open files where they are used"
+                f"sources is a {type(sequence).__name__} that cannot be pickled ({error}), so it cannot be sent to "
+                "workers; keep only plain data in it, and open files where they are used"
             ) from None
 
     def __len__(self) -> int:
@@ -118,10 +118,10 @@ def _made_sources(sequence: ByValue) -> MadeSources:
 
 
 class PackedSources(Sources, SharedFields):
-    """Picklable sources, packed; arrays that several sources have are one read-only array in all of them.
+    """Picklable sources, packed; an array that several sources hold is one read-only array in all of them.
 
     Args:
-        pickle_block: How; None is pickle, or by value what that cannot take.
+        pickle_block: Pickles a block; None: pickle, or pickling by value where pickle fails.
 
     Raises:
         TypeError: A source cannot be pickled; names it.
@@ -171,10 +171,10 @@ class PackedSources(Sources, SharedFields):
         return Block(self._blob[begin : self._ends[number]], self._used[first : self._used_ends[number]].tolist())
 
     def _load(self, number: int) -> Any:
-        if not self._arrays:  # most sources have none, and one is loaded for each stream
+        if not self._arrays:  # the usual case is kept fast, as a source is loaded for each stream
             return pickle.loads(self._blob[self._ends[number - 1] if number else 0 : self._ends[number]])
         block, shared = self._block(number), self._array_sizes[2]
-        # Others read a shared array too: writing to it is an error. Any other is the caller's own copy.
+        # Other sources read a shared array too, so it is read-only. Any other array is the caller's own copy.
         buffers = [
             self._arrays[number].data.toreadonly() if shared[number] else bytearray(self._arrays[number])
             for number in block.arrays
@@ -196,7 +196,7 @@ class PackedSources(Sources, SharedFields):
 
     @functools.cached_property
     def _portable(self) -> PackedSources | None:
-        """The same for processes that are started anew; None if this will do."""
+        """The same sources for processes that import the main module anew; None if these will do."""
         return PackedSources(self, _by_value) if mentions_hidden(self._blob) else None
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -238,13 +238,13 @@ def _pickle(block: list[Any], start: int, ways: Sequence[PickleBlock], arrays: A
             return arrays.pickled(block, way)
         except RepeatedArrayError:
             raise
-        except Exception:  # noqa: S112 - another way may be able to; what none can is the error below
+        except Exception:  # noqa: S112 - the next way may succeed; if none does, the error below is raised
             continue
-    if len(block) > 1:  # find out which one
+    if len(block) > 1:  # bisect, so that the error names the source
         half = len(block) // 2
         _pickle(block[:half], start, ways, arrays)
         _pickle(block[half:], start + half, ways, arrays)
     raise TypeError(
-        f"source {start} ({shorten(block[0])}) cannot be pickled, which sending it to workers needs; "
-        "make the source what the stream is opened from (a path, say) and open it in open_stream"
+        f"source {start} ({shorten(block[0])}) cannot be pickled, so it cannot be sent to workers; "
+        "use plain data that the stream is opened from as the source (a path, say), and open it in open_stream"
     )

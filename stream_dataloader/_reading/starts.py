@@ -1,10 +1,10 @@
-"""Whether a factory that takes `start` uses it: one that ignores it resumes with other items than come next.
+"""Check that a factory uses its `start` parameter: one that ignores it would resume with the wrong items.
 
-A factory is suspected if two streams of a source begin alike that were opened at different items. Then it is opened
-twice more, at two items that follow each other.
+A factory is suspected if two streams of the same source, opened at different items, begin alike. It is then opened
+twice more, at two consecutive items.
 
-Guarantee: it is only blamed if these streams begin alike, and do not go on alike. So one whose items are all equal is
-not. Nothing more is opened without a suspicion, and a factory is looked at once a process.
+Guarantee: an error is raised only if these two streams begin alike and contain different items. A factory whose items
+are all equal passes. Without a suspicion nothing more is opened, and each factory is tested once per process.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ from stream_dataloader.stream_info import StreamInfo
 __all__ = ["IGNORES_START", "ignores_start", "is_start_ignored"]
 
 IGNORES_START = (
-    "open_stream has a parameter start=0 and ignores it: streams begin alike whatever it is; begin at item `start`, or "
-    "leave the parameter out, and streams are read forward"
+    "open_stream has a parameter start=0 and ignores it: streams begin alike for any start; begin at item `start`, or "
+    "remove the parameter, and streams are read forward"
 )
-_MOST_SOURCES = 256  # of a factory, whose beginnings are kept
-_MOST_BYTES = 4096  # of a leaf, where beginnings are compared
-_MOST_EQUAL = 256  # items that are read of a stream to find two that differ
+_MOST_SOURCES = 256  # sources of a factory whose beginnings are kept
+_MOST_BYTES = 4096  # bytes of a leaf that are compared
+_MOST_EQUAL = 256  # items that are read from a stream to find two that differ
 
 _log = logging.getLogger("stream_dataloader")
 
 
-#: How the streams of a factory begin: by source, the item they were opened at and what that was like.
+#: Beginnings of each factory's streams: by source, the item a stream was opened at and a hash of its content.
 _beginnings: weakref.WeakKeyDictionary[Callable[..., Any], dict[Any, tuple[int, int]]] = weakref.WeakKeyDictionary()
-#: Whether a factory that was suspected ignores `start`.
+#: For each factory that was tested, whether it ignores `start`.
 _ignoring: weakref.WeakKeyDictionary[Callable[..., Any], bool] = weakref.WeakKeyDictionary()
 
 
 def is_start_ignored(stream: OpenedStream) -> bool:
-    """Whether a stream that was opened in its middle begins elsewhere, as far as that can be known."""
+    """Return whether a stream that was opened in its middle begins at another item, as far as this can be known."""
     factory, source = stream.factory, stream.source
     if not takes_start(factory) or stream.first is END:
         return False
@@ -57,7 +57,7 @@ def is_start_ignored(stream: OpenedStream) -> bool:
             return False
         content = hash(str(_content(stream.first, _MOST_BYTES)))
         other, alike = known.setdefault(source, (stream.items, content))
-    except (TypeError, Misfit):  # not hashable, or nested too deeply: there is nothing to compare
+    except (TypeError, Misfit):  # the source is not hashable, or the item is nested too deeply to compare
         return False
     if other == stream.items or alike != content:
         return False
@@ -65,34 +65,34 @@ def is_start_ignored(stream: OpenedStream) -> bool:
         factory, source, max(other, stream.items), stream.info, draws=stream.draws is not None
     )
     if ignores and not stream.items:
-        _log.warning("%s; what was read of source %d was wrong", IGNORES_START, stream.info.source_index)
+        _log.warning("%s; the items read from source %d were wrong", IGNORES_START, stream.info.source_index)
     return ignores and stream.items > 0
 
 
 def ignores_start(
     factory: Callable[..., Any], source: Any, item: int, info: StreamInfo, *, draws: bool = False
 ) -> bool:
-    """Whether a factory begins with the same items of a source at `item`, 1 or more, as at the one before."""
+    """Return whether a factory's stream begins with the same items at `item` (1 or more) as at the item before."""
     if not takes_start(factory):
         return False
     try:
         begins = _first_run(factory, source, item, info, draws)
         return begins is not None and begins == _first_run(factory, source, item - 1, info, draws)
-    except Exception:  # told where the stream itself is read
+    except Exception:  # the same error is raised where the stream itself is read
         return False
 
 
 def _first_run(
     factory: Callable[..., Any], source: Any, start: int, info: StreamInfo, draws: bool
 ) -> tuple[Any, int, Any] | None:
-    """A stream's first item, how many are equal to it, and the next; None if none comes, or late.
+    """Return a stream's first item, the number of equal ones, and the first that differs; None if none differs soon.
 
-    One item is not enough: many recordings begin with black or silence, and are alike wherever that is entered.
+    One item is not enough: many recordings begin with black or silence, and look alike wherever they are entered.
     """
-    own = dataclasses.replace(info)  # its random draws are not those of the stream
+    own = dataclasses.replace(info)  # a copy, so that the stream's own random generators stay untouched
     stream = OpenedStream(own, factory, source, Section(info.source_index, 0, -1, -1))
     stream.items = start
-    if draws:  # others for each start: what is drawn alike tells nothing
+    if draws:  # seeded differently for each start: equal random draws would look like an ignored `start`
         stream.draws = GlobalDraws(dataclasses.replace(own, start=start))
     before = stream.enter()
     try:

@@ -1,7 +1,7 @@
-"""A stream being read: its items, one by one or in runs, and how it is opened again if it breaks.
+"""A stream being read: hands out its items, one by one or in runs, and is opened again if it breaks.
 
-Guarantee: an error says where it happened, and is raised where the item would have been handed out. A source of another
-length than `lengths` says is an error, at the item that is one too many, or at the end that comes too early.
+Guarantee: an error names its place, and is raised where the item would have been handed out. A source whose length
+differs from `lengths` is an error, at the first item too many, or at the end that comes too early.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ _log = logging.getLogger("stream_dataloader")
 
 
 class Retries(NamedTuple):
-    """When a stream that breaks is opened again.
+    """Policy for opening a broken stream again.
 
     Attributes:
         most: How often in a row.
-        on: For which exceptions.
+        on: The exceptions after which it is opened again.
         epochs: The epoch in which each source was opened again last.
-        live: Streams may be live: what one had before it broke is not there any more.
+        live: Streams may be live: items from before the break are gone.
     """
 
     most: int
@@ -47,14 +47,14 @@ class OpenedStream(Handle):
     """A stream being read.
 
     Attributes:
-        fresh: Its items are read for the first time this epoch.
+        fresh: Whether its items are read for the first time this epoch.
         seed: The `stream_seed` of its steps.
         stop: The item behind the last that is read; None: the stream's end.
         retried: How often it was opened again.
-        on_retry: Is given each time; None: nobody counts yet.
-        gaps: Where it went on from now, and items may be missing; to be taken by who reads it.
-        place: Where a lane left it; None: it is read from its beginning.
-        restarted: The worker that read it so far is gone.
+        on_retry: Called each time it is opened again; None as long as no lane has taken the stream.
+        gaps: Reports of places where a live stream lost items; the lane that reads the stream takes them.
+        place: The place where a lane left it; None: it is read from its beginning.
+        restarted: Whether the worker that read it so far is gone.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class OpenedStream(Handle):
         factory: Callable[..., Any],
         source: Any,
         section: Section,
-        retries: Retries = Retries(0, (), {}),  # noqa: B008  nobody writes to that
+        retries: Retries = Retries(0, (), {}),  # noqa: B008  with 0 retries nothing is written to the dict
         *,
         fresh: bool = False,
     ) -> None:
@@ -77,34 +77,37 @@ class OpenedStream(Handle):
         self.retried = 0
         self.on_retry: Callable[[int], None] | None = None
         self.gaps: list[StreamError] = []
-        self._was_open = False  # where it was to be read from
-        self._ahead: list[Any] = []  # what `look_ahead` took
+        self._was_open = False  # whether it was opened at its place once
+        self._ahead: list[Any] = []  # items that `look_ahead` took
         self._error: Exception | None = None
-        self._state_now: tuple[Any, StreamError | None] | None = None  # that before `look_ahead`
+        self._state_now: tuple[Any, StreamError | None] | None = None  # the state before `look_ahead`
 
     def open(self, items: int = 0, state: Any = None) -> None:
-        """Open it and take the first item; an error is kept for `next_item`, which also opens it elsewhere.
+        """Open it and take the first item; an error is kept for `next_item`.
+
+        A stream that cannot start in its middle is left to `next_item`.
 
         Args:
-            items: How many items come before.
-            state: What the iterator's `state_dict` returned there, if it has one.
+            items: Number of items that come before.
+            state: The iterator's `state_dict()` at that item, if it has one.
         """
         self.items, self.saved = items, (state, items)
         self._asked = items
-        if items == self.section.start or takes_start(self.factory):  # else what comes before is read when it is wanted
+        # Otherwise all items before would have to be read. `next_item` does so when the lane needs the stream.
+        if items == self.section.start or takes_start(self.factory):
             self.look_ahead(lambda: [self.next_item()])
 
     @property
     def first(self) -> Any:
-        """The item that was taken by `open`; `END` if there is none, or it was handed out."""
+        """The item that `open` took; `END` if there is none, or it was handed out."""
         return self._ahead[0] if self._ahead else END
 
     def fail(self, error: StreamError) -> None:
-        """Have `next_item` raise an error, and open nothing."""
+        """Let `next_item` raise an error, without opening the stream."""
         self._error = error
 
     def state(self) -> Any:
-        """The iterator's own state; a copy, as that may be a reference to what changes.
+        """Return a copy of the iterator's own state, as it may be a reference to an object that changes.
 
         Raises:
             StreamError: The item cannot be read.
@@ -128,10 +131,10 @@ class OpenedStream(Handle):
             return None, failure
 
     def next_item(self) -> Any:
-        """The next item, or `END`. The caller runs it between `enter` and `leave`.
+        """Return the next item, or `END`. The caller runs this between `enter` and `leave`.
 
         Raises:
-            StreamError: The stream could not be opened, raised, or has another length than is known.
+            StreamError: The stream could not be opened, raised, or has a length other than the known one.
         """
         if self._error is not None:
             raise self._error
@@ -148,7 +151,7 @@ class OpenedStream(Handle):
                     iterator = self._begin(live=self.restarted and self._may_be_live)
                     self._was_open = True
                     if self.base:
-                        self._note_gap("workers were started again", "it goes on from now")
+                        self._note_gap("workers were started again", "the stream goes on from now")
                 item = next(iterator, END)
             except Exception as error:
                 item = self._next_item_again(error, "the stream")
@@ -173,7 +176,7 @@ class OpenedStream(Handle):
             )
 
     def run(self, put: Callable[[Iterator[Any]], Taken]) -> None:
-        """Have its next items taken in one go; `next_item` has what stops that."""
+        """Let `put` take the next items in one go; `next_item` then returns the item, end or error that stopped it."""
         assert self.iterator is not None
         written, odd, error = put(self.iterator)
         self.items += written
@@ -185,11 +188,11 @@ class OpenedStream(Handle):
             elif error is not None:
                 raise error
         finally:
-            del error  # it holds this frame
+            del error  # its traceback holds this frame, and the frame the error: a cycle that would keep both alive
         self._ahead += odd
 
     def starts(self) -> list[int]:
-        """Those that begin a sequence, of the items handed out since this was called."""
+        """Return the items that begin a sequence, among those handed out since the last call."""
         before = self.enter()
         try:
             self._ask_for_starts()
@@ -199,7 +202,7 @@ class OpenedStream(Handle):
         return starts
 
     def _ask_for_starts(self) -> None:
-        """Called before a stream that marks starts is closed: another may not know."""
+        """Ask for the starts so far; called before the stream is closed, as it may not know them after that."""
         first, stop, base = self._asked, self.items, self.base
         if self.iterator is None or first == stop:
             return
@@ -215,7 +218,7 @@ class OpenedStream(Handle):
         self._asked = stop
 
     def _next_item_again(self, error: Exception, what: str) -> Any:
-        """The item at which the stream broke, if it can be read after opening the stream again."""
+        """Open the broken stream again, if allowed, and return the item at which it broke."""
         info, (most, on, epochs, _) = self.info, self._retries
         live = self._was_open and self._may_be_live
         number, broke, first = 0, time.monotonic(), error
@@ -247,29 +250,32 @@ class OpenedStream(Handle):
                 continue
             self._was_open = True
             if self.base:
-                went_on = f"it was opened again and goes on from now, {time.monotonic() - broke:.1f} s later"
+                went_on = f"it was opened again {time.monotonic() - broke:.1f} s later and goes on from there"
                 self._note_gap(f"{what} raised {text_of(first)}", went_on, first)
             return item
 
     @property
     def _may_be_live(self) -> bool:
-        """What it had may not be there any more; with `retries` it is then read from now on."""
+        """Whether the stream may be live, so that its earlier items are gone; it is then read on from now."""
         most, _, _, live = self._retries
         return most > 0 and live and self.stop is None and self.items > self.section.start
 
     def _note_gap(self, why: str, went_on: str, error: Exception | None = None) -> None:
-        gap = self.error(GapError, f"{why}; {went_on}: what came meanwhile is missing")
+        gap = self.error(GapError, f"{why}; {went_on}: items in between are missing")
         gap.__cause__ = error
         self.gaps.append(gap)
 
     def read_into(self, out: Any, most: int) -> int:
-        """Have the stream write its next items to `out`, `most` at most; 0 at its end."""
+        """Let the stream write its next items to `out`, at most `most`; return their number, 0 at its end.
+
+        Return -1 if the stream broke and was opened again, which has taken one item ahead.
+        """
         stop = self.stop
         if stop is not None and self._is_over(stop):
             return 0
         try:
             count = self.returned.read_into(out)
-        except Misfit as misfit:  # of a stream that takes its items apart as a lane does
+        except Misfit as misfit:  # a stream of this package takes its own items apart, as a lane does
             raise self.error(
                 ItemError, f"{misfit}; all items of a stream must share structure, dtypes and shapes"
             ) from None
@@ -281,7 +287,7 @@ class OpenedStream(Handle):
         if not isinstance(count, int) or not 0 <= count <= most:
             raise self.error(
                 ItemError,
-                f"the stream's read_into returned {shorten(count)}; return how many time steps were written, "
+                f"the stream's read_into returned {shorten(count)}; return the number of time steps written, "
                 f"0 (the stream's end) to {most} (the length of `out`)",
             )
         self.items += count
@@ -291,23 +297,23 @@ class OpenedStream(Handle):
 
     @property
     def has_item(self) -> bool:
-        """Something was taken ahead, which `next_item` hands out, or raises."""
+        """Whether an item or error was taken ahead, which `next_item` returns or raises."""
         return bool(self._ahead) or self._error is not None
 
     def look_ahead(self, take: Callable[[], list[Any]]) -> bool:
-        """Take what comes next before its time; False if that is the stream's end.
+        """Take the next item ahead of need; return False if the stream ends there.
 
-        Until `next_item` hands it out, or raises it, `items` and `state` are as if it were not taken.
+        Until `next_item` hands it out, or raises its error, `items` and `state` are as if it had not been taken.
 
         Args:
-            take: Takes the next items of this stream, and returns those to be handed out; `END` may be the last.
+            take: Takes the next items of this stream, and returns those to hand out; `END` may be the last.
         """
         items, before = self.items, self.enter()
         try:
             self._state_now = self._read_state() if self.keeps_state else None
             self._ahead = take()
         except StreamError as error:
-            self._error = detached(error)  # its frames hold whoever reads, who would never be collected
+            self._error = detached(error)  # its frames would hold the reader, which then would never be collected
         finally:
             self.items = items
             self.leave(before)

@@ -1,7 +1,7 @@
-"""Cuts one stream into the windows of a row, and looks whether it goes on behind one.
+"""Cutting of one stream into the windows of a row, and the check whether it goes on after a window.
 
-Only the item behind a window is ever taken early. What was taken waits until other lanes have read, and streams may
-share a buffer, so it is kept as a copy.
+Only the item after a window is ever taken early. It waits until other lanes have read, and streams may reuse a buffer,
+so it is kept as a copy.
 
 Guarantee: every item goes to the writer once, in order.
 """
@@ -25,11 +25,11 @@ class StreamWindows:
     """Cuts one stream into windows.
 
     Attributes:
-        position: Time steps read of it.
-        begin: Those read before the row began with it.
+        position: Time steps read from it.
+        begin: Time steps read before this row began with it.
         first_window: Steps of its first window.
-        between: An error that is about two streams.
-        unmet: The layout of its first item, which the writer is to be told of once an item was read.
+        between: An error about a mismatch of two streams.
+        unmet: The layout of its first item until the writer was told of it, which happens once an item was read.
     """
 
     def __init__(self, stream: OpenedStream, writer: PartWriter, row: int, time_steps: int | None) -> None:
@@ -46,7 +46,7 @@ class StreamWindows:
         self.unmet: Layout | None = None
 
     def read_steps(self, t: int, stop: int) -> bool:
-        """Read single steps from `t` up to `stop`; False if the stream ended before."""
+        """Read single steps from `t` up to `stop`; return False if the stream ended before."""
         stream, at_once = self.stream, True
         while t < stop:
             known = None if stream.has_item else self._layout
@@ -59,7 +59,7 @@ class StreamWindows:
                 continue
             if known is not None and at_once and (stop - t > 1 or known.structure is not LEAF):
                 count = self._run(t, stop, known)
-                t, at_once = t + count, count > 0  # a stream may have no item that can be taken so
+                t, at_once = t + count, count > 0  # a stream may have no item that can be taken in a run
                 if t == stop:
                     break
             item = stream.next_item()
@@ -76,9 +76,9 @@ class StreamWindows:
         return True
 
     def _run(self, t: int, end: int, layout: Layout) -> int:
-        """Read single steps in one go, as long as they are like the first; how many."""
+        """Read single steps in one go, as long as they have the layout of the first; return their number."""
         stream, before = self.stream, self.stream.items
-        if stream.stop is not None:  # what comes behind it is the end, or an error
+        if stream.stop is not None:  # after this item comes the end, or an error, which `next_item` has to see
             end = min(end, t + stream.stop - before)
         if end <= t:
             return 0
@@ -90,7 +90,7 @@ class StreamWindows:
         return count
 
     def _write(self, t: int, end: int, layout: Layout) -> int:
-        """Have the stream write time steps itself: how many, 0 at its end, -1 for an item to take."""
+        """Let the stream write time steps itself; return their number, 0 at its end, -1 if an item is to be taken."""
         stream = self.stream
         if stream.stop is not None and (left := stream.stop - stream.items) > 0:
             end = min(end, t + left)
@@ -104,21 +104,21 @@ class StreamWindows:
         return count
 
     def read_window(self, t: int, stop: int) -> bool:  # noqa: ARG002
-        """Read one window that the stream cut itself; False if the stream had ended."""
+        """Read one window that the stream cut itself; return False if the stream had ended."""
         while (item := self.stream.next_item()) is not END:
             try:
                 layout = self._layout or self._learn(item)[0]
                 count = self._writer.put_window(self._row, layout, item, self.first_window)
             except (Misfit, OverflowError) as misfit:
                 raise self._misfit(misfit) from None
-            if count:  # else it holds nothing
+            if count:  # a window without time steps is skipped
                 self.first_window = self.first_window or count
                 self.position += count
                 return True
         return False
 
     def pass_window(self, t: int, stop: int) -> bool:  # noqa: ARG002
-        """Pass on one window as the stream cut it; False if the stream had ended."""
+        """Pass on one window as the stream cut it; return False if the stream had ended."""
         item = self.stream.next_item()
         if item is END:
             return False
@@ -130,13 +130,14 @@ class StreamWindows:
         return True
 
     def _learn(self, item: object) -> tuple[Layout, Leaves]:
-        """Take apart a stream's first item, which says what the others must be."""
+        """Take apart a stream's first item, which sets the layout of all others."""
         layout, leaves = Layout.of(item, windowed=self._time_steps is None)
         self._layout, self.unmet = self._writer.intern(layout), layout
         return self._layout, leaves
 
     def _misfit(self, misfit: Misfit | OverflowError) -> StreamError:
-        if isinstance(misfit, StreamMisfit):  # whether it fits must not depend on where in the window it starts
+        # Whether a stream fits the others must not depend on where in the window it starts, so `on_error` is not asked.
+        if isinstance(misfit, StreamMisfit):
             self.between = self.stream.error(ItemError, f"{misfit}; {ALIKE}", handed_out=True)
             return self.between
         what = f"a number does not fit its dtype: {misfit}" if isinstance(misfit, OverflowError) else str(misfit)
@@ -145,15 +146,15 @@ class StreamWindows:
 
     @property
     def known_stop(self) -> int | None:
-        """The time step behind the last."""
+        """The time step behind the last one, if it is known."""
         return None if self._time_steps is None else self.stream.stop
 
     def has_ended(self, error: StreamError | None) -> bool:
-        """Whether it had its last time step, where it is left for its end or an error."""
+        """Return whether its last time step was read, when a lane leaves it at its end or after an error."""
         return self.position > self.stream.section.start and (error is None or self.position == self.known_stop)
 
     def ends(self) -> bool:
-        """Whether it ends with the window that it filled: if that is not known, its next item is taken ahead."""
+        """Return whether it ends with the window that it filled; if this is not known, take its next item ahead."""
         stream, layout = self.stream, self._layout
         if layout is None:
             return False
@@ -164,7 +165,7 @@ class StreamWindows:
 
 
 def _iterated(stream: OpenedStream, layout: Layout) -> list[Any]:
-    """The next item; or windows, up to one that has steps: those without hold nothing."""
+    """Take the next item; of a stream of windows, all up to the first that has time steps."""
     taken: list[Any] = []
     while True:
         item = stream.next_item()
@@ -175,29 +176,29 @@ def _iterated(stream: OpenedStream, layout: Layout) -> list[Any]:
 
 
 def _kept(item: Any, layout: Layout) -> tuple[Any, bool]:
-    """An item that outlives the stream's buffer, and whether it holds a time step."""
-    if type(item) is np.ndarray and not layout.windowed:  # the most frequent case, in less time
+    """Return an item that outlives the stream's buffer, and whether it holds a time step."""
+    if type(item) is np.ndarray and not layout.windowed:  # a shortcut for the most frequent case
         return item.copy(), True
     try:
         leaves = layout.read(item)
         tells = not layout.windowed or layout.window_length(leaves) > 0
-    except Misfit:  # the error says what it looks like, not what is in it
+    except Misfit:  # the error that follows names the item's layout only, so its content need not be kept
         return item, True
     return _rebuilt(layout, [leaf.copy() if isinstance(leaf, np.ndarray) else leaf for leaf in leaves]), tells
 
 
 def _written(stream: OpenedStream, layout: Layout) -> list[Any]:
-    """The next item of a stream that writes its items: it may not be iterated any more."""
+    """Take the next item of a stream that writes its items itself, as it must not be iterated any more."""
     columns = [np.empty((1, *spec.shape), storage_dtype(spec.dtype)) for spec in layout.specs if spec.dtype is not None]
     count = stream.read_into(_rebuilt(layout, columns), 1)
-    if count < 0:  # opened again, it has taken an item
+    if count < 0:  # the stream was opened again, which has taken an item
         item = stream.next_item()
         return [item if item is END else _kept(item, layout)[0]]
     return [_rebuilt(layout, [column[0, ...] for column in columns]) if count else END]
 
 
 def _rebuilt(layout: Layout, leaves: Leaves) -> Any:
-    """An item of leaves as `Layout.read` gives them, which it reads again."""
+    """Build an item from leaves as `Layout.read` returns them, so that it can be read again."""
     return layout.build(
         as_tensor(leaf, spec.dtype)
         if spec.dtype is not None and spec.dtype not in DTYPES_OF_NUMPY and isinstance(leaf, np.ndarray)

@@ -1,10 +1,10 @@
 """Torch's `get_worker_info`, hidden while streams are opened and read.
 
-A source is read by one worker alone. Code that shards itself by `get_worker_info()`, as torch's documentation of
-`IterableDataset` shows, would read a part of it and leave the rest to workers that never open it.
+A single worker reads a source. Code that shards itself by `get_worker_info()`, as torch's documentation of
+`IterableDataset` shows, would read a part of the source and leave the rest to workers that never open it.
 
-Guarantee: wherever code of streams runs, `get_worker_info()` is None. Torch keeps it for a whole process, so threads
-that do something else meanwhile see None, too.
+Guarantee: while code of streams runs, `get_worker_info()` is None. Torch keeps one value for the whole process, so
+other threads see None at that time, too.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class _WorkerInfoHidden:
         self._hidden: Any = None
 
     def __enter__(self) -> None:
-        if worker._worker_info is None and not self._users:  # no worker process: the most frequent case
+        if worker._worker_info is None and not self._users:  # not a worker process, which is the most frequent case
             return
         with self._lock:
             if worker._worker_info is not None:
@@ -43,7 +43,7 @@ class _WorkerInfoHidden:
                 worker._worker_info, self._hidden = self._hidden, None
 
     def for_good(self) -> None:
-        """Hide it until the process ends: threads that streams start may look at any time."""
+        """Hide it until the process ends, as threads that streams start may look at any time."""
         self.__enter__()
 
 

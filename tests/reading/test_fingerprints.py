@@ -188,7 +188,9 @@ HOW = {
 @pytest.mark.parametrize("how", list(HOW)[:4])
 def test_what_differs_from_process_to_process_is_an_error_that_says_what_to_do(how, nested, kind):
     listed = [nested(kind(TAGS, how))]
-    with pytest.raises(ValueError, match=rf"a {kind.__qualname__}\) is not always the same: .* fingerprint="):
+    with pytest.raises(
+        ValueError, match=rf"a {kind.__qualname__}\) does not always pickle to the same content: .* fingerprint="
+    ):
         fingerprint(listed)
     assert StreamDataset(listed, iter, 1, time_steps=2, seed=0, fingerprint="tagged").fingerprint == "tagged"
 

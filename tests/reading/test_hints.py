@@ -104,7 +104,7 @@ def refuses(_):
 def test_a_bare_next_gets_a_hint(open_stream, workers):
     loader = StreamDataLoader(StreamDataset([4], open_stream, 1, time_steps=2), workers)
     with pytest.raises(
-        stream_dataloader.StreamError, match=r"StopIteration.*; a next\(\) in it .* next\(iterator, None\)"
+        stream_dataloader.StreamError, match=r"StopIteration.*; a next\(\) inside .* next\(iterator, None\)"
     ):
         list(loader)
 
