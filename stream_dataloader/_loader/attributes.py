@@ -1,6 +1,6 @@
-"""What else torch's `DataLoader` has and trainers ask for: answered where it is true here.
+"""Further attributes of torch's `DataLoader` that trainers look up, as far as they have a meaning here.
 
-Guarantee: what does not exist here is an `AttributeError` that says what to do instead.
+Guarantee: an attribute without a meaning here raises an `AttributeError` that says what to do instead.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from stream_dataloader.protocols import WorkerMethod
 
 
 class _Absent:
-    """An attribute that torch's `DataLoader` has and this one has not, and why."""
+    """An attribute of torch's `DataLoader` that does not exist here, with the reason."""
 
     def __init__(self, reason: str) -> None:
         self._reason = reason
@@ -33,11 +33,12 @@ class _Absent:
 
 
 _NO_INDICES = (
-    "it reads streams, not samples by index; the dataset's shuffle=, schedule= and seed= say which, set_epoch(e) when"
+    "it reads streams, not samples by index; their order is set by the dataset's shuffle=, schedule= and seed=, and by "
+    "set_epoch(e)"
 )
 _REBUILDS = (
-    "who asks for it (accelerate) would build a torch DataLoader anew: use integrations.accelerate.prepare. To skip "
-    'batches: skip(n), load_state_dict(); whether an epoch ends at the first idle lane is padding_mode="drop"'
+    "accelerate reads it to build a torch DataLoader anew: use integrations.accelerate.prepare. To skip batches: "
+    'skip(n), load_state_dict(); to end an epoch at the first idle lane: padding_mode="drop"'
 )
 
 
@@ -48,8 +49,8 @@ class TorchAttributes:
     _settings: WorkerSettings
     _starter: Starter
 
-    sampler = _Absent(_NO_INDICES)  # None would be taken for a sampler that shuffles, by Lightning's overfit_batches
-    batch_sampler = _Absent(_NO_INDICES)  # of None, Lightning's DeepSpeed strategy would read the batch_size
+    sampler = _Absent(_NO_INDICES)  # Lightning's overfit_batches would take None for a sampler that shuffles
+    batch_sampler = _Absent(_NO_INDICES)  # Lightning's DeepSpeed strategy would read the batch_size of None
     drop_last = _Absent(_REBUILDS)
 
     @property
@@ -59,23 +60,23 @@ class TorchAttributes:
 
     @property
     def pin_memory(self) -> bool:
-        """Batches are put into page-locked memory."""
+        """Whether batches are put into page-locked memory."""
         return self._settings.pin_memory
 
     @property
     def persistent_workers(self) -> bool:
-        """Workers are kept from one epoch to the next."""
+        """Whether workers are kept from one epoch to the next."""
         return self._settings.persistent_workers
 
     @property
     def multiprocessing_context(self) -> BaseContext | None:
-        """How workers are started; None is Python's default."""
+        """Context that starts the workers; None is Python's default."""
         context = self._settings.multiprocessing_context
         return multiprocessing.get_context(context) if isinstance(context, str) else context
 
     @property
     def worker_method(self) -> WorkerMethod:
-        """What workers are: `"process"` or `"thread"`."""
+        """Kind of the workers: `"process"` or `"thread"`."""
         return self._settings.worker_method
 
     @property
@@ -88,7 +89,7 @@ class TorchAttributes:
         self._renew(worker_init_fn=function)
 
     def _renew(self, **changed: Any) -> None:
-        """Have workers of other settings for the next iteration."""
+        """Use workers with changed settings from the next iteration on."""
         self._settings = dataclasses.replace(self._settings, **changed)
         self._starter.renew(self._settings)
 
@@ -99,7 +100,7 @@ class TorchAttributes:
 
     @property
     def generator(self) -> None:
-        """None: whatever is random follows from the dataset's seed."""
+        """None: all randomness follows from the dataset's seed."""
         return None
 
     @property
@@ -120,7 +121,7 @@ _LIMITING = "lightning.utilities.combined_loader"
 class KeptLength:
     """Warns once when Lightning is about to cut an epoch by the length of another.
 
-    It looks at who asks: at the names of two modules.
+    It recognizes Lightning's calls of `__len__` by the names of the calling modules.
     """
 
     def __init__(self) -> None:
@@ -128,11 +129,11 @@ class KeptLength:
         self._warned = False
 
     def renewed(self) -> None:
-        """Lightning will know the length of the coming epoch."""
+        """Note that Lightning will learn the length of the coming epoch."""
         self._kept = None
 
     def asked(self, epoch: int, count: int) -> None:
-        """A loader's `__len__` was called, which answers `count` for an epoch."""
+        """Note that a loader's `__len__` was called, which returns `count` for an epoch."""
         if "lightning" not in sys.modules and "pytorch_lightning" not in sys.modules:
             return
         asking = _module(3)
@@ -141,8 +142,8 @@ class KeptLength:
         elif self._kept not in (None, count) and not self._warned and _module(4) == _LIMITING:
             self._warned = True
             warnings.warn(
-                f"Lightning keeps the length of the epoch that it asked for first, {self._kept} batches, and epoch "
-                f"{epoch} has {count}. It cuts longer epochs, and does not validate after shorter ones. Add "
+                f"Lightning keeps the length that it read first, {self._kept} batches, and epoch {epoch} has {count}. "
+                "It cuts longer epochs, and does not validate after shorter ones. Add "
                 "stream_dataloader.integrations.lightning.StreamEpochs() to the trainer's callbacks",
                 RuntimeWarning,
                 stacklevel=3,
@@ -150,9 +151,9 @@ class KeptLength:
 
 
 def _module(depth: int) -> str:
-    """The module of a caller, under the name that Lightning's two packages have in common."""
+    """Return the name of a caller's module, in the form that Lightning's two packages have in common."""
     try:
         name: str = sys._getframe(depth).f_globals.get("__name__", "")
-    except ValueError:  # there are not so many
+    except ValueError:  # the call stack is not that deep
         return ""
     return name.replace("pytorch_lightning.", "lightning.").replace("lightning.pytorch.", "lightning.")

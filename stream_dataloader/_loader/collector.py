@@ -1,13 +1,13 @@
-"""Collects the parts of one step from all workers, and continues with new workers after a death.
+"""Collection of the parts of one step from all workers; after a worker's death it continues with new workers.
 
-One FIFO a reader; a step is complete when each reader that has not ended has a part for it::
+Each reader has a FIFO. A step is complete when each reader that has not ended has a part for it::
 
     reader 0   part 0 | part 1 | part 2 |                 worker 0, lanes 0, 1
     reader 1   part 0 | part 1 |                          worker 1, lanes 2, 3
                   |        |
                step 0   step 1   ...
 
-Guarantees: steps come in order, each once and whole. A source is blamed for the third death at the same place.
+Guarantees: steps come in order, each once and whole. A source counts as the cause of the third death at the same place.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from stream_dataloader._workers.session import REPORT_SECONDS, Failure, Session
 from stream_dataloader._workers.workers import Assignment
 from stream_dataloader.errors import WorkerDeathError, shorten
 
-_PROOF = 3  # deaths at one place
+_PROOF = 3  # deaths at the same place that show that the source is the cause
 
 
 class Begun(NamedTuple):
-    """Who reads an epoch: workers, or else a reader that is asked here."""
+    """Reader of an epoch: the session of its workers, or a reader in this thread."""
 
     session: Session | None
     local: PartReader | None
@@ -42,12 +42,12 @@ class Begun(NamedTuple):
 class StepCollector:
     """The parts of an epoch, step after step."""
 
-    session: Session | None  # of the workers; None without any
-    slot: Callable[[int], Slot | None]  # the slot that has a step's parts, if any; asked once a step
+    session: Session | None  # of the workers; None without workers
+    slot: Callable[[int], Slot | None]  # returns the slot with a step's parts, if any; called once per step
 
     def __init__(self, begin: Callable[[PackedSnapshot, Recovery], Begun | None], work: Assignment) -> None:
         self.readers = work.readers
-        self.elsewhere: list[Session] = []  # sessions that have to be ended
+        self.elsewhere: list[Session] = []  # sessions to end when the iteration is dropped
         self._begin = begin
         self._work = work
         self._most = work.settings.max_restarts
@@ -55,7 +55,7 @@ class StepCollector:
         self._deaths: Counter[tuple[int, int]] = Counter()  # by suspect
         self._killers: dict[int, int] = {}
         self._patience = work.settings.patience
-        self.late = [False] * len(self.readers)  # its part did not come in time
+        self.late = [False] * len(self.readers)  # whether the reader's part did not arrive in time
         self._report = REPORT_SECONDS
 
     def start(self, record: PackedSnapshot, recovery: Recovery = NO_RECOVERY) -> bool:
@@ -70,11 +70,11 @@ class StepCollector:
         return True
 
     def begin_epoch(self) -> None:
-        """Resets the number of restarts; keeps the suspects."""
+        """Reset the number of restarts, but keep the suspects."""
         self._restarts = 0
 
     def collect(self, epoch: Epoch) -> list[Part | None]:
-        """Each reader's part of the step that comes next, None for one that has ended or is late."""
+        """Return each reader's part of the next step, None for a reader that has ended or is late."""
         if self._patience is not None:
             self._await(epoch, self._patience)
         elif self.session is not None:
@@ -102,7 +102,7 @@ class StepCollector:
         return parts
 
     def _await(self, epoch: Epoch, patience: float) -> None:
-        """Wait for all readers' parts, but only so long once one makes a batch."""
+        """Wait for the parts of all readers; once a part with new data is there, wait at most `patience` seconds."""
         until = math.inf
         while any(late := self._without_part()):
             if not self._makes_batch():
@@ -111,12 +111,12 @@ class StepCollector:
                 until = clock.monotonic() + patience
             left = max(until - clock.monotonic(), 0.0)
             if not self._receive(epoch, left) and self._makes_batch():
-                break  # else a worker died, and new ones begin
+                break  # if no part is left now, a worker died and new ones have begun, so the wait goes on
         self.late = late
         self._tell_of(late, epoch.step)
 
     def _tell_of(self, late: list[bool], step: int) -> None:
-        """Count the lanes that a batch does without, and log those that have been late for long."""
+        """Count the lanes that a batch lacks, and log lanes that have been late for long."""
         tally = self._work.tally
         tally.note_late(late)
         seconds = tally.late_seconds
@@ -135,7 +135,7 @@ class StepCollector:
         return any(fifo and (isinstance(fifo[0], Failure) or fifo[0].fresh) for fifo in self._fifos)
 
     def _receive(self, epoch: Epoch, seconds: float = math.inf) -> bool:
-        """Take in what comes next; False if nothing did, or all comes anew as a worker died."""
+        """Take the next parts in; return False if none came, or if a worker died and the step starts over."""
         assert self.session is not None
         try:
             parts = self.session.receive(epoch.step, seconds)
@@ -148,20 +148,20 @@ class StepCollector:
         return len(parts) > 0
 
     def _heed(self, error: Exception, epoch: Epoch) -> None:
-        """Start again after a death; raise what cannot be mended."""
+        """Start again after a worker's death; raise any other error, or the death if no restart is left."""
         self.close()
         if not isinstance(error, WorkerDeathError) or not self._start_again(error, epoch.last):
             raise error
 
     def close(self) -> None:
-        """No part is wanted any more."""
+        """Stop reading; no part is needed any more."""
         if self._local is not None:
             self._local.close()
         if self.session is not None:
             self.session.close()
 
     def _start_again(self, death: WorkerDeathError, record: PackedSnapshot) -> bool:
-        """Have new workers go on from a record; False if there were too many deaths already."""
+        """Let new workers go on from a record; return False after too many deaths."""
         dataset = self._work.dataset
         self._deaths.update(death.suspects)
         proven = {source: time for source, time in death.suspects if self._deaths[source, time] >= _PROOF}
@@ -185,4 +185,4 @@ class StepCollector:
 
 
 def _no_slot(step: int) -> None:
-    """Without workers no batch lies in shared memory."""
+    """Return None: without workers no batch lies in shared memory."""

@@ -1,6 +1,6 @@
-"""`Delivery`: how far an epoch was handed to the user, and where it stood after each of the last batches.
+"""`Delivery`: progress of an epoch as the user sees it, with a record after each of the last batches.
 
-Guarantee: a record is that of a delivered batch, also while batches are fetched ahead of their use.
+Guarantee: a record belongs to a delivered batch, also while batches are fetched ahead of their use.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Generic, Protocol, TypeVar
 
-_KEPT_RECORDS = 64  # trainers fetch ahead: the state can be had as of so many batches ago
+_KEPT_RECORDS = 64  # trainers fetch ahead, so states of this many earlier batches remain available
 
 
 class HasStep(Protocol):
@@ -22,12 +22,12 @@ Record = TypeVar("Record", bound=HasStep)
 
 
 class Delivery(Generic[Record]):
-    """What an epoch has delivered.
+    """Delivered batches of an epoch.
 
     Attributes:
         last: The newest record.
-        finished: The end was seen.
-        is_ahead: The last batch was fetched and not handed out yet.
+        finished: Whether the end was seen.
+        is_ahead: Whether the last batch was fetched and not handed out yet.
     """
 
     last: Record
@@ -41,10 +41,10 @@ class Delivery(Generic[Record]):
         """Add a record after the next batch."""
         self.last = record
         self._records.append(record)
-        self.step = record.step  # last, as Ctrl-C may come between any two lines: the step's record is there
+        self.step = record.step  # set last: Ctrl-C may come between any two lines, and `step` must have a record
 
     def hold(self, batch: bool, end: bool) -> None:
-        """Set what was fetched and not handed out yet: the last batch, the epoch's end."""
+        """Set whether the last batch, and the epoch's end, were fetched and not handed out yet."""
         self.is_ahead, self._end_held = batch, end
 
     @property
@@ -53,11 +53,11 @@ class Delivery(Generic[Record]):
 
     @property
     def over(self) -> bool:
-        """The epoch is over for the user too."""
+        """Whether the epoch is over for the user, too."""
         return self.finished and not self._end_held
 
     def record(self, step: int | None = None) -> Record:
-        """Return where the epoch stands for the user, or stood before batch `step`.
+        """Return the record of the user's current place in the epoch, or of the place before batch `step`.
 
         Raises:
             ValueError: The record is no longer kept, or the batch was not delivered.
@@ -70,6 +70,6 @@ class Delivery(Generic[Record]):
             if record.step == step:
                 return record
         raise ValueError(
-            f"the state after {step} batches is not known: those after {records[0].step} to {self.step} are; save it "
-            "sooner, or ask the batch for it"
+            f"the state after {step} batches is not kept, only those after {records[0].step} to {self.step}; save it "
+            "sooner, or use the batch's own state_dict()"
         )

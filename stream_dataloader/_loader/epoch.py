@@ -1,4 +1,4 @@
-"""`Epoch`: what is read between two `iter()`s, and how far it was delivered.
+"""`Epoch`: one scheduled epoch, with the progress of its delivery.
 
 A run that is read in epochs of n batches is one `Epoch`.
 """
@@ -19,9 +19,9 @@ class Epoch(Delivery[PackedSnapshot]):
     """An epoch, or a run, as it is delivered.
 
     Attributes:
-        number: The epoch's number; the run's, if a run is read.
+        number: Number of the epoch, or of the run.
         steps: Decides which steps belong to it.
-        epochs: The epochs of n batches in which a run is read; None if it is none.
+        epochs: The epochs of n batches in which a run is read; None if it is not a run.
     """
 
     def __init__(self, dataset: StreamDataset, start: Start, readers: int) -> None:
@@ -32,15 +32,15 @@ class Epoch(Delivery[PackedSnapshot]):
         super().__init__(self._progress.last)
 
     def advance(self, reports: Sequence[LaneReports | None]) -> None:
-        """Another step was delivered."""
+        """Note that another step was delivered."""
         self._progress.advance(reports)
         self.keep(self._progress.last)
 
     def start(self, record: PackedSnapshot) -> Start:
-        """Where to read on from a record."""
+        """Return the start for reading on from a record."""
         return Start(self.number, record.unpack(self.dataset.rules) if record.step else None)
 
     @property
     def changed(self) -> Snapshot | None:
-        """Where it stands, if it began under other options."""
+        """The current place, if the epoch began under other options; None otherwise."""
         return self.last.unpack_changed(self.dataset.rules)

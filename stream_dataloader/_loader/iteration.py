@@ -1,7 +1,8 @@
-"""One epoch being read: makes batches of the parts of all workers, and knows where it ends.
+"""One epoch being read: makes batches of the parts of all workers, and finds the epoch's end.
 
 Guarantees: a step is delivered if and only if its mask has a step set (with `"drop"`, also no lane may idle). An error
-is raised in place of the batch it belongs to, that of the lowest lane first. An iteration that is dropped ends soon.
+is raised in place of the batch it belongs to, and of several the one of the lowest lane. An iteration that is dropped
+ends soon.
 """
 
 from __future__ import annotations
@@ -34,11 +35,19 @@ from stream_dataloader.protocols import CollateFn
 
 
 class Output(NamedTuple):
-    """What an iterator yields, and how that is made."""
+    """Form of an iterator's batches.
 
-    collate_fn: CollateFn | None  # makes it of the lanes' windows; None yields `StreamBatch`es
-    parts: bool  # it is not regrouped, and ranks do not wait for each other
-    whole_steps: bool  # lists of all parts of a step
+    Attributes:
+        collate_fn: Makes a batch of the lanes' windows; None yields `StreamBatch`es.
+        parts: Yield the parts of workers, without regrouping, and without waiting for other ranks.
+        whole_steps: Yield lists of all parts of a step.
+        device: The device that batches are moved to, if any.
+        finish: Called with each batch; its result is yielded.
+    """
+
+    collate_fn: CollateFn | None
+    parts: bool
+    whole_steps: bool
     device: torch.device | None
     finish: Callable[[Any], Any]
 
@@ -61,7 +70,7 @@ class Iteration:
         if output.collate_fn is not None:
             self._make = LaneWindows(collector.readers, time_steps, dataset.fill_value, self._judge)
         self._pads_by_value = output.collate_fn is not None and time_steps is None
-        self._noted: Any = ...  # the layout that was noted last
+        self._noted: Any = ...  # the layout that was noted last; None is a layout that is not known
         self._skipped: set[int] = set()
         self._owner = os.getpid()
         ends = collector.elsewhere or isinstance(epoch.steps, AgreedSteps)
@@ -76,14 +85,14 @@ class Iteration:
         return self
 
     def begin_epoch(self) -> None:
-        """Begin the next epoch of a run that goes on."""
+        """Begin the next epoch of the same run."""
         self._collector.begin_epoch()
 
     def __next__(self) -> Any:
         begin, step, output, judge = self._tally.wait(), self.epoch.step, self.output, self._judge
         parts, slot = self._next_parts()
         if judge.layout is None and not any(parts) and not self._pads_by_value:
-            # nothing was read here yet: as the loaded state has it, or other ranks
+            # This rank has read nothing yet. To pad its batch it needs the layout of a loaded state or of other ranks.
             judge.layout = self._position.layout or self.epoch.steps.layout()
         made: Any
         if isinstance(self._make, Regrouper):
@@ -97,7 +106,7 @@ class Iteration:
         if output.collate_fn is not None:
             try:
                 made = output.collate_fn(made)
-            except StopIteration as error:  # would look like the epoch's end
+            except StopIteration as error:  # raised from `__next__` it would look like the epoch's end
                 raise RuntimeError("collate_fn raised StopIteration") from error
         return output.finish(made)
 
@@ -109,15 +118,15 @@ class Iteration:
 
     @property
     def is_own(self) -> bool:
-        """It was begun in this process; not so in one that was forked since."""
+        """Whether it was begun in this process, and not before a fork."""
         return self._owner == os.getpid()
 
     def parts(self, steps: int | None = None) -> Iterator[StreamBatch]:
-        """Each worker's part of each step, in order, to the end or for so many steps."""
+        """Yield each worker's part of each step, in order, to the end or for a number of steps."""
         return itertools.chain.from_iterable(self.steps_of_parts(steps))
 
     def steps_of_parts(self, steps: int | None = None) -> Iterator[Iterable[StreamBatch]]:
-        """The same, step by step."""
+        """Yield the parts of each step together, to the end or for a number of steps."""
         regroupers = []
         numbered = enumerate(self._collector.readers)
         for _, group in itertools.groupby(numbered, lambda numbered: numbered[1].worker_id):
@@ -146,7 +155,7 @@ class Iteration:
                 yield self.output.finish(batch)
 
     def _next_parts(self) -> tuple[list[Part | None], Slot | None]:
-        """Each reader's part of the next step, None for one that has ended; and the step's slot."""
+        """Return each reader's part of the next step, None for a reader that has ended, and the step's slot."""
         if self.closed:
             raise StopIteration
         epoch, delivered = self.epoch, False
@@ -158,7 +167,7 @@ class Iteration:
                 if part is not None and part.failures:
                     self._note_failures(part)
                 parts.append(None if part is None or part.end else part)
-            rules, late = epoch.dataset.rules, sum(self._collector.late)  # of one lane each
+            rules, late = epoch.dataset.rules, sum(self._collector.late)  # late readers have one lane each
             has_data = have_data(parts, rules.padding_mode, rules.lanes, late)
             if delivered := epoch.steps.delivers(epoch.step, has_data):
                 slot = self._collector.slot(epoch.step) if any(parts) else None
@@ -177,7 +186,7 @@ class Iteration:
         for report in part.failures:
             failure = report.unpack()
             assert isinstance(failure, StreamError)
-            if isinstance(failure, GapError):  # nothing was skipped, and who reads it has logged it
+            if isinstance(failure, GapError):  # no source was skipped, and the worker has logged the gap
                 self._position.failures.append(failure)
                 self._tally.counts["gaps"] += 1
                 continue
@@ -202,7 +211,7 @@ class Iteration:
 
     def close(self) -> None:
         """End the iteration: workers that are not kept end, streams are closed."""
-        if self.is_own:  # not in a process the user forked meanwhile
+        if self.is_own:  # a process that the user forked must not end the parent's workers
             self.closed = True
             self._tally.end()
             if self.ending is not None:
@@ -211,7 +220,7 @@ class Iteration:
 
 
 def _end(steps: Steps, sessions: Sequence[Session]) -> None:
-    """End what goes on elsewhere; may be called again."""
+    """End the iteration's work in workers and other ranks; may be called again."""
     steps.close()
     for session in sessions:
         session.close()

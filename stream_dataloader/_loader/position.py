@@ -1,8 +1,8 @@
-"""`LoaderPosition`: where a loader stands, from one epoch to the next, as the loader's methods say it.
+"""`LoaderPosition`: the position of a loader, from one epoch to the next, for the loader's methods.
 
-Which epoch comes and where it begins is decided by `_schedule/position.py`. Here that meets what is read.
+`_schedule/position.py` decides which epoch comes next and where it begins. This module connects it with reading.
 
-Guarantee: a state is of what was delivered, not what workers have read ahead.
+Guarantee: a state describes what was delivered, not what workers have read ahead.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ def _kept_lanes(ranks: Ranks, loaded: LoadedState) -> KeptLanes:
 
     ::
 
-    saved    0 1 | 2 3          two groups here, of two lanes
-    here     0 1 - | 2 3 -      of three; lanes 2 and 5 are new
+        saved    0 1 | 2 3          two groups here, of two lanes each
+        here     0 1 - | 2 3 -      of three lanes each; lanes 2 and 5 are new
     """
     rules, width = ranks.reading.rules, loaded.lanes_of_a_group
     lanes = [
@@ -46,35 +46,35 @@ def _kept_lanes(ranks: Ranks, loaded: LoadedState) -> KeptLanes:
 
 
 class LoaderPosition(Standing[Epoch]):
-    """Where a loader stands.
+    """Position of a loader.
 
     Args:
-        dataset: What is read.
+        dataset: The dataset that is read.
         ranks: The ranks that read it.
-        length: Number of batches n of an epoch, if what is read has no end; None: epochs are the dataset's.
+        length: Number of batches n of an epoch of an endless run; None: epochs are the dataset's.
     """
 
     def __init__(self, dataset: StreamDataset, ranks: Ranks, length: int | None) -> None:
         self._dataset, self._ranks, self._length = dataset, ranks, length
         self.states = States(dataset, ranks, length)
         super().__init__(length)
-        self._requests_heeded = 0  # of the dataset's set_epoch
-        self._resumed_at: int | None = None  # the step at which the last epoch went on from a state
+        self._requests_heeded = 0  # calls of the dataset's set_epoch that were taken over
+        self._resumed_at: int | None = None  # the step at which the last epoch continued from a state
 
     @property
     def left(self) -> int | None:
-        """How many batches the epoch that began last has, if it is part of a run; None if it has an end."""
+        """Number of batches of the epoch that began last, if it is part of a run; None otherwise."""
         return self._position.left
 
     @property
     def goes_on(self) -> bool:
-        """The next iterator goes on with the run that is being read."""
+        """Whether the next iterator goes on with the current run."""
         self._heed_dataset()
         return self._position.continues
 
     @property
     def layout(self) -> Layout | None:
-        """What items look like; None if that is not known."""
+        """The layout of items; None if it is not known."""
         return self.states.layout
 
     def set_epoch(self, epoch: int) -> None:
@@ -84,18 +84,18 @@ class LoaderPosition(Standing[Epoch]):
 
     def _set_epoch(self, epoch: int) -> None:
         self._position.set_epoch(epoch)
-        if self._position.length is None:  # a run goes on
+        if self._position.length is None:  # a run goes on, so its epoch is kept
             self.epoch = None
 
     def _heed_dataset(self) -> None:
-        """The dataset's `set_epoch` counts like the loader's; the last call wins."""
+        """Take over the dataset's `set_epoch`, which counts like the loader's; the last call wins."""
         count, epoch = self._dataset.epoch_request
         if count != self._requests_heeded:
             self._requests_heeded = count
             self._set_epoch(epoch)
 
     def coming(self) -> tuple[Start, EpochPlace]:
-        """What comes next: from where it is read, and which epoch that is."""
+        """Return the start of what comes next, and the epoch with its place."""
         self._heed_dataset()
         run, place, epoch = self._position.coming()
         return Start(run, place), epoch
@@ -107,23 +107,23 @@ class LoaderPosition(Standing[Epoch]):
 
     @property
     def coming_count(self) -> int:
-        """How many batches of the coming epoch come before its place."""
+        """Number of batches of the coming epoch before its place."""
         return self.coming_step if self._position.length is None else self.coming()[1].delivered
 
     @property
     def coming_begun(self) -> int:
-        """How many sources lanes have begun before the coming epoch's place."""
+        """Number of sources that lanes have begun before the coming epoch's place."""
         if (at := self.coming()[0].resume) is None:
             return 0
         reserved = sum(grant != NONE for lane in at.lanes for grant in lane.reserved or ())
         return sum(at.cursors) - len(at.returned) - reserved
 
     def coming_epoch(self, readers: int) -> Epoch:
-        """What is to be read next, by so many readers; `begin` says that it has begun."""
+        """Create the coming epoch for a number of readers; call `begin` once it has begun."""
         return Epoch(self._ranks.reading, self.coming()[0], readers)
 
     def begin(self, epoch: Epoch) -> None:
-        """The coming epoch, or its run, has begun; the loaded state is used."""
+        """Note that the coming epoch, or its run, has begun; this uses up the loaded state."""
         continued = self.goes_on
         if (text := self._position.renaming("loader")) is not None:
             warnings.warn(text, RuntimeWarning, stacklevel=7)
@@ -136,15 +136,19 @@ class LoaderPosition(Standing[Epoch]):
             self.states.layout = None
 
     def note_failure(self, failure: StreamError) -> None:
-        """A stream was skipped; raises `FailureLimitError` if it was one too many."""
+        """Note a skipped stream.
+
+        Raises:
+            FailureLimitError: More sources were skipped than `max_failures`.
+        """
         self.failures.append(failure)
         self.states.count_failure(failure)
 
     def read(self, state: Any, changes: Collection[str] = ()) -> LoadedState:
-        """What a state says; nothing changes but what ranks adopt.
+        """Read a state, without changing the position; ranks may adopt the state's seed.
 
         Args:
-            changes: Which differences are meant.
+            changes: Options that the user changed on purpose.
 
         Raises:
             StateError: It is no state of such a loader.
@@ -159,10 +163,10 @@ class LoaderPosition(Standing[Epoch]):
         self.kept_lanes = _kept_lanes(self._ranks, loaded)
 
     def later(self, state: Mapping[str, Any], count: int) -> tuple[dict[str, Any], int] | None:
-        """The state some batches after another, and how many they are; None if only reading tells."""
+        """Compute the state some batches after another, and their number; None if this needs reading."""
         loaded, length = self.read(state), self._length
         at = loaded.epoch_place
-        if length is not None:  # the run goes on behind the epoch's end, where this must stop
+        if length is not None:  # the run goes on after the epoch's end, but skipping stops there
             count = min(count, length - (0 if at is None else at.delivered))
         later = place_later(self.states, Start(loaded.epoch, loaded.snapshot), count)
         if later is None:
@@ -173,28 +177,28 @@ class LoaderPosition(Standing[Epoch]):
         return self.states.of(later[0], at), later[1]
 
     def forget_place(self) -> None:
-        """What was loaded, or reached in a run, was of another rank."""
+        """Forget the loaded or reached place, because it belongs to another rank."""
         self._position.forget_place()
         self.states.forget_place()
         if self._position.length is not None:
             self.epoch = None
 
     def begin_anew(self, epoch: int) -> None:
-        """Have an epoch come next, from its beginning, whatever was read or loaded."""
+        """Make an epoch the coming one, from its beginning, regardless of what was read or loaded."""
         self._position.load(epoch, None, None)
         self.epoch = self.loaded = None
 
     def coming_state(self) -> dict[str, Any]:
-        """The state of what comes next."""
+        """Return the state of what comes next."""
         return self.states.of(*self.coming())
 
     def state_of(self, epoch: Epoch, record: PackedSnapshot) -> dict[str, Any]:
-        """The state at a place in an epoch; at its end, that of the next one's beginning."""
+        """Return the state at a place in an epoch; at its end, the state of the next epoch's beginning."""
         at = None if epoch.epochs is None else epoch.epochs.at(record.step)
         return self.states.of_record(epoch.number, record, at)
 
     def state_later(self) -> Callable[[], dict[str, Any]]:
-        """What makes the state after the last batch, also when others have followed."""
+        """Return a function for the state after the last batch; it may be called after later batches, too."""
         epoch = self.epoch
         if epoch is None:
             state = self.coming_state()
@@ -202,18 +206,18 @@ class LoaderPosition(Standing[Epoch]):
         return functools.partial(self.state_of, epoch, epoch.last)
 
     def count(self, epoch: int) -> int:
-        """Number of batches of an epoch; raises TypeError if it is not known."""
+        """Return the number of batches of an epoch; raise TypeError if it is not known."""
         return self._ranks.reading.steps_of(epoch, self._changed_in(epoch))
 
     def sure_count(self, epoch: int) -> int:
-        """The same, if no stream may change it; raises TypeError otherwise."""
+        """Return the number of batches of an epoch if no stream can change it; raise TypeError otherwise."""
         count = known_count(self._ranks.reading, epoch, self._changed_in(epoch))
         if count is None:
             raise TypeError("the number of batches depends on what streams yield")
         return count
 
     def _changed_in(self, epoch: int) -> Snapshot | None:
-        """Where an epoch stands that is read, or comes next, if it began under other options."""
+        """Return the place of the current or coming epoch, if it began under other options; None otherwise."""
         if self.epoch is not None and not self.epoch.over and self.epoch.number == epoch:
             return self.epoch.changed
         start = self.coming()[0]
@@ -221,7 +225,7 @@ class LoaderPosition(Standing[Epoch]):
         return None if place is None or place.changed is None else place
 
     def warn_of_rest(self) -> None:
-        """Warn if one batch of a loaded state was looked at: the rest of its epoch is not read."""
+        """Warn if a loaded state was left after one batch, so that the rest of its epoch is not read."""
         self._heed_dataset()
         epoch = self.epoch
         if epoch is None or epoch.over or self._resumed_at is None or self._position.was_left:
@@ -233,12 +237,12 @@ class LoaderPosition(Standing[Epoch]):
             of, then = f"epoch {epoch.number}", f"reads epoch {epoch.number + 1} from its beginning"
         else:
             is_used_up = count == 1 and left > 1
-            of, then = f"the {left} that its epoch had left", f"reads the {length} batches behind it"
+            of, then = f"the {left} left in its epoch", f"reads the {length} batches after it"
         if is_used_up:
             warnings.warn(
-                f"the iteration that went on from the loaded state was left after {count} "
-                f"batch{'' if count == 1 else 'es'} of {of}, and this one {then}; who looks at a batch beforehand "
-                "loads the state again",
+                f"the iteration that continued from the loaded state was left after {count} "
+                f"batch{'' if count == 1 else 'es'} of {of}, and this one {then}; if you only looked at a batch, load "
+                "the state again",
                 RuntimeWarning,
                 stacklevel=5,
             )

@@ -1,6 +1,6 @@
-"""Where an epoch stands some batches later, without reading them.
+"""Computation of an epoch's place some batches later, without reading them.
 
-Guarantee: the place is that to which reading leads.
+Guarantee: reading these batches would lead to the same place.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ __all__ = ["place_later"]
 
 
 def place_later(states: States, start: Start, count: int) -> tuple[Start, int] | None:
-    """The place `count` batches on, or the next epoch's beginning, and how many it were; None if only reading tells.
+    """Compute the place `count` batches later, or the next epoch's beginning, and the number of batches skipped.
 
-    It does without lengths, with streams that may be skipped, or that cut their own windows.
+    Return None if this needs reading: without lengths, if streams may be skipped, or if they cut their own windows.
     """
     reading = states.ranks.reading
     rules, scheduled = reading.rules, reading.plan().scheduled_lengths

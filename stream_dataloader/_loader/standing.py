@@ -1,6 +1,6 @@
-"""`Standing`: what the positions of a loader and of a loader of loaders have in common.
+"""`Standing`: base class for the positions of a loader and of a loader of loaders.
 
-Guarantee: a state is of what was delivered, not what workers have read ahead; at an epoch's end, of the next one.
+Guarantee: a state describes what was delivered, not what workers have read ahead; at an epoch's end, the next epoch.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class KeptLanes(NamedTuple):
 
     Attributes:
         saved: Number of lanes of this rank's groups when the state was saved.
-        lanes: For each lane here the one that it was then; -1 for one that is new.
+        lanes: For each lane here its number in the state; -1 for a new lane.
     """
 
     saved: int
@@ -30,15 +30,16 @@ class KeptLanes(NamedTuple):
 
 
 class Standing(ABC, Generic[EpochT]):
-    """Where a loader stands, from one epoch to the next.
+    """Position of a loader, from one epoch to the next.
 
     Args:
         length: Number of batches of an epoch of an endless run; None: epochs follow each other.
 
     Attributes:
         epoch: The epoch that was begun last; None once another was set or loaded.
-        kept_lanes: The lanes of the state that was loaded last; None before one was.
-        loaded: The state that was loaded, and the changes that were meant, while they may be another rank's.
+        kept_lanes: The lanes of the state that was loaded last; None before any was loaded.
+        loaded: The loaded state, with the options that the user changed on purpose; kept until the next epoch begins,
+            as it may turn out to be another rank's.
         failures: Errors of streams that were skipped.
     """
 
@@ -73,18 +74,18 @@ class Standing(ABC, Generic[EpochT]):
             step = None
         if step not in (None, self.coming_step):
             raise ValueError(
-                f"the state after {step} batches is not known: epoch {self.coming_number} has not begun, and begins "
-                f"with batch {self.coming_step}"
+                f"the state after {step} batches is not known: epoch {self.coming_number} has not begun; it "
+                f"begins with batch {self.coming_step}"
             )
         return self.coming_state()
 
     def _heed_dataset(self) -> None:
-        """Take up an epoch that was set on the dataset."""
+        """Take over an epoch number that was set on the dataset."""
 
     @property
     @abstractmethod
     def coming_step(self) -> int:
-        """How many steps of what comes next come before its place."""
+        """Number of steps of the coming epoch or run before its place."""
 
     @abstractmethod
     def coming_state(self) -> dict[str, Any]:
@@ -92,15 +93,15 @@ class Standing(ABC, Generic[EpochT]):
 
     @abstractmethod
     def state_of(self, epoch: EpochT, record: Any) -> dict[str, Any]:
-        """Return the state at a place in an epoch; at its end, that of the next one's beginning."""
+        """Return the state at a place in an epoch; at its end, the state of the next epoch's beginning."""
 
     def __getstate__(self) -> dict[str, Any]:
-        """A copy goes on where this one stands."""
+        """Return the state of a copy, which goes on at the same place."""
         return self.__dict__ | {"epoch": None, "_position": self._position.at_rest()}
 
 
 def is_being_read(iteration: Any, turn: Turn) -> bool:
-    """Whether an iteration has an iterator that has not seen the end; None stands for one that is gone."""
+    """Return whether an iteration has an iterator that has not seen the end; None stands for one that is gone."""
     if iteration is None or turn.reader() is None:
         return False
     return not iteration.closed or iteration.epoch.end_is_ahead

@@ -1,12 +1,12 @@
-"""Starts to read: parts come from workers or from this thread, and all ranks begin together.
+"""The start of an iteration: parts come from workers or from this thread, and all ranks begin together.
 
 ::
 
     epochs of their own     iteration 0 |iteration 1 |iteration 2       each begins where its epoch does
-    n batches, kept         iteration 0 ----|-----------|--------       workers, and what they have read ahead, stay
+    n batches, kept         iteration 0 ----|-----------|--------       workers stay, with what they have read ahead
     n batches, not kept     iteration 0 |iteration 1 |iteration 2       each is resumed where the one before stopped
 
-Guarantee: an iteration that cannot start leaves the loader where it stands, and no part is on its way.
+Guarantee: an iteration that cannot start leaves the loader's position unchanged, and no part in transit.
 """
 
 from __future__ import annotations
@@ -54,35 +54,35 @@ class Starter:
         readers = deal_lanes(rules.lanes, workers, lane_by_lane=settings.patience is not None)
         tally = Tally(readers, rules.time_steps, shared=workers > 0)
         self._newest: Callable[[], Iteration | None] = type(None)
-        self._ending: Ending | None = None  # of the newest, which may be gone
+        self._ending: Ending | None = None  # of the newest iteration, which may be gone
         self._work = Assignment(ranks.reading, readers, settings, tally)
         self._board = ActivityBoard(readers, shared=False)  # of lanes that are read here
         self.renew(settings)
 
     def renew(self, settings: WorkerSettings) -> None:
-        """Have other workers for the next iteration; what is being read goes on with those it has."""
-        self._kept: tuple[Iteration, Iterator[Any]] | None = None  # a run that goes on, and it on the device
+        """Use other workers from the next iteration on; the current iteration keeps those it has."""
+        self._kept: tuple[Iteration, Iterator[Any]] | None = None  # a run that goes on, and its batches on the device
         self._work = work = self._work._replace(dataset=self._ranks.reading, settings=settings)
         self.pool = Pool(work) if settings.num_workers else None
 
     def dismiss(self) -> None:
-        """End what is being read, and wait for the end of worker processes."""
+        """End the current iteration, and wait for the end of worker processes."""
         self.end()
         if self.pool is not None:
             self.pool.dismiss()
 
     @property
     def counts(self) -> Mapping[str, int]:
-        """What was counted of batches so far, by names of `LoaderStats`."""
+        """Counts of batches so far, by names of `LoaderStats`."""
         return self._work.tally.counts
 
     @property
     def is_reading(self) -> bool:
-        """An epoch is being read: its iterator is there, and has not seen the end."""
+        """Whether an epoch is being read: its iterator exists, and has not seen the end."""
         return is_being_read(self._newest(), self._turn)
 
     def begin(self, position: LoaderPosition, output: Output) -> Reads[Any]:
-        """Begin to read what comes next: what was kept of a run goes on, anything else that is read ends."""
+        """Begin to read what comes next: a kept run goes on, any other iteration ends."""
         kept = self._kept
         if kept is not None and self._goes_on(kept[0], position, output):
             iteration = kept[0]
@@ -102,10 +102,10 @@ class Starter:
         return batches if output.parts else itertools.islice(batches, left), _nothing if keeps else iteration.close
 
     def _goes_on(self, kept: Iteration, position: LoaderPosition, output: Output) -> bool:
-        """Whether the run that was kept can be read on, as it is, for an iterator that yields something."""
+        """Return whether the kept run can go on, unchanged, for an iterator with this output."""
         if not kept.is_own or kept.closed or kept.output != output or not position.goes_on:
             return False
-        if output.parts and kept.epoch.is_ahead:  # a part was copied ahead, and is lost
+        if output.parts and kept.epoch.is_ahead:  # a part was copied ahead, and would be lost
             return False
         return self.pool is None or not self.pool.died()
 
@@ -120,10 +120,10 @@ class Starter:
         if pool is not None:
             pool.lock_slots(output.device)
             release = pool.release_slots
-        return OneAhead(batches, output.device, iteration.epoch.hold, release)  # that one copies by itself
+        return OneAhead(batches, output.device, iteration.epoch.hold, release)  # copies to the device one batch ahead
 
     def end(self) -> None:
-        """End what is being read: its iterator raises from now on."""
+        """End the current iteration: its iterator raises from now on."""
         self._turn.end()
         self._kept = None
         if (iteration := self._newest()) is not None:
@@ -132,7 +132,7 @@ class Starter:
             self._ending.now()
 
     def _start(self, position: LoaderPosition, output: Output) -> Iteration:
-        """Start the iteration that comes next; the position learns of it once it has begun."""
+        """Start the next iteration; the position is told once it has begun."""
         begin, whole_windows = clock(), output.collate_fn is not None
         work = self._work
         epoch = position.coming_epoch(len(work.readers))
@@ -141,7 +141,8 @@ class Starter:
         if self.pool is not None and self.pool.owner != os.getpid():  # the loader was built before a fork
             self.renew(work.settings)
         begin_again = functools.partial(_begin_again, weakref.ref(self), epoch, whole_windows)
-        # Only the iteration holds it: streams of a loop that was left go with the loop, not with the loader.
+        # The collector refers to this starter weakly, and only the iteration holds the collector. So the streams of an
+        # iterator that the user drops are closed, even if the loader lives on.
         collector = StepCollector(begin_again, work)
         collector.start(epoch.last)
         if not output.parts and not position.goes_on:
@@ -190,7 +191,7 @@ def _nothing() -> None:
 
 
 def _begin_again(starter: Callable[[], Starter | None], *how: Any) -> Begun | None:
-    """Begin to read from a record, unless the loader is gone."""
+    """Begin to read from a record; return None if the loader is gone."""
     found = starter()
     return None if found is None else found._read(*how)
 
@@ -198,6 +199,6 @@ def _begin_again(starter: Callable[[], Starter | None], *how: Any) -> Begun | No
 def _check_counted(place: Snapshot | None) -> None:
     if place is not None and (lane := uncounted_lane(place)) is not None:
         raise StateError(
-            f"lane {lane} stands in a stream whose time steps were not counted, as the loader had a collate_fn; load "
-            "the state into one that has"
+            f"lane {lane} is in the middle of a stream whose time steps were not counted, because the loader had a "
+            "collate_fn; load the state into a loader with a collate_fn"
         )

@@ -1,6 +1,6 @@
 """States of one loader: plain data of a place in an epoch.
 
-Guarantee: a place is taken for an epoch's end only where the lengths of streams say so beforehand.
+Guarantee: a place counts as an epoch's end only if the lengths of streams say so beforehand.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from stream_dataloader.errors import FailureLimitError, StateError, StreamError
 
 
 class States:
-    """Makes states of places, and knows what they say beside the place: items' layout, sources that were skipped.
+    """Makes states of places; also keeps their other content, the layout of items and the skipped sources.
 
     Args:
-        dataset: What the loader was built with.
+        dataset: The dataset that the loader was built with.
         ranks: The ranks that read it.
-        length: Number of batches of an epoch of an endless run, if it is read in such.
+        length: Number of batches of an epoch of an endless run; None if epochs are the dataset's.
     """
 
     def __init__(self, dataset: StreamDataset, ranks: Ranks, length: int | None) -> None:
         self.ranks = ranks
-        self.layout: Layout | None = None  # of the epoch's items, or of those of the loaded state
+        self.layout: Layout | None = None  # of the epoch's items, or of the loaded state's
         self._dataset = dataset
         self._length = length
-        self._order: tuple[Rules, int, Any, Order] | None = None  # of the epoch whose end was asked for last
-        self._failed: dict[int, set[int]] = {}  # sources that were skipped, also before a loaded state, by group hosted
+        self._order: tuple[Rules, int, Any, Order] | None = None  # of the epoch that `is_end` was called for last
+        self._failed: dict[int, set[int]] = {}  # skipped sources by group hosted, including those of a loaded state
 
     def load(self, loaded: LoadedState) -> Start:
         self._failed = dict(enumerate(loaded.failures))
@@ -47,13 +47,13 @@ class States:
         return Start(*self.ranks.resumed(loaded))
 
     def forget_place(self) -> None:
-        """What was loaded was of another rank."""
+        """Forget the skipped sources of a loaded state, because it belongs to another rank."""
         self._failed = {}
 
     def is_end(self, epoch: int, record: PackedSnapshot) -> bool:
-        """Whether an epoch is known to have no batch behind a place in it.
+        """Return whether an epoch is known to have no batch after a place in it.
 
-        The order of very many sources takes seconds to make, and is only looked at near the epoch's end.
+        Making the order of very many sources takes seconds, so this is done only near the epoch's end.
         """
         plan = self.ranks.reading.plan()
         rules, lists = plan.rules, plan.lists
@@ -61,7 +61,7 @@ class States:
             return False
         if not self.ranks.alone or rules.padding_mode == "drop":
             changed = record.unpack_changed(rules)
-            steps = known_count(self.ranks.reading, epoch, changed)  # for all ranks, if no stream can change it
+            steps = known_count(self.ranks.reading, epoch, changed)  # of all ranks; None if a stream can change it
             return steps is not None and record.step >= steps
         to_come = sum(max(0, share - cursor) for share, cursor in zip(rules.shares, record.cursors, strict=True))
         if rules.mix is None and to_come > lists.most_empty:
@@ -73,13 +73,13 @@ class States:
         return not has_rest(place, rules, self._order[3], plan.section)
 
     def of_record(self, epoch: int, record: PackedSnapshot, at: EpochPlace | None = None) -> dict[str, Any]:
-        """The state at a place in an epoch; at its end, that of the next one's beginning."""
+        """Return the state at a place in an epoch; at its end, the state of the next epoch's beginning."""
         if self.is_end(epoch, record):
             return self.of(Start(epoch + 1), at)
         return self.of(Start(epoch, record.unpack(self.ranks.reading.rules)), at)
 
     def of(self, start: Start, at: EpochPlace | None = None) -> dict[str, Any]:
-        """The state at a place."""
+        """Return the state at a place."""
         rules, length = self.ranks.reading.rules, self._length
         failed = [self._failed.get(group, ()) for group in range(rules.groups.count)]
         items = None if self.layout is None else layout_to_plain(self.layout)
@@ -87,7 +87,11 @@ class States:
         return state if length is None or at is None else state | plain_epoch(at, length)
 
     def count_failure(self, failure: StreamError) -> None:
-        """A stream was skipped; raises `FailureLimitError` if it was one too many."""
+        """Count a skipped stream.
+
+        Raises:
+            FailureLimitError: More sources were skipped than `max_failures`.
+        """
         group = failure.lane // self.ranks.reading.rules.lanes_of_a_group
         self._failed.setdefault(group, set()).add(failure.source_index)
         most = self._dataset.max_failures
@@ -101,7 +105,7 @@ class States:
 
     def _know_layout(self, items: Any) -> None:
         if items is not None:
-            with suppress(StateError):  # a class is not imported; only a rank without items needs to know
+            with suppress(StateError):  # a class cannot be imported here; only a rank without items needs the layout
                 self.layout = layout_from_plain(items)
 
     def __getstate__(self) -> Mapping[str, Any]:

@@ -74,14 +74,14 @@ some_lengths = st.lists(st.integers(1, 6), min_size=1, max_size=3)
 
 @random_cases(200)
 @given(cases(modes=("cycle",)), some_lengths, some_legs)
-@pytest.mark.filterwarnings("ignore:the iteration that went on")
+@pytest.mark.filterwarnings("ignore:the iteration that continued")
 def test_all_epochs_together_are_the_endless_run(case, lengths, legs):
     check_run(case, lengths, legs, [{}])
 
 
 @random_cases(30, quick=3)
 @given(cases(modes=("cycle",)), some_lengths, some_legs, st.lists(st.sampled_from(SETUPS), min_size=1))
-@pytest.mark.filterwarnings("ignore:num_workers is", "ignore:the iteration that went on")
+@pytest.mark.filterwarnings("ignore:num_workers is", "ignore:the iteration that continued")
 def test_so_they_are_for_any_number_of_workers(case, lengths, legs, setups):
     check_run(case, lengths, legs, setups)
 

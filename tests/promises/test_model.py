@@ -35,7 +35,7 @@ from stream_dataloader.errors import ReadError, WorkerDeathError
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:skipped the rest of a stream:RuntimeWarning"),
-    pytest.mark.filterwarnings("ignore:the iteration that went on:RuntimeWarning"),
+    pytest.mark.filterwarnings("ignore:the iteration that continued:RuntimeWarning"),
 ]
 
 ENDLESS_STEPS = 16  # of an epoch without an end

@@ -23,7 +23,7 @@ from stream_dataloader import StreamDataLoader
 from stream_dataloader.errors import IteratorError, ReadError
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:the iteration that went on:RuntimeWarning"),
+    pytest.mark.filterwarnings("ignore:the iteration that continued:RuntimeWarning"),
     pytest.mark.filterwarnings("ignore:num_workers is:UserWarning"),
 ]
 

@@ -114,7 +114,7 @@ def ones_in_windows(length):
         items = items[size:]
 
 
-@pytest.mark.filterwarnings("ignore:the iteration that went on from the loaded state was left")
+@pytest.mark.filterwarnings("ignore:the iteration that continued from the loaded state was left")
 @random_cases(150)
 @given(st.data())
 def test_a_carried_count_is_the_position(data):

@@ -32,7 +32,7 @@ def test_a_step_means_that_step_also_when_the_end_was_seen(workers):
     assert loader.state_dict(last) == loader.state_dict()
     assert loader.state_dict()["epoch"] == 1
     for unknown in (last + 1, 99, -1):
-        with pytest.raises(ValueError, match=f"after {unknown} batches is not known: those after 0 to {last}"):
+        with pytest.raises(ValueError, match=f"after {unknown} batches is not kept, only those after 0 to {last}"):
             loader.state_dict(unknown)
     with pytest.raises(ValueError, match="straight from a StreamDataLoader"):
         next(iter(loader.parts())).state_dict()
@@ -45,7 +45,7 @@ def test_a_step_that_was_not_read_is_not_known():
 
     loader = loader_of()
     assert loader.state_dict(0) == loader.state_dict()
-    is_unknown(5, "after 5 batches is not known: epoch 0 has not begun, and begins with batch 0")
+    is_unknown(5, "after 5 batches is not known: epoch 0 has not begun; it begins with batch 0")
     list(itertools.islice(loader, 2))
     state = loader.state_dict(1)
     loader.load_state_dict(state)

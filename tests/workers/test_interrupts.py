@@ -101,7 +101,7 @@ def test_no_signal_is_lost(way, signals):
     assert lost == 0
 
 
-@pytest.mark.filterwarnings("ignore:the iteration that went on")
+@pytest.mark.filterwarnings("ignore:the iteration that continued")
 @pytest.mark.parametrize("way", ["0", "2", "kept", "threads"])
 @pytest.mark.parametrize("at", ["start", "close", "drop", "state"])
 def test_none_is_lost_at_the_edges(way, at, signals):
