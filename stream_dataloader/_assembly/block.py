@@ -15,16 +15,24 @@ from stream_dataloader._items.layout import INLINE_BYTES, Layout, Leaves, Spec, 
 
 @dataclass(eq=False)
 class Block:
-    """Windows of some lanes that share a layout."""
+    """Windows of some lanes that share a layout.
+
+    Attributes:
+        layout: The layout.
+        columns: One entry per leaf: an array `(capacity, width, ...)`, or a list `[t][row]`.
+        counts: Number of steps of each row; 0 for rows in another block, or in none.
+        capacity: The most time steps that there is room for.
+        time_steps: T; only the first T steps of the columns are used.
+    """
 
     layout: Layout
-    columns: list[Any]  # a leaf each: an array `(capacity, width, ...)`, or a list `[t][row]`
-    counts: list[int]  # how many steps each row holds; 0 for rows that are in no or another block
-    capacity: int  # the most time steps there is room for
-    time_steps: int  # T; the columns' first so many steps count
+    columns: list[Any]
+    counts: list[int]
+    capacity: int
+    time_steps: int
 
     def copy_to(self, block: Block) -> Block:
-        """Write all rows into another block with at least as much room; returns that."""
+        """Write all rows into another block with at least as much room, and return that block."""
         for new, old in zip(block.columns, self.columns, strict=True):
             new[: self.time_steps] = old[: self.time_steps]
         block.counts = self.counts
@@ -51,8 +59,8 @@ class Block:
         self.counts[row] = count
 
     def pad(self, fills: Fills) -> None:
-        """Fill the cells of the arrays that nothing was written to; those of lists are None."""
-        if min(self.counts) == self.capacity:  # most blocks are full
+        """Fill the unwritten cells of arrays; unwritten cells of lists stay None."""
+        if min(self.counts) == self.capacity:  # a shortcut, as most blocks are full
             return
         for fill, column in zip(fills, self.columns, strict=True):
             if fill is not None:
@@ -60,14 +68,14 @@ class Block:
                     column[count:, row] = fill
 
     def left(self) -> list[Block]:
-        """What is left to be sent of windows that are all in the slot."""
+        """Return the rest to send of windows whose arrays are all in the slot: leaves that are objects, if any."""
         if None not in self.layout.dtypes:
             return []
         columns = [column[: self.time_steps] if type(column) is list else [] for column in self.columns]
         return [Block(self.layout, columns, self.counts, self.capacity, self.time_steps)]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # as it lies in memory: a window that is in one piece here is to be so where it arrives, without a copy there
+        # Arrays are sent in their order in memory, so that a window in one piece arrives in one piece, without a copy.
         columns = [c[: self.time_steps] for c in self.columns]
         by_lane = any(type(c) is not list and not c.flags.c_contiguous for c in columns)
         packed = [c if type(c) is list else _packed(c.swapaxes(0, 1) if by_lane else c) for c in columns]
@@ -75,9 +83,11 @@ class Block:
 
 
 def _packed(column: np.ndarray[Any, Any]) -> np.ndarray[Any, Any] | torch.Tensor:
-    """An array on its way to another process; to write more to torch's shared memory than is left is a SIGBUS."""
+    """Return an array for another process: a tensor, which travels by torch's shared memory, or the array itself."""
     column = np.ascontiguousarray(column)
-    if column.nbytes <= INLINE_BYTES or column.nbytes > _free_shared_bytes() / 8:  # several workers write at once
+    # Writing more to torch's shared memory than is left kills the process with SIGBUS. Several workers write at once,
+    # so each leaves ample room.
+    if column.nbytes <= INLINE_BYTES or column.nbytes > _free_shared_bytes() / 8:
         return column
     return torch.from_numpy(column)
 
@@ -85,7 +95,7 @@ def _packed(column: np.ndarray[Any, Any]) -> np.ndarray[Any, Any] | torch.Tensor
 def _free_shared_bytes() -> float:
     try:
         system = os.statvfs("/dev/shm")  # noqa: S108
-    except OSError:  # no /dev/shm: it has no limit of its own
+    except OSError:  # without /dev/shm there is no separate limit
         return float("inf")
     return system.f_bavail * system.f_frsize
 
@@ -97,9 +107,9 @@ def _unpack_block(layout: Layout, packed: list[Any], counts: list[int], time_ste
 
 
 def new_column(spec: Spec, time_steps: int, width: int, *, whole_windows: bool = False) -> Any:
-    """Room for one leaf of `width` lanes: an array, or a list of lists of None for objects.
+    """Create room for one leaf of `width` lanes: an array, or a list of lists of None for objects.
 
-    With `whole_windows` each lane's window lies in one piece, instead of each time step's lanes.
+    With `whole_windows` each lane's window is contiguous, instead of each time step.
     """
     if spec.dtype is None:
         return [[None] * width for _ in range(time_steps)]

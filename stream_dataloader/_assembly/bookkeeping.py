@@ -1,9 +1,10 @@
-"""What a batch says of its cells: which stream was read there, at which position, whether for the first time.
+"""Bookkeeping of a batch's cells: the stream that was read there, the position in it, whether for the first time.
 
-It is made only if it is asked for: for windows of bytes it is 26 times as large as what was read. A function that
-`torch.compile` compiles would be compiled anew for each batch: from when one asked, all have theirs made before.
+Fields are made only on request: for windows of bytes they are 26 times as large as the data. A function under
+`torch.compile` would be compiled anew for each batch if it had to make them. So once a compiled function has asked for
+a field, all later batches have their fields made beforehand.
 
-Guarantee: it is a pure function of the runs, in memory of its own.
+Guarantee: a pure function of the runs, in memory of its own.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _REPEATED: Mapping[str, tuple[int, int, Any]] = {
 
 
 class Asked:
-    """Who has asked for bookkeeping: an attribute, which `torch.compile` can set."""
+    """Record whether compiled code has asked for bookkeeping; an attribute, as `torch.compile` can set one."""
 
     by_compiled = False
 

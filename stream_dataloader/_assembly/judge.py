@@ -1,6 +1,6 @@
-"""Whether the streams of an epoch fit beside each other.
+"""Check that the streams of an epoch fit together in a batch.
 
-Guarantee: it is judged in (step, lane) order, so an error depends on no worker.
+Guarantee: the check runs in (step, lane) order, so errors do not depend on the workers.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from stream_dataloader.errors import ItemError, shorten
 
 
 class Judge:
-    """Knows what the epoch's items look like, and compares each part with that."""
+    """Keeps the layout of the epoch's items, and compares each part with it."""
 
     def __init__(self, readers: Sequence[Reader], sources: Sequence[Any]) -> None:
         self._readers = readers
         self._sources = sources
         self.layout: Layout | None = None  # of the epoch's items, once it is known
-        self._first: int | None = None  # the source it is of; None: of elsewhere
-        self._known: dict[Layout, Layout] = {}  # as met first, for the order of keys
-        self._fitting: Layout | None = None  # of slots, equal to `layout`
+        self._first: int | None = None  # the source that set the layout; None: a state or another rank did
+        self._known: dict[Layout, Layout] = {}  # layouts as met first, which sets the order of dicts' keys
+        self._fitting: Layout | None = None  # the slots' own object that is equal to `layout`
 
     def meet(self, parts: Sequence[Part | None]) -> None:
         """Note the layouts that parts met for the first time."""
@@ -35,14 +35,14 @@ class Judge:
                     self._known.setdefault(layout, layout)
 
     def as_met(self, layout: Layout) -> Layout:
-        """The equal of a layout with dicts' keys in the order in which they were met first."""
+        """Return the equal layout whose dicts have their keys in the order in which they were met first."""
         return self._known.get(layout, layout)
 
     def judge(self, parts: Sequence[Part | None], slot: Slot | None) -> None:
-        """Check that the streams of a step share the layout of the epoch's first; once a step.
+        """Check that the streams of a step share the layout of the epoch's first stream; called once per step.
 
         Raises:
-            ItemError: One does not; the first in lane order.
+            ItemError: A stream does not; names the first in lane order.
         """
         for part, reader in zip(parts, self._readers, strict=True):
             if part is None:
@@ -54,7 +54,7 @@ class Judge:
                 fits = slot.layout is self._fitting
             else:
                 fits = len(contents.blocks) == 1 and contents.blocks[0].layout == self.layout
-            # most do, and their lanes are not looked at one by one
+            # Most parts fit as a whole, so their lanes need not be compared one by one.
             for lane, source, position, layout in () if fits else _reads(part, slot, reader.lanes):
                 if self.layout is None:
                     self.layout, self._first = self.as_met(layout), source
@@ -70,7 +70,7 @@ class Judge:
         return ItemError(
             f"source {source} ({name}), item {position}, lane {lane}, worker {worker}: the stream "
             f"does not fit beside the epoch's first{first}: {self.layout.difference(layout)}; {ALIKE}; or pass a "
-            "collate_fn, which may mix them",
+            "collate_fn, which may combine different ones",
             source_index=source,
             source=name,
             position=position,
@@ -81,7 +81,7 @@ class Judge:
     def _name(self, source: int) -> str:
         try:
             return shorten(self._sources[source])
-        except Exception:  # the error that is told matters more
+        except Exception:  # the misfit must be reported even if the source's name cannot be read
             return "?"
 
 
@@ -93,5 +93,5 @@ def _reads(part: Part, slot: Slot | None, lanes: range) -> Iterator[tuple[int, i
             layout = slot.layout
         else:
             layout = next((block.layout for block in contents.blocks if block.counts[run.lane - lanes.start]), None)
-        if layout is not None:  # else the reader failed in making the part
+        if layout is not None:  # without a layout the reader failed while making the part, which has its own error
             yield run.lane, run.source, run.position, layout

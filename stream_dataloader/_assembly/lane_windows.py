@@ -1,6 +1,7 @@
 """The lanes' windows one by one, for `collate_fn`.
 
-Guarantee: a window is what the stream yielded, if it cut the window itself; else tensors `(T, ...)` and lists `[t]`.
+Guarantee: a window that the stream cut itself is passed on as it was yielded; others are tensors `(T, ...)` and lists
+`[t]`.
 """
 
 from __future__ import annotations
@@ -31,12 +32,12 @@ class LaneWindows:
         self._judge = judge
 
     def of(self, parts: Sequence[Part | None], slot: Slot | None) -> list[Any]:
-        """The B lanes' windows of a step; those in the slot are views into it."""
+        """Return the B lanes' windows of a step; windows in the slot are views into it."""
         self._judge.meet(parts)
         windows: list[Any] = []
         for part, lanes in zip(parts, self._lanes, strict=True):
             windows += [_IDLE] * len(lanes) if part is None else self._of_part(part, slot, lanes)
-        # a second time over them: the first lanes may be idle, and the layout be that of the last one's window
+        # A second pass is needed, as the first lanes may be idle while only the last one's window shows the layout.
         return [self._idle_window() if window is _IDLE else window for window in windows]
 
     def _of_part(self, part: Part, slot: Slot | None, lanes: range) -> list[Any]:
@@ -47,7 +48,7 @@ class LaneWindows:
         return [self._read(blocks, row) for row in range(len(lanes))]
 
     def _read(self, blocks: Sequence[Block], row: int) -> Any:
-        """A window that the loader cut, or padded."""
+        """Read a window that the loader cut or padded."""
         block = next((block for block in blocks if block.counts[row]), None)
         if block is None:
             return _IDLE
@@ -78,7 +79,7 @@ def _window(block: Block, row: int, layout: Layout) -> Any:
 
 
 def _as_yielded(given: Any, blocks: Sequence[Block], row: int) -> Any:
-    """A window as the stream yielded it: one that was sent, or one that lies in the slot's only block."""
+    """Return a window as the stream yielded it: sent with the part, or rebuilt from the slot's only block."""
     if not isinstance(given, WindowKind):
         return given
     (block,) = blocks

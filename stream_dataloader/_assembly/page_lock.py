@@ -3,10 +3,11 @@
 Guarantees: a slot is not written again while a CUDA device may still be reading it. Memory is unlocked before it is
 unmapped, in the process that locked it. A driver that refuses costs speed, never an error later on.
 
-- Pages that are unmapped first make the next mapping there "already registered". Python unmaps an `mmap` *before* it
-  calls weak references to it, so an array over it is watched, whose callback holds the `mmap`.
-- A copy may return before it has begun. An event that is recorded on a stream is passed when all that was begun there
-  before is done, and is asked for, never waited for.
+- If pages are unmapped while they are locked, the driver calls the next mapping at that address "already registered".
+  Python unmaps an `mmap` *before* it calls weak references to it. So the weak reference watches an array over the
+  `mmap`, and its callback holds the `mmap`.
+- A copy may return before it has begun. An event that is recorded on a stream is complete when all earlier work on that
+  stream is done. Events are polled, never waited for.
 
 Nothing here has run on a CUDA device yet: the tests drive it with a stand-in for `torch.cuda`.
 """
@@ -26,26 +27,26 @@ import torch
 
 from stream_dataloader._memory import copies
 
-cuda: Any = torch.cuda  # of which not all has types
-_PORTABLE = 1  # cudaHostRegisterPortable: locked for all devices, not only the one that is current
+cuda: Any = torch.cuda  # Any, because parts of it have no types
+_PORTABLE = 1  # cudaHostRegisterPortable: locked for all devices, not only the current one
 
 
 class PendingCopies:
     """Frees memory once no CUDA device reads it any more.
 
-    Known are the loader's own copies, and those on the current stream of the current device where the memory is let go;
-    for any other the user must hold the batch.
+    It knows the loader's own copies, and those on the stream and device that are current when the memory is released.
+    During any other copy the user must hold the batch.
     """
 
     def __init__(self) -> None:
-        #: What is to be freed, and the events that are waited for.
+        #: Events to come first, and the function that frees the memory after them.
         self.waiting: deque[tuple[list[Any] | None, Callable[[], Any]]] = deque()
 
     def free_after(self, free: Callable[[], Any]) -> None:
-        """Call `free` once the copies begun so far are done: at once if there are none, or from `poll`."""
+        """Call `free` once the copies begun so far are done: now if there are none, otherwise from `poll`."""
         try:
             events = self._events() if cuda.is_initialized() else []
-        except Exception:  # the device is lost, or the interpreter ends: the memory stays out of use
+        except Exception:  # The device is lost, or the interpreter exits. The memory stays unused, which is safe.
             return
         if events == []:
             free()
@@ -53,13 +54,14 @@ class PendingCopies:
             self.waiting.append((events, free))
 
     def _events(self) -> list[Any] | None:
-        """An event behind all that was begun so far, on each device in use; None while a graph is captured."""
+        """Record an event after all copies so far, on each device in use; return None while a graph is captured."""
         numbers = frozenset(copies.devices)
         current = cuda.current_device()
         if current not in numbers and _is_in_use(current):
             copies.devices.add(current)
             numbers |= {current}
-        if current in numbers and cuda.is_current_stream_capturing():  # to ask this creates a context, too
+        # This question creates a context on the device, so it is asked only where one is in use.
+        if current in numbers and cuda.is_current_stream_capturing():
             return None
         streams = {cuda.current_stream(number) for number in numbers} | copies.streams
         return list(map(_recorded, streams))
@@ -73,7 +75,7 @@ class PendingCopies:
         while self.waiting:
             events, free = self.waiting[0]
             try:
-                if events is None:  # it was let go while a graph was captured
+                if events is None:  # released while a graph was captured, when no event could be recorded
                     events = self._events()
                     self.waiting[0] = events, free
                 done = events is not None and all(event.query() for event in events)
@@ -86,7 +88,7 @@ class PendingCopies:
             free()
 
     def wait(self) -> None:
-        """Wait for the copies that have been begun so far; a lost device is not waited for."""
+        """Wait for the copies that have begun so far; do not wait for a lost device."""
         self.free_after(int)
         while self.waiting:
             events, free = self.waiting.popleft()
@@ -99,7 +101,7 @@ class PendingCopies:
 def _is_in_use(number: int) -> bool:
     try:
         return bool(cuda.memory_reserved(number))
-    except RuntimeError:  # an allocator that does not count
+    except RuntimeError:  # the allocator does not count, so assume that the device is in use
         return True
 
 
@@ -110,17 +112,18 @@ def _recorded(stream: Any) -> Any:
 
 
 class LockedPages(np.ndarray[Any, Any]):
-    """Memory that is page-locked for as long as it is there.
+    """Memory that is page-locked as long as it exists.
 
-    A type of its own: a new array keeps alive the innermost one of its type. That is to be the lease.
+    It needs a type of its own: numpy makes a new array's base the innermost array of the same type, and for arrays over
+    a slot that must be the lease's array, not this one.
     """
 
 
 def lock_pages(memory: Any, copies: PendingCopies, device: torch.device | None = None) -> LockedPages | None:
-    """Lock a mapping for as long as the array returned, or one over it, is there; None, with a warning, if refused.
+    """Lock a mapping as long as the returned array, or one over it, exists; return None, with a warning, if refused.
 
     Args:
-        copies: What may be reading it when it is given back.
+        copies: Copies that may still read the memory when it is unlocked.
         device: The device that will read it, whose context is used; None: the current one.
     """
     array: LockedPages = LockedPages(len(memory), np.uint8, memory)
@@ -145,11 +148,14 @@ def _unlock(runtime: Any, address: int, copies: PendingCopies, owner: int, _mapp
     if os.getpid() != owner:
         return
     copies.wait()
-    with contextlib.suppress(Exception):  # a lost device has unlocked it
+    with contextlib.suppress(Exception):  # with a lost device the memory is unlocked already
         runtime.cudaHostUnregister(address)
 
 
 def _clear_last_error() -> None:
-    """Have torch's check of a kernel clear the error that a call left behind, or it would be raised far from here."""
+    """Clear the error that a failed call left behind, by a kernel whose check reads it.
+
+    Otherwise it would be raised by an unrelated call much later.
+    """
     with contextlib.suppress(RuntimeError):
         torch.ones(1, dtype=torch.float32, device=torch.device("cuda", cuda.current_device()))

@@ -1,8 +1,8 @@
-"""What passes from a worker to the main process: the runs of steps that lanes read, and the part of a step they make.
+"""Messages from a worker to the main process: the runs of steps that lanes read, and the parts of steps they make.
 
-Most runs are only passed on, so they stay numbers, one run after the other.
+Most runs are only passed on, so they stay plain numbers, one run after the other.
 
-Guarantee: parts can be put together, and gone on from, without asking the worker again.
+Guarantee: parts can be put together, and continued from, without asking the worker again.
 """
 
 from __future__ import annotations
@@ -20,28 +20,39 @@ from stream_dataloader.errors import ErrorReport, StreamError
 from stream_dataloader.protocols import PaddingMode
 
 IS_FRESH = operator.attrgetter("fresh")
-MESSAGE_BYTES = 1 << 20  # a message carries several parts only up to so much
+MESSAGE_BYTES = 1 << 20  # the size up to which a message carries several parts
 
 
 class Run(NamedTuple):
-    """Consecutive steps of one stream in one lane's window."""
+    """Consecutive steps of one stream in one lane's window.
+
+    Attributes:
+        lane: The lane.
+        t: The first time step in the window.
+        steps: Number of steps.
+        source: Index of the stream's source.
+        position: Index of the first step within its source.
+        fresh: Whether the steps are read for the first time.
+        starts: Whether the stream, or a sequence in it, starts with the first step.
+        seed: The `stream_seed` of the steps, for random draws on a device.
+    """
 
     lane: int
-    t: int  # the first time step in the window
-    steps: int  # how many there are
-    source: int  # index of the stream's source
-    position: int  # index of the first step within its source
-    fresh: bool  # they are read for the first time
-    starts: bool  # the stream, or a sequence in it, starts with the first step
-    seed: int  # of this reading of the source, for draws on a device
+    t: int
+    steps: int
+    source: int
+    position: int
+    fresh: bool
+    starts: bool
+    seed: int
 
     def continues(self, last: Run) -> bool:
-        """Whether this is what comes next of the same stream, in the same lane."""
+        """Return whether this run directly follows another of the same stream, in the same lane."""
         goes_on = self.position == last.position + last.steps and not self.starts
         return self.lane == last.lane and self.source == last.source and goes_on
 
     def cut(self, starts: Sequence[int]) -> Iterator[Run]:
-        """This run, cut where sequences begin within it, by position."""
+        """Cut this run where sequences begin within it, given their positions."""
         within = [start for start in starts if start > self.position]
         bounds = [self.position, *within, self.position + self.steps]
         for begin, stop in itertools.pairwise(bounds):
@@ -53,12 +64,12 @@ class Run(NamedTuple):
             )
 
 
-#: How many numbers a run has.
+#: Number of fields of a run.
 RUN_NUMBERS = len(Run._fields)
 
 
 def runs_of(numbers: Iterable[int]) -> Iterator[Run]:
-    """The runs that numbers stand for."""
+    """Return the runs that are given as plain numbers."""
     return map(Run._make, zip(*[iter(numbers)] * RUN_NUMBERS, strict=True))
 
 
@@ -71,30 +82,53 @@ class Fault(NamedTuple):
 
 
 class Contents(NamedTuple):
-    """The windows that a worker's lanes read in one step, and their bookkeeping."""
+    """The windows that a worker's lanes read in one step, and their bookkeeping.
 
-    in_slot: bool = False  # the arrays are in the step's slot
-    time_steps: int = 0  # of the blocks; 0 if there are none
-    runs: Sequence[int] = ()  # what the lanes read, in lane order: the numbers of `Run`s
-    blocks: Sequence[Block] = ()  # of those in the slot only leaves that are objects
-    objects: Mapping[int, Any] = {}  # windows passed on, or `WindowKind`s, by row
-    layouts: Sequence[Layout] = ()  # met for the first time, for the order of dicts' keys
-    ends: Sequence[tuple[int, int]] = ()  # rows and time steps of streams' last items
+    Attributes:
+        in_slot: Whether the arrays are in the step's slot.
+        time_steps: Number of time steps of the blocks; 0 if there are none.
+        runs: The runs that the lanes read, in lane order, as the numbers of `Run`s.
+        blocks: Blocks that travel with the message; with `in_slot` only those of leaves that are objects.
+        objects: Windows that are passed on, or their `WindowKind`s, by row.
+        layouts: Layouts that were met for the first time, for the order of dicts' keys.
+        ends: Rows and time steps of streams' last items.
+    """
+
+    in_slot: bool = False
+    time_steps: int = 0
+    runs: Sequence[int] = ()
+    blocks: Sequence[Block] = ()
+    objects: Mapping[int, Any] = {}
+    layouts: Sequence[Layout] = ()
+    ends: Sequence[tuple[int, int]] = ()
 
 
 class Part(NamedTuple):
-    """What one reader contributes to one step."""
+    """Contribution of one reader to one step.
 
-    reader: int  # its number, among the readers of all workers
+    Attributes:
+        reader: The reader's number, among the readers of all workers.
+        step: The step.
+        fresh: Whether some of its data is read for the first time.
+        items: Number of time steps, without padding.
+        lanes_read: Number of lanes that are not idle; counted with `"drop"` only.
+        reports: Reports on the lanes, from which a saved state is made.
+        contents: The windows.
+        failures: Errors of streams that were skipped, or have a gap.
+        faults: Errors that end the epoch; the reader sends no further part.
+        end: Whether all of its lanes are idle; the reader sends no further part.
+    """
+
+    reader: int
     step: int
-    fresh: bool  # something in it is read for the first time
-    items: int  # how many time steps it has, padding left out
-    lanes_read: int  # how many lanes are not idle; with `"drop"` only
-    reports: LaneReports  # what there is to know to go on from here another time
+    fresh: bool
+    items: int
+    lanes_read: int
+    reports: LaneReports
     contents: Contents
-    failures: Sequence[ErrorReport] = ()  # of streams that were skipped, or have a gap
-    faults: Sequence[Fault] = ()  # of others; the reader sends no further part
-    end: bool = False  # all of its lanes are idle; it sends no further part
+    failures: Sequence[ErrorReport] = ()
+    faults: Sequence[Fault] = ()
+    end: bool = False
 
 
 class PartDraft:
@@ -106,16 +140,16 @@ class PartDraft:
         self.failures: list[StreamError] = []
         self.faults: list[Fault] = []
         self.blocks: dict[int, Block] = {}  # by the id of an interned layout
-        self.in_slot: Block | None = None  # the one that is in the step's slot
+        self.in_slot: Block | None = None  # the block that is in the step's slot
         self.latest: Block | None = None
-        self.block_of_row: list[Block | None] = [None] * width  # that a row's window goes to
+        self.block_of_row: list[Block | None] = [None] * width  # the block of each row's window
         self.objects: dict[int, Any] = {}
         self.layouts: list[Layout] = []
         self.ends: list[tuple[int, int]] = []
 
     @property
     def lanes_read(self) -> int:
-        """How many lanes were not idle."""
+        """Number of lanes that were not idle."""
         return len({*self.runs[::RUN_NUMBERS], *(fault.lane for fault in self.faults)})
 
     def fail(self, lane: int, error: Exception, *, fresh: bool) -> None:
@@ -123,7 +157,7 @@ class PartDraft:
         self.faults.append(Fault(lane, fresh, ErrorReport(error)))
 
     def sort(self) -> None:
-        """Bring all into lane order, and join runs that go on with a stream."""
+        """Sort everything by lane, and join consecutive runs of the same stream."""
         found: list[Run] = []
         for run in sorted(runs_of(self.runs), key=lambda run: run.lane):
             if found and run.continues(found[-1]):
@@ -136,7 +170,7 @@ class PartDraft:
 
 
 def have_data(parts: Sequence[Part | None], padding_mode: PaddingMode, lanes: int, late: int = 0) -> bool:
-    """Whether a step belongs to the epoch, by all readers' parts; None for one that has ended or is late."""
+    """Return whether a step belongs to the epoch, given each reader's part; None for one that has ended or is late."""
     is_fresh, lanes_read = late > 0, late
     for part in parts:
         if part is not None:
@@ -145,17 +179,17 @@ def have_data(parts: Sequence[Part | None], padding_mode: PaddingMode, lanes: in
 
 
 def pack(parts: Sequence[Part]) -> list[Any]:
-    """Parts of one worker for a message; most become plain tuples."""
+    """Pack parts of one worker for a message; most become plain tuples, which are pickled fast."""
     return list(map(_brief, parts))
 
 
 def unpack(packed: Sequence[Any]) -> list[Part]:
-    """What `pack` was given."""
+    """Undo `pack`."""
     return [entry if type(entry) is Part else _whole(entry) for entry in packed]
 
 
 def _brief(part: Part) -> Part | tuple[Any, ...]:
-    """A part as its few numbers; itself if there is more to it."""
+    """Return a part as a tuple of numbers, or the part itself if it has more content."""
     reader, step, fresh, items, lanes_read, reports, contents, failures, faults, end = part
     in_slot, time_steps, runs, blocks, objects, layouts, ends = contents
     taken, progress, streams = reports
@@ -166,7 +200,7 @@ def _brief(part: Part) -> Part | tuple[Any, ...]:
 
 
 def _whole(brief: Sequence[Any]) -> Part:
-    """The part that `_brief` was given."""
+    """Undo `_brief`."""
     reader, step, fresh, items, lanes_read, taken, progress, time_steps, runs, *ends = brief
     contents = Contents(in_slot=True, time_steps=time_steps, runs=array("q", runs), ends=ends[0] if ends else ())
     return Part(reader, step, fresh, items, lanes_read, LaneReports(taken, progress, {}), contents)

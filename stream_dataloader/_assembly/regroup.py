@@ -1,6 +1,6 @@
-"""Puts the parts that workers made of one step side by side again, in lane order: the batch.
+"""Regrouping: puts the workers' parts of one step side by side, in lane order, which makes the batch.
 
-Guarantee: the result depends on what the lanes read, not on workers. All parts were found to have one layout.
+Guarantee: the result depends on what the lanes read, not on workers. All parts must share a layout, see `judge`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Regrouper:
     """Makes batches of parts.
 
     Args:
-        fill_value: What pads lanes.
+        fill_value: Fills padding.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Regrouper:
         slot: Slot | None,
         state: Callable[[], dict[str, Any]] | None = None,
     ) -> StreamBatch:
-        """The batch of a step that was judged; `state` is what its `state_dict` returns."""
+        """Make the batch of a step that was judged; its `state_dict` calls `state`."""
         layout = self._judge.layout
         assert layout is not None
         is_in_slot, longest, runs = slot is not None, 0, []
@@ -65,7 +65,7 @@ class Regrouper:
                 is_in_slot = is_in_slot and part.contents.in_slot
                 longest = max(longest, part.contents.time_steps)
                 runs.append(part.contents.runs)
-        self._last_time_steps = longest or self._last_time_steps  # a step without any is as long as the one before
+        self._last_time_steps = longest or self._last_time_steps  # a step of padding only is as long as the one before
         time_steps = self._time_steps or self._last_time_steps
         if is_in_slot:
             assert slot is not None
@@ -96,7 +96,7 @@ class Regrouper:
         )
 
     def _ends(self, parts: Sequence[Part | None], time_steps: int) -> torch.Tensor:
-        """Where streams end; most batches have few ends."""
+        """Mark the last steps of streams, `(T, B)`."""
         ends = np.zeros((time_steps, len(self._all_lanes)), np.bool_)
         for part, lanes in zip(parts, self._lanes, strict=True):
             for row, t in part.contents.ends if part else ():
@@ -104,14 +104,15 @@ class Regrouper:
         return torch.from_numpy(ends)
 
     def _in_slot(self, parts: Sequence[Part | None], slot: Slot, time_steps: int) -> list[Any]:
-        """The arrays of a slot that holds all parts; only the lanes of readers that have ended are to be padded."""
+        """Return the arrays of a slot that holds all parts, after padding the lanes of readers that have ended."""
         for part, lanes in zip(parts, self._lanes, strict=True):
             if part is None:
                 for value, column in zip(self._fill.of(slot.layout), slot.columns, strict=True):
                     if value is not None:
                         column[:, lanes.start : lanes.stop] = value
         columns = slot.columns
-        if len(self._all_lanes) < slot.lanes or time_steps < slot.time_steps:  # of one worker, or of short windows
+        # The slot is larger than the batch if this is one worker's part, or if windows are short.
+        if len(self._all_lanes) < slot.lanes or time_steps < slot.time_steps:
             rows = slice(self._all_lanes.start, self._all_lanes.stop)
             columns = [None if column is None else column[:time_steps, rows] for column in columns]
         if None not in slot.layout.dtypes:
@@ -123,7 +124,7 @@ class Regrouper:
         ]
 
     def _column(self, i: int, layout: Layout, blocks: list[Block | None], time_steps: int) -> Any:
-        """One leaf of all readers, side by side."""
+        """Put one leaf of all readers side by side."""
         spec, first = layout.specs[i], self._all_lanes.start
         column = new_column(spec, time_steps, len(self._all_lanes))
         for lanes, block in zip(self._lanes, blocks, strict=True):

@@ -1,4 +1,4 @@
-"""A pool of slots of shared memory, in which workers put batches together in place, and which batches lease.
+"""A pool of slots of shared memory. Workers assemble batches in them, and delivered batches lease them.
 
 A slot holds the data of one whole batch::
 
@@ -11,7 +11,7 @@ A slot holds the data of one whole batch::
 A worker that finds no free slot, or whose items do not fit, sends them through the message queue.
 
 Guarantee: a slot is written to only while no tensor, view or array over it is left in the main process, and no CUDA
-device reads it. Not covered: a process forked while a batch is held must clone what it wants to keep.
+device reads it. Not covered: a process that was forked while a batch was held must clone data that it wants to keep.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ _SESSION_MASK = (1 << (63 - _TURN_BITS)) - 1
 
 
 class SlotPool(SharedFields):
-    """What all processes share: the slots' file, their states, and which step is in which slot.
+    """State that all processes share: the slots' file, the state of each slot, and the step that it holds.
 
-    At most `messages` of one worker are on their way. An `OSError` says that the system offers no memory for it.
+    At most `messages` messages of one worker are in transit. Raises `OSError` if the system has no memory for it.
     """
 
     def __init__(self, lanes: int, messages: int) -> None:
@@ -54,10 +54,10 @@ class SlotPool(SharedFields):
     def _lay_out(self, carve: Carver) -> None:
         steps_in_flight = self._messages * MOST_STEPS_A_MESSAGE
         self._state = carve(1).data  # whether there are slots: unknown, ready or refused
-        self._begin = carve(1).data  # where slots begin in the file, behind the pickled geometry
-        self._slots = carve(1).data  # how many there are
-        self._session = carve(1).data  # the newest that claimed one
-        self._entries = carve(steps_in_flight).data  # which step is in which slot; see `find`
+        self._begin = carve(1).data  # start of the first slot in the file, behind the pickled geometry
+        self._slots = carve(1).data  # number of slots
+        self._session = carve(1).data  # the newest session that claimed a slot
+        self._entries = carve(steps_in_flight).data  # the slot of each step; see `find`
         self._slot_states_at = carve.end_bytes
         self.slot_states = carve(steps_in_flight + MOST_STEPS_A_MESSAGE, dtype=np.uint8).data  # free, filling or leased
 
@@ -68,16 +68,16 @@ class SlotPool(SharedFields):
 
     @property
     def refused(self) -> bool:
-        """There was not enough memory for slots."""
+        """Whether there was not enough memory for slots."""
         return self._state[0] == _REFUSED
 
     @property
     def laid_out(self) -> bool:
-        """There are slots."""
+        """Whether there are slots."""
         return self._state[0] == _READY
 
     def offer(self, layout: Layout, time_steps: int, whole_windows: bool) -> Geometry | None:
-        """The geometry: for these, if there is none yet; None if there can be none."""
+        """Return the slots' geometry, which the first call sets by its arguments; None if there can be no slots."""
         if self._state[0] == _UNKNOWN:
             with self._memory.locked():
                 if self._state[0] == _UNKNOWN:
@@ -92,38 +92,38 @@ class SlotPool(SharedFields):
             begin = aligned(len(pickled), PAGE_BYTES)
             self._file.grow(begin + slots * geometry.slot_bytes)
             self.memory[: len(pickled)] = pickled
-        except Exception:  # too little memory, or a layout that cannot be pickled: items go through the queue
+        except Exception:  # Too little memory, or a layout that cannot be pickled: items then go through the queue.
             self._state[0] = _REFUSED
         else:
             self._begin[0], self._slots[0] = begin, slots
-            self._state[0] = _READY  # last: who sees it sees the rest
+            self._state[0] = _READY  # written last, so that a process that sees it sees the other fields, too
 
     @cached_property
     def geometry(self) -> Geometry | None:
-        """Where things lie in a slot; None if there are no slots. Asked for only when that is decided."""
+        """Layout of a slot's memory; None if there are no slots. May be read only once that is decided."""
         if not self.laid_out:
             return None
         return Geometry(*pickle.loads(self.memory[: self._begin[0]]))
 
     @property
     def most_steps(self) -> int:
-        """How many steps a message may carry whose windows are in slots."""
+        """The most steps in one message whose windows are in slots."""
         return 1 if self.geometry is None else self.geometry.most_steps
 
     @cached_property
     def slots(self) -> int:
-        """How many slots there are."""
+        """Number of slots."""
         return self._slots[0]
 
     def offset(self, slot: int) -> int:
-        """Where a slot begins in the memory."""
+        """Return the offset of a slot in the memory."""
         assert self.geometry is not None
         return self._begin[0] + slot * self.geometry.slot_bytes
 
     def claim(self, session: int, step: int) -> int | None:
-        """The slot of a step, for a worker that writes to it; None if none is free.
+        """Claim the slot of a step, for a worker that writes to it; return None if no slot is free.
 
-        Where a session begins, what those of the one before were filling is free: they write no more.
+        The first claim of a new session frees the slots that the one before was filling, as its workers write no more.
         """
         if (slot := self.find(session, step)) is not None:
             return slot
@@ -144,10 +144,11 @@ class SlotPool(SharedFields):
             return slot
 
     def find(self, session: int, step: int) -> int | None:
-        """The slot of a step, if it has one.
+        """Return the slot of a step, if it has one.
 
-        Session, step and slot are one word, which is read and written in one piece. The place tells the step but for
-        the turn. More bits for the slot are as many less for the turn.
+        Session, step and slot are packed into one word, which is read and written in one piece. The word's place is
+        the step modulo the number of entries, and the turn is the quotient. Bits for the slot are taken from those for
+        the turn.
         """
         turn, place = divmod(step, len(self._entries))
         slot = self._entries[place] - ((session & _SESSION_MASK) << _TURN_BITS | turn << self._slot_bits) - 1
@@ -155,7 +156,7 @@ class SlotPool(SharedFields):
 
     @cached_property
     def _slot_bits(self) -> int:
-        return len(self.slot_states).bit_length()  # there may be as many slots, numbered from 1
+        return len(self.slot_states).bit_length()  # enough for all slots, numbered from 1
 
     def __getstate__(self) -> dict[str, Any]:
         names = ("_lanes", "_messages", "_memory", "_file")
@@ -171,7 +172,7 @@ class PooledSlots(Slots):
         super().__init__(whole_windows)
         self._pool = pool
         self._session = session
-        self._fitting: Layout | None = None  # equal to the slots', and the last one asked for
+        self._fitting: Layout | None = None  # the last layout offered that is equal to the slots'
         self._slots: dict[int, Slot] = {}
 
     def offer(self, step: int, layout: Layout, time_steps: int) -> Slot | None:
@@ -202,25 +203,25 @@ class SlotLeases:
 
     def __init__(self, pool: SlotPool, *, pin_memory: bool = False) -> None:
         self.pool = pool
-        self.unfit = False  # nothing of the iteration that asked last fits the slots
-        self.copies = 0  # how many batches were copied
+        self.unfit = False  # whether no item of the last iteration fits the slots
+        self.copies = 0  # number of batches that were copied
         self._to_be_locked = pin_memory and torch.cuda.is_available()
         self._device: torch.device | None = None
         self._memory: LockedPages | None = None  # the pool's
         self._copies = PendingCopies()
         self._leases: dict[int, _Lease] = {}
-        self._over: deque[_Lease] = deque()  # those whose array is gone
+        self._over: deque[_Lease] = deque()  # leases whose array is gone
 
     def lock_for(self, device: torch.device) -> None:
-        """Have the slots' memory page-locked when the next slot is leased, as it is copied to a CUDA device."""
+        """Page-lock the slots' memory when the next slot is leased, because it will be copied to a CUDA device."""
         if self._device is None:
             self._device = device
             self._to_be_locked = self._memory is None and torch.cuda.is_available()
 
     def lease(self, session: int, step: int) -> Slot | None:
-        """The slot of a step that all workers are done with; None if it has none.
+        """Lease the slot of a step that all workers are done with; return None if the step has none.
 
-        It is free again when no array over it is left. When few are left, it is a copy.
+        The slot is free again when no array over it is left. When few slots are left, return a copy.
         """
         slot = self.pool.find(session, step)
         self.unfit = slot is None and self.pool.laid_out and (step == 0 or self.unfit)
@@ -234,7 +235,7 @@ class SlotLeases:
             self._copies.poll()
         geometry = self.pool.geometry
         assert geometry is not None
-        # the one array under all the batch's: numpy and torch keep it alive for as long as any of them lives
+        # All arrays of the batch lie over this one, which numpy and torch keep alive as long as any of them.
         under = self.pool.memory if self._memory is None else self._memory
         memory = np.ndarray(geometry.slot_bytes, np.uint8, under, self.pool.offset(slot))
         if len(self._leases) - len(self._copies.waiting) < geometry.most_held:
@@ -250,13 +251,13 @@ class SlotLeases:
 
     @property
     def in_use(self) -> int:
-        """How many slots are held by batches, or being filled, at this moment."""
+        """Number of slots that are held by batches, or being filled."""
         return int(np.count_nonzero(self.pool.slot_states[: self.pool.slots])) - len(self._over)
 
     def release(self) -> None:
-        """Free the slots that no array is left over, once no device reads them.
+        """Free slots whose arrays are all gone, once no device reads them.
 
-        An interrupt may come anywhere here: the next call does the rest.
+        An interrupt may come anywhere here; the next call does the rest.
         """
         while self._over:
             self._copies.free_after(partial(_give_back, self.pool, self._leases, self._over[0]))
@@ -264,8 +265,9 @@ class SlotLeases:
 
 
 def _give_back(pool: SlotPool, leases: dict[int, _Lease], lease: _Lease) -> None:
-    """Outside of `SlotLeases`, which must not wait to be freed with its slots."""
+    """Free the slot of a lease; a function, as a bound method would keep `SlotLeases` alive with its slots."""
     if leases.get(lease.slot) is lease:
-        if pool.slot_states[lease.slot] == _LEASED:  # else it was interrupted here, and may be another's by now
+        # If an earlier call was interrupted after it set the slot free, the slot may have another owner by now.
+        if pool.slot_states[lease.slot] == _LEASED:
             pool.slot_states[lease.slot] = _FREE
         del leases[lease.slot]

@@ -1,10 +1,10 @@
-"""What windows are written to: a slot for a whole batch, which several readers share, or each reader's own memory.
+"""Memory that windows are written to: a slot for a whole batch, which several readers share, or a reader's own memory.
 
 ::
 
     | leaf 0 | leaf 1 | ... |      a slot in shared memory: each leaf aligned to 64 bytes, the slot to pages
 
-Guarantees: where things lie in a slot is a pure function of a few numbers. A reader writes to its own lanes only.
+Guarantees: the layout of a slot is a pure function of a few numbers. A reader writes to its own lanes only.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from stream_dataloader._items.layout import Layout, storage_dtype
 
 MOST_STEPS_A_MESSAGE = 64
 PAGE_BYTES = 4096
-_ALIGNMENT_BYTES = 64  # a cache line: two leaves share none
-_STEPS_BYTES = 4 << 20  # a message carries several steps up to so much in slots: they are as many batches in memory
-_HELD = 3  # batches that a user may hold before copies are handed out: the one in use, the last, one of a trainer's
+_ALIGNMENT_BYTES = 64  # a cache line, so that two leaves never share one
+_STEPS_BYTES = 4 << 20  # a message carries several steps up to this size in slots, as each is a batch in memory
+_HELD = 3  # batches that a user may hold before copies are handed out: the current, the last, and a trainer's one
 
 
 def aligned(offset: int, to: int = _ALIGNMENT_BYTES) -> int:
-    """The next multiple of `to`."""
+    """Round up to a multiple of `to`."""
     return -(-offset // to) * to
 
 
 class Slot(NamedTuple):
-    """Arrays over the memory of one batch: `(T, B, ...)` a leaf; None for one that is an object."""
+    """Arrays over the memory of one batch: `(T, B, ...)` per leaf; None for a leaf that is an object."""
 
     layout: Layout
     time_steps: int
@@ -40,33 +40,33 @@ class Slot(NamedTuple):
     columns: list[Any]
 
     def columns_of(self, lanes: range, lists: Sequence[Any]) -> list[Any]:
-        """The columns of some lanes; `lists` has the leaves that are objects, which have no place in the slot."""
+        """Return the columns of some lanes; leaves that are objects have no place in the slot and come from `lists`."""
         rows = slice(lanes.start, lanes.stop)
         pairs = zip(self.columns, lists, strict=True)
         return [sent if here is None else here[:, rows] for here, sent in pairs]
 
 
 def blocks_of(contents: Contents, slot: Slot | None, lanes: range) -> Sequence[Block]:
-    """The blocks of a part's windows; over the slot's memory if they are there."""
+    """Return the blocks of a part's windows; over the slot's memory if the windows are there."""
     if not contents.in_slot:
         return contents.blocks
     assert slot is not None
     counts = [0] * len(lanes)
-    for lane in contents.runs[::RUN_NUMBERS]:  # one that read began at t = 0
+    for lane in contents.runs[::RUN_NUMBERS]:  # a lane that read at all began at t = 0
         counts[lane - lanes.start] = contents.time_steps
     lists = contents.blocks[0].columns if contents.blocks else slot.columns
     return [Block(slot.layout, slot.columns_of(lanes, lists), counts, slot.time_steps, contents.time_steps)]
 
 
 class Geometry:
-    """Where things lie in a slot; with `whole_windows` each lane's window of a leaf in one piece."""
+    """Layout of a slot's memory; with `whole_windows` each lane's window of a leaf is contiguous."""
 
     def __init__(self, layout: Layout, time_steps: int, lanes: int, whole_windows: bool) -> None:
         self.layout = layout
         self.time_steps = time_steps
         self.whole_windows = whole_windows
         self._lanes = lanes
-        self._places: list[tuple[tuple[int, ...], np.dtype[Any], int] | None] = []  # of each leaf: shape, dtype, begin
+        self._places: list[tuple[tuple[int, ...], np.dtype[Any], int] | None] = []  # per leaf: shape, dtype, offset
         end = 0
         for spec in layout.specs:
             place = None
@@ -75,11 +75,11 @@ class Geometry:
                 end = place[2] + time_steps * lanes * math.prod(spec.shape) * place[1].itemsize
             self._places.append(place)
         self.slot_bytes = max(aligned(end, PAGE_BYTES), PAGE_BYTES)
-        self.most_steps = min(max(_STEPS_BYTES // self.slot_bytes, 1), MOST_STEPS_A_MESSAGE)  # of a message
-        self.most_held = max(_HELD, self.most_steps)  # how many slots may be leased at once
+        self.most_steps = min(max(_STEPS_BYTES // self.slot_bytes, 1), MOST_STEPS_A_MESSAGE)  # in a message
+        self.most_held = max(_HELD, self.most_steps)  # slots that may be leased at once
 
     def slot(self, memory: Any, offset: int = 0) -> Slot:
-        """Arrays over `memory` from an offset on, which they keep alive."""
+        """Make arrays over `memory` from an offset on; they keep the memory alive."""
         head = (self.time_steps, self._lanes)
         columns: list[Any] = []
         for place in self._places:
@@ -95,31 +95,32 @@ class Geometry:
 
 
 class Slots:
-    """What the windows of one session are written to. By itself it has no slots: each reader has memory of its own.
+    """Memory for the windows of one session. This base class has no slots: each reader has memory of its own.
 
-    `whole_windows` are wanted lane by lane, for a `collate_fn`: as streams cut them, or each in one piece.
+    Args:
+        whole_windows: A `collate_fn` takes windows lane by lane: as streams cut them, or each in one piece.
     """
 
-    there = False  # there are slots
+    there = False  # whether there are slots
 
     def __init__(self, whole_windows: bool = False) -> None:
         self.whole_windows = whole_windows
 
     def offer(self, step: int, layout: Layout, time_steps: int) -> Slot | None:  # noqa: ARG002
-        """The slot of a step; None if windows of this layout do not fit, or no slot is free."""
+        """Return the slot of a step; None if windows of this layout do not fit, or no slot is free."""
         return None
 
     def taken(self, step: int) -> Slot | None:  # noqa: ARG002
-        """The slot of a step, if it is this process's: the batch's from now on. None if nobody wrote to one."""
+        """Hand over the slot of a step to its batch, if this process owns it; None if no slot was written to."""
         return None
 
     def own(self, width: int, layout: Layout, time_steps: int) -> Block:
-        """Room for windows in memory of their own; arrays are not initialised."""
+        """Create room for windows outside of slots; arrays are not initialised."""
         columns = [new_column(spec, time_steps, width, whole_windows=self.whole_windows) for spec in layout.specs]
         return Block(layout, columns, [0] * width, time_steps, time_steps)
 
     def block(self, lanes: range, step: int, layout: Layout, time_steps: int) -> Block | None:
-        """Room for some lanes' windows in the step's slot, as `offer`."""
+        """Return room for some lanes' windows in the step's slot; None as in `offer`."""
         slot = self.offer(step, layout, time_steps)
         if slot is None:
             return None

@@ -1,7 +1,7 @@
-"""How the windows that workers read become the batch's tensors: in place in a slot, or through the message queue.
+"""Writing of windows in workers: into the batch's slot, where they are in place, or for the message queue.
 
-A worker's `PartWriter` gathers its lanes' windows into *blocks*, normally one for all of its lanes, that lies in the
-batch's slot. What does not fit there travels with the part.
+A worker's `PartWriter` gathers its lanes' windows into *blocks*, normally a single one for all of its lanes, in the
+batch's slot. Windows that do not fit there travel with the part.
 """
 
 from __future__ import annotations
@@ -23,14 +23,23 @@ from stream_dataloader._items.structure import Misfit, StreamMisfit, flatten, ha
 
 
 class WindowKind(NamedTuple):
-    """How a window that was put into a block is passed on as the stream made it."""
+    """Description of a window in a block, from which it is rebuilt as the stream made it.
+
+    Attributes:
+        steps: Number of its time steps.
+        tensors: For each leaf, whether it is a tensor and not an array.
+    """
 
     steps: int
-    tensors: tuple[bool, ...]  # the leaf is a tensor, not an array
+    tensors: tuple[bool, ...]
 
 
 class PartWriter:
-    """Gathers what one reader's lanes read; `runs_ahead`: items change before they are used."""
+    """Gathers the windows of one reader's lanes.
+
+    Args:
+        runs_ahead: Streams are read on before the windows are used, so windows that are passed on must be copied.
+    """
 
     def __init__(
         self, lanes: range, time_steps: int | None, fill_value: Any, slots: Slots, *, runs_ahead: bool = True
@@ -45,31 +54,31 @@ class PartWriter:
         self._step_writers: dict[int, StepWriter] = {}  # by the id of an interned layout
         self._window_writers: dict[int, WindowWriter] = {}
         self._write_window: WindowWriter  # for the layout of the step's latest block
-        self._whole_layout: Layout | None = None  # of the last window passed on as it is
+        self._whole_layout: Layout | None = None  # of the last window that was passed on unchanged
         self.draft = PartDraft(-1, len(lanes))  # the step's part
 
     def begin(self, step: int) -> PartDraft:
-        """Start with a step."""
+        """Begin a step."""
         self.draft = PartDraft(step, len(self._lanes))
         return self.draft
 
     def intern(self, layout: Layout) -> Layout:
-        """The one object that stands for all layouts equal to `layout`; the other methods expect it.
+        """Return the single object for all layouts equal to `layout`; the other methods expect it.
 
         Raises:
             ValueError: `fill_value` cannot pad it.
         """
         found = self._layouts.get(layout)
         if found is None:
-            self._fill.of(layout)  # a fill value that cannot pad it is an error now, not where padding happens to come
+            self._fill.of(layout)  # raises now if the fill value does not fit, not at the first padding
             found = self._layouts[layout] = layout
         return found
 
     def met(self, layout: Layout) -> None:
-        """A stream's first item has this layout; called in lane order."""
+        """Note the layout of a stream's first item; called in lane order."""
         if layout not in self._met:
             self._met.add(layout)
-            if has_dict(layout.structure):  # only dicts have an order that layouts which are equal may differ in
+            if has_dict(layout.structure):  # only the order of dicts' keys may differ between equal layouts
                 self.draft.layouts.append(layout)
 
     def put_step(self, row: int, t: int, layout: Layout, leaves: Leaves) -> None:
@@ -82,7 +91,7 @@ class PartWriter:
         self._block_for_steps(row, layout).put_step(row, t, leaves)
 
     def put_run(self, row: int, t: int, stop: int, layout: Layout, stream: Iterator[Any]) -> Taken:
-        """Take time steps `[t, stop)` of a row from a stream, as long as they are like the layout."""
+        """Take time steps `[t, stop)` of a row from a stream, as long as they have the layout."""
         block = self._block_for_steps(row, layout)
         write = self._step_writers.get(id(layout))
         if write is None:
@@ -92,10 +101,10 @@ class PartWriter:
             block.counts[row] = t + taken.written
             return taken
         finally:
-            del taken  # its error leads back to this frame: a circle, which would keep the loader's iterator alive
+            del taken  # its error's traceback holds this frame: a cycle that would keep the loader's iterator alive
 
     def room(self, row: int, t: int, stop: int, layout: Layout) -> tuple[Block, Any]:
-        """Where an item's structure of time steps `[t, stop)` may be written to; see `ReadsInto.read_into`.
+        """Return the memory for time steps `[t, stop)`, as an item's structure; see `ReadsInto.read_into`.
 
         Raises:
             StreamMisfit: As `put_step`.
@@ -118,7 +127,7 @@ class PartWriter:
         return block
 
     def put_window(self, row: int, layout: Layout, item: object, first: int) -> int:
-        """Write a row's whole window, to be padded to the steps of its stream's `first`; how many it has.
+        """Write a row's whole window, and return its number of steps; it is padded to at least `first` steps.
 
         Raises:
             Misfit: It is not of this layout.
@@ -141,16 +150,16 @@ class PartWriter:
         return count
 
     def put_object(self, row: int, item: object) -> None:
-        """Keep a row's whole window, as it is.
+        """Keep a row's whole window unchanged.
 
         Raises:
-            Misfit: It cannot be kept.
+            Misfit: It cannot be copied.
         """
         kept = self._into_slot(row, item) if self._slots.there else item
         self.draft.objects[row] = _lasting(item) if kept is item and self._runs_ahead else kept
 
     def _into_slot(self, row: int, item: object) -> object:
-        """Put a window into the slot and return what says so; itself if it would not come out as it went in."""
+        """Put a window into the slot and return its `WindowKind`; return the window if it cannot be rebuilt exactly."""
         try:
             if self._whole_layout is not None:
                 leaves = self._whole_layout.read(item)
@@ -190,14 +199,14 @@ class PartWriter:
         return block
 
     def finish(self) -> Contents:
-        """What the step holds, padded."""
+        """Finish the step: pad its blocks and return its contents."""
         draft, time_steps = self.draft, 0
         blocks: list[Block] = []
         for block in draft.blocks.values():
-            if any(block.counts):  # not of a broken first item
+            if any(block.counts):  # a broken first item leaves an empty block
                 blocks.append(block)
                 time_steps = max(time_steps, block.time_steps)
-                if not draft.objects:  # else each window is passed on with its own number of steps
+                if not draft.objects:  # windows that are passed on keep their own number of steps
                     block.pad(self._fill.of(block.layout))
         in_slot = len(blocks) == 1 and blocks[0] is draft.in_slot
         sent = blocks[0].left() if in_slot else blocks
@@ -205,14 +214,14 @@ class PartWriter:
 
 
 def _lasting(item: object) -> object:
-    """A window whose arrays and tensors are copies."""
+    """Copy a window, with its arrays and tensors."""
     try:
         _, leaves = flatten(item)
         return copy.deepcopy(item, {id(leaf): _copied(leaf) for leaf in leaves})
     except Exception as error:
         raise Misfit(
-            f"the window, a {type(item).__name__}, cannot be copied ({type(error).__name__}: {error}), which workers "
-            "need, as streams may use its memory again; yield arrays, numbers, strings or other plain objects"
+            f"the window, a {type(item).__name__}, cannot be copied ({type(error).__name__}: {error}). Workers copy "
+            "windows, as streams may reuse their memory; yield arrays, numbers, strings or other plain objects"
         ) from None
 
 
@@ -223,7 +232,7 @@ def _copied(leaf: object) -> object:
 
 
 def _plain(leaf: object) -> bool:
-    """Whether a leaf is an array or tensor that comes out of shared memory as it went in."""
+    """Return whether a leaf is an array or tensor that can be rebuilt exactly from shared memory."""
     if type(leaf) is torch.Tensor:
         return leaf.device.type == "cpu" and not leaf.requires_grad
     return type(leaf) is np.ndarray and leaf.dtype.isnative
