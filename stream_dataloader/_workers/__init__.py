@@ -1,5 +1,5 @@
-"""Where parts come from: the main process's side of workers. It starts them and receives their parts.
+"""Workers: the main process starts them and receives their parts.
 
-`serve` is the loop of a reader, in a process (`process`) or a thread (`threads`); `channel` is how it talks to the
-loader. It imports `dataset`, `_reading` and what lies below. Open `serve` first, then `pool`.
+`serve` is the loop of a reader, in a process (`process`) or a thread (`threads`); `channel` connects it to the loader.
+This room imports `dataset`, `_reading` and the rooms below. Open `serve` first, then `pool`.
 """

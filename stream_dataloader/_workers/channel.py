@@ -1,4 +1,4 @@
-"""Channels: how the loader and one reader of a worker talk. Each has one writer at each end, so it needs no lock.
+"""Channels between the loader and one reader of a worker. Each has one writer at each end, so it needs no lock.
 
 ::
 
@@ -7,8 +7,8 @@
 
 Between processes a message is a packet of a socket, see `packet_socket`.
 
-Guarantees: a process that is killed leaves no message half sent, and can spoil only its own channel. The loader never
-waits in `send`. A worker that waits for room notices that its parts are not wanted any more. Messages keep their order.
+Guarantees: a process that is killed leaves no message half sent, and can break only its own channel. The loader never
+waits in `send`. A worker that waits for room notices when its parts are no longer needed. Messages keep their order.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from stream_dataloader._memory.pickling import dumps_by_value, mentions_hidden
 from stream_dataloader._reading.plan import Recovery, Start
 from stream_dataloader._workers.packet_socket import PacketSocket, Unreadable, make_pair
 
-_FULL_SECONDS = 0.05  # between looks for room, where descriptors and not bytes are too many
-_END_SECONDS = 1.0  # a process's end shows a little before its exit code
+_FULL_SECONDS = 0.05  # between attempts to send: `poll` does not report the limit of descriptors in transit
+_END_SECONDS = 1.0  # the sentinel of a process is ready a little before its exit code is known
 
 CLOSE, EXIT = -1, -2  # to a worker; a number from 0 on is credit
 READY, PARTS, FAILED, ENDED = range(4)  # from a worker; the first of a tuple
@@ -45,9 +45,9 @@ class Begin(NamedTuple):
     Attributes:
         session: The number of the iteration, among those of the pool.
         start: The place.
-        recovery: What is different after a worker died.
+        recovery: Changes after a worker died.
         limit: The step to read up to, as credit.
-        seed: Seeds the global generators of a worker process that is kept, beside its number.
+        seed: Seeds the global generators of a worker process that is kept, together with the worker's number.
     """
 
     session: int
@@ -65,14 +65,14 @@ class Port(ABC):
 
     @abstractmethod
     def _next(self, seconds: float | None) -> Any:
-        """The next message; None if none came in time."""
+        """Return the next message; None if none came in time."""
 
     def receive(self) -> Any:
-        """The next message; waits for it."""
+        """Wait for the next message and return it."""
         return self._inbox.popleft() if self._inbox else self._next(None)
 
     def has_mail(self) -> bool:
-        """Whether `receive` need not wait."""
+        """Return whether `receive` need not wait."""
         while (message := self._next(0)) is not None:
             self._inbox.append(message)
             if message == EXIT:
@@ -80,12 +80,12 @@ class Port(ABC):
         return bool(self._inbox)
 
     def is_closed(self) -> bool:
-        """Whether the session that is read is not wanted any more."""
+        """Return whether the current session was closed."""
         return self.has_mail() and any(type(message) is int and message < 0 for message in self._inbox)
 
     @abstractmethod
     def send(self, message: tuple[Any, ...] | bytes) -> bool:
-        """Send a message, maybe pickled; False if the session is not wanted any more, and there is no room."""
+        """Send a message, pickled or not; return False if the session was closed while there was no room."""
 
 
 class ThreadPort(Port):
@@ -118,7 +118,7 @@ class ThreadMail:
         self.ports[reader].orders.put(message)
 
     def get(self, seconds: float) -> Mail | None:
-        """The next message; None if none came in time."""
+        """Return the next message; None if none came in time."""
         try:
             return self._mail.get(timeout=seconds)
         except Empty:
@@ -139,7 +139,7 @@ class ProcessPort(Port):
     def __init__(self, end: socket.socket) -> None:
         super().__init__()
         self._end = PacketSocket(end)
-        self.is_lone = False  # the loader's end was closed, and no EXIT came before
+        self.is_lone = False  # whether the loader's end was closed without an EXIT before
 
     def close(self) -> None:
         self._end.close()
@@ -166,7 +166,7 @@ class ProcessPort(Port):
 
 
 class ProcessMail:
-    """The loader's ends of the channels of worker processes; it also sees their ends."""
+    """The loader's ends of the channels of worker processes; also notices when a process ends."""
 
     def __init__(self, readers: int) -> None:
         self.processes: list[BaseProcess] = []
@@ -185,7 +185,7 @@ class ProcessMail:
             self._poll.register(here, select.POLLIN)
 
     def close_in_worker(self, own: Sequence[ProcessPort]) -> None:
-        """In a worker that was forked, close what is the loader's, and other workers'."""
+        """Close the ends of the loader and of other workers, in a worker that was forked."""
         for end in self._ends:
             end.close()
         for port in self.ports:
@@ -193,7 +193,7 @@ class ProcessMail:
                 port.close()
 
     def watch(self, process: BaseProcess) -> None:
-        """Notice the end of a process."""
+        """Watch for the end of a process."""
         self._awaited[process.sentinel] = process
         self._poll.register(process.sentinel, select.POLLIN)
 
@@ -204,7 +204,7 @@ class ProcessMail:
             self._ends[reader].flush()
 
     def get(self, seconds: float) -> Mail | None:
-        """The next message; None if none came in time, or a process ended and left none."""
+        """Return the next message; None if none came in time, or if a process ended and left none."""
         while True:
             while self._ready:
                 number = self._ready.popleft()
@@ -228,7 +228,7 @@ class ProcessMail:
 
 
 def _wait_for_end(process: BaseProcess) -> None:
-    """Wait until the exit code is known of a process whose sentinel is ready."""
+    """Wait until the exit code is known, for a process whose sentinel is ready."""
     deadline = time.monotonic() + _END_SECONDS
     while process.exitcode is None and time.monotonic() < deadline:
         time.sleep(_END_SECONDS / 1000)

@@ -1,4 +1,4 @@
-"""One end of a socket that carries messages as packets, which the kernel takes whole or not at all.
+"""A socket end that carries messages as packets, which the kernel takes whole or not at all.
 
 ::
 
@@ -31,20 +31,20 @@ from stream_dataloader._memory.endings import when_gone
 _LINUX = sys.platform == "linux"
 _KIND = socket.SOCK_SEQPACKET if _LINUX else socket.SOCK_DGRAM
 _PACKET_BYTES = 1 << 14 if _LINUX else 1 << 11
-_BUFFER_BYTES = 1 << 20  # of messages on their way; the system may allow less
+_BUFFER_BYTES = 1 << 20  # of messages in transit; the system may allow less
 _DESCRIPTOR_BYTES = socket.CMSG_SPACE(array.array("i", [0]).itemsize)
 _FULL = (errno.EAGAIN, errno.ENOBUFS, errno.ETOOMANYREFS)
-_CLOSED = (errno.EBADF, errno.ECONNREFUSED, errno.ECONNRESET, errno.ENOTCONN, errno.EPIPE)  # nobody reads it
+_CLOSED = (errno.EBADF, errno.ECONNREFUSED, errno.ECONNRESET, errno.ENOTCONN, errno.EPIPE)  # the other end is closed
 
 
 class Unreadable(NamedTuple):
-    """What unpickling a message raised."""
+    """A received message that could not be unpickled, with the error."""
 
     error: Exception
 
 
 def make_pair() -> tuple[socket.socket, socket.socket]:
-    """Two sockets that are connected."""
+    """Return two connected sockets."""
     with above_standard():
         pair = socket.socketpair(socket.AF_UNIX, _KIND)
     for end in pair:
@@ -61,7 +61,7 @@ class PacketSocket:
 
     def _open(self) -> None:
         self._end.setblocking(False)
-        when_gone(self, functools.partial(_socket.socket.close, self._end))  # of C
+        when_gone(self, functools.partial(_socket.socket.close, self._end))  # in C, so no Python code runs there
         self._buffer = bytearray(_PACKET_BYTES)
         self._has_standard = has_standard()
         self._unsent: deque[tuple[bytes, IO[bytes] | None]] = deque()
@@ -71,11 +71,11 @@ class PacketSocket:
         self._end.close()
 
     def put(self, pickled: bytes) -> None:
-        """Have a message sent by `flush`."""
+        """Queue a message for `flush`."""
         self._unsent.append((b"_", _file_of(pickled)) if len(pickled) > _PACKET_BYTES else (pickled, None))
 
     def flush(self) -> bool:
-        """Send what is still to be sent; False if there is no room for it."""
+        """Send queued messages; return False if there is no room for all of them."""
         while self._unsent:
             packet, file = self._unsent[0]
             try:
@@ -97,10 +97,12 @@ class PacketSocket:
         self._unsent.clear()
 
     def take(self) -> Any:
-        """The next message, or `Unreadable`; None if there is none, EOFError if none will come."""
+        """Return the next message, or `Unreadable`; None if there is none. Raise EOFError if none will come."""
         if self._has_standard:
             return self._take_any()
-        with above_standard():  # for the file that is received, and for memory of torch that a message opens
+        # Without standard streams, descriptors 0 to 2 are free. A received file, or torch's memory that a message
+        # opens, must not get one of them, as code that prints would write into it.
+        with above_standard():
             return self._take_any()
 
     def _take_any(self) -> Any:
@@ -111,7 +113,7 @@ class PacketSocket:
         except ConnectionResetError:
             raise EOFError from None
         if flags & socket.MSG_CTRUNC:
-            raise OSError(errno.EMFILE, "a message from a worker cannot be taken, as too many files are open")
+            raise OSError(errno.EMFILE, "a message from a worker cannot be received, as too many files are open")
         if not size:
             raise EOFError
         if not with_it:

@@ -6,7 +6,7 @@
     receive    parts <- readers                    CREDIT -> each reader        of the `Session`
     close      CLOSE -> each reader                workers that are not kept: EXIT, and a few seconds to end
 
-Guarantee: workers that died, or have seen an error, read no further iteration.
+Guarantee: after a worker died or raised an error, the workers read no further iteration.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from stream_dataloader.stream_info import workers_seed
 
 
 class Pool:
-    """The workers of one loader; of the process that built it alone."""
+    """The workers of one loader, usable only in the process that built it."""
 
     def __init__(self, work: Assignment) -> None:
         settings = work.settings
@@ -50,10 +50,10 @@ class Pool:
         self.work = work
         self.leases: SlotLeases | None = None
         self.workers: Workers | None = None
-        self.sessions = 0  # that were started
+        self.sessions = 0  # number of sessions that were started
         self._threads = settings.worker_method == "thread"
         self._prefetch = settings.batches_ahead
-        # for each reader: those that wait, the one that is used and the one that is filled
+        # For each reader: messages that wait, one that is in use, and one that is being filled.
         self._messages = self._prefetch + 2
         self._transport = "queue" if settings.patience is not None else settings.transport
         self._device: torch.device | None = None
@@ -67,7 +67,7 @@ class Pool:
 
     def _renew_memory(self) -> None:
         shared = not self._threads
-        # Threads that were left alone have the board before.
+        # Threads that were abandoned still write to the old board.
         self.board = self.work.tally.board = ActivityBoard(self.work.readers, shared=shared)
         several = len(self.work.readers) > 1
         self._rows = Rows(self.work.dataset.rules, shared=shared) if several else None
@@ -76,12 +76,12 @@ class Pool:
         """Start an iteration at a place; the one before must be closed.
 
         Raises:
-            RuntimeError: There is no memory for slots, and the user insists on it.
+            RuntimeError: There is no memory for slots, and the user asked for `transport="shared_memory"`.
         """
         if not self._threads and multiprocessing.current_process().daemon:
             raise WorkerError(
-                "this process is daemonic, as those of multiprocessing.Pool and the workers of torch's DataLoader are: "
-                'it may have no worker processes; pass num_workers=0, or worker_method="thread"'
+                "this process is daemonic, like those of multiprocessing.Pool and the workers of torch's DataLoader, "
+                'so it cannot start worker processes; pass num_workers=0, or worker_method="thread"'
             )
         try:
             return self._start(start, recovery)
@@ -95,9 +95,10 @@ class Pool:
                 text = f"{'; '.join(died.values())} between two epochs; all workers are started anew"
                 warn(text, 6, UserWarning)
                 self.discard()
-            elif workers.spoiled or workers.left or workers.is_read:  # an interrupt came before anybody had the session
+            # `is_read` without an open session: an interrupt came after the session began, before it was returned.
+            elif workers.spoiled or workers.left or workers.is_read:
                 self.discard()
-        if self.workers is None and self.leases is not None and self.leases.unfit:  # items have changed
+        if self.workers is None and self.leases is not None and self.leases.unfit:  # the layout of items has changed
             self.leases = None
         self.sessions += 1
         step, rules = 0 if start.resume is None else start.resume.step, self.work.dataset.rules
@@ -121,7 +122,7 @@ class Pool:
         return Session(self.work, workers, limit, slot, self.dismiss, self.discard)
 
     def _wait_for_rows(self, workers: Workers) -> None:
-        """Wait until all readers have left the session whose rows come next."""
+        """Wait until all readers have left the session whose row is used next."""
         waiting = self._session(workers, 0)
         waiting._awaits_rows = True
         while max(workers.behind) >= KEPT_ROWS:
@@ -149,13 +150,13 @@ class Pool:
         if self.method_of_start == "forkserver":
             with standard_for_children():
                 torch_quirks.preload_forkserver()
-        # multiprocessing's own processes are started here, too, the first time
+        # The first time, multiprocessing also starts processes of its own here, which must get the same treatment.
         with standard_for_children(), interrupts_held(self.method_of_start) as interrupts, torch_quirks.on_cpu():
             workers = self._new_workers()
             try:
                 for number in range(settings.num_workers):
                     self._start_process(workers, number, shared, begin, folder)
-            except (BrokenPipeError, ConnectionResetError, EOFError):  # one died over its start, which `receive` finds
+            except (BrokenPipeError, ConnectionResetError, EOFError):  # a worker died at its start; `receive` says so
                 pass
         deliver(interrupts)
 
@@ -167,7 +168,7 @@ class Pool:
     def _start_process(self, workers: Workers, number: int, shared: Shared, begin: Begin, folder: str | None) -> None:
         settings = self.work.settings
         own = [reader for reader in workers.readers if self.work.readers[reader].worker_id == number]
-        for reader in own:  # it reads while others are started
+        for reader in own:  # sent before the start, so that this worker reads while others are started
             workers.mail.send(reader, begin)
         job = Job(
             number=number,
@@ -194,7 +195,7 @@ class Pool:
         return "thread" if self._threads else str(self._context.get_start_method())
 
     def discard(self) -> None:
-        """Have no workers, nor anything that those there have seen."""
+        """End the workers, and drop the memory that they share."""
         if self.workers is not None:
             self.workers.spoiled = True
             self.dismiss()
@@ -202,7 +203,7 @@ class Pool:
             self._renew_memory()
 
     def dismiss(self) -> None:
-        """Have no workers: those that there are end."""
+        """End the workers."""
         if self.workers is not None:
             if self._ending is not None:
                 self._ending.now()
@@ -222,13 +223,13 @@ class Pool:
             self.leases.release()
 
     def lock_slots(self, device: torch.device | None) -> None:
-        """Have them page-locked from now on, as batches are copied to a CUDA device."""
+        """Page-lock the slots from now on, because batches are copied to a CUDA device."""
         self._device = device
         if self.leases is not None and device is not None:
             self.leases.lock_for(device)
 
     def _ready_slots(self) -> SlotPool | None:
-        """The slots that workers share, made now if there are none yet; None if there can be none."""
+        """Return the slots that workers share, made now if needed; None if there can be none."""
         if self.leases is None and self._transport != "queue":
             pin_memory, lanes = self.work.settings.pin_memory, self.work.readers[-1].lanes.stop
             try:
@@ -240,16 +241,16 @@ class Pool:
         return None if self.leases is None else self.leases.pool
 
     def _do_without(self, reason: object) -> None:
-        otherwise = "put together in new memory each time" if self._threads else "sent through the message queue"
+        otherwise = "assembled in new memory each time" if self._threads else "sent through the message queue"
         problem = f"there is no shared memory for batches ({reason})"
         if self._transport == "shared_memory":
-            raise RuntimeError(f'{problem}; pass transport="auto" to have them {otherwise}')
+            raise RuntimeError(f'{problem}; with transport="auto" they are {otherwise}')
         text = f"{problem}; they are {otherwise}, which is slower"
         warn(text, 6)
         self._transport = "queue"
 
     def slot(self, leases: SlotLeases | None, session: int, step: int) -> Slot | None:
-        """The slot of a step that all workers of a session are done with, if any."""
+        """Return the slot of a step that all workers of a session are done with, if any."""
         if leases is None:
             return None
         copies = leases.copies
@@ -261,12 +262,12 @@ class Pool:
 
 
 def warn_of_cores(workers: int) -> None:
-    """Warn of more worker processes than cores, as torch's `DataLoader` does."""
+    """Warn if there are more worker processes than cores, as torch's `DataLoader` does."""
     cores = available_cores()
     if workers > cores:
         warnings.warn(
             f"This DataLoader will create {workers} worker processes in total, and this process may use {cores} cores. "
-            "More workers than cores take turns, which is slower; pass a smaller num_workers",
+            "More workers than cores share them, which is slower; pass a smaller num_workers",
             UserWarning,
             stacklevel=6,
         )

@@ -1,8 +1,8 @@
-"""A worker process: how it starts, and what is known of its end.
+"""A worker process: its start, and the explanation of its end.
 
-- Ctrl-C is for the main process, which ends the workers: they start with SIGINT blocked.
-- A worker whose main process died ends itself, also if it is stuck in user code.
-- A worker ends when it is told to; one that exits before, with whatever status, is a death.
+- Ctrl-C is for the main process, which ends the workers. So they start with SIGINT blocked.
+- A worker whose main process died ends itself, even if it is stuck in user code.
+- A worker ends when it is told to. If it exits before that, with any status, this counts as a death.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ _WATCH_SECONDS = 1.0
 
 @dataclass
 class Job:
-    """What a worker process is started with.
+    """Arguments of a worker process.
 
     Attributes:
-        mail: What it inherits of the loader's ends by fork, and closes; None if it inherits nothing.
+        mail: The loader's ends, which a forked worker inherits and closes; None if it inherits nothing.
         folder: See `shared_folder`.
-        seed: Of the first session.
+        seed: Seed of the first session.
     """
 
     number: int
@@ -67,20 +67,20 @@ class Job:
                 self._serve(self.readers[0], self.ports[0])
             else:
                 self._serve_in_threads()
-        except KeyboardInterrupt:  # a stream raised it: the main process says so
+        except KeyboardInterrupt:  # a stream raised it, which the main process reports
             sys.exit(1)
         if any(port.is_lone for port in self.ports) and parent.dies_soon():
             _leave(self.folder)
 
     def _set_up(self, parent: Parent) -> None:
         open_standard()
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # forkserver does not pass on a blocked one
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a forkserver does not pass the blocked signal on to its children
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         if self.mail is not None:
             note_fork()
             self.mail.close_in_worker(self.ports)
         end_after(parent, self.folder)
-        os.environ.setdefault("OPENCV_FOR_THREADS_NUM", "1")  # read when it is loaded; workers are as many as cores
+        os.environ.setdefault("OPENCV_FOR_THREADS_NUM", "1")  # read when OpenCV loads; workers already fill the cores
         if "cv2" in sys.modules:
             sys.modules["cv2"].setNumThreads(0)
         torch.set_num_threads(1)
@@ -106,7 +106,7 @@ class Job:
 
         def enter(begin: Begin) -> Any:
             nonlocal is_first
-            if not is_first and seeds:  # its draws are those of a worker that starts there
+            if not is_first and seeds:  # a kept worker must draw the same numbers as a new one
                 seed_worker(begin.seed + self.number)
             is_first = False
             return self.shared.enter(reader, port.is_closed, begin)
@@ -132,7 +132,7 @@ class Job:
 
 
 class Parent:
-    """The process that asked for this one; a forkserver, the parent of its children, outlives that."""
+    """The loader's process. The direct parent may be a forkserver instead, which outlives the loader's process."""
 
     def __init__(self) -> None:
         self._pid, self._started_by = os.getppid(), multiprocessing.parent_process()
@@ -141,7 +141,7 @@ class Parent:
         return os.getppid() == self._pid and (self._started_by is None or self._started_by.is_alive())
 
     def dies_soon(self) -> bool:
-        """Whether it is dying, as its descriptors are closed a little before it has ended."""
+        """Return whether it is dying; a process closes its descriptors a little before it has ended."""
         deadline = time.monotonic() + _WATCH_SECONDS
         while self.is_alive() and time.monotonic() < deadline:
             time.sleep(_WATCH_SECONDS / 100)
@@ -149,10 +149,10 @@ class Parent:
 
 
 def end_after(parent: Parent, folder: str | None) -> None:
-    """End this process soon after its parent, also if it is stuck, and remove that one's folder."""
+    """End this process soon after its parent, even if it is stuck, and remove the parent's folder."""
 
     def watch() -> None:
-        time.sleep(_WATCH_SECONDS)  # looking copies pages
+        time.sleep(_WATCH_SECONDS)  # sleeps first: looking at the parent copies pages of a forked process
         while parent.is_alive():
             time.sleep(_WATCH_SECONDS)
         _leave(folder)
@@ -161,16 +161,16 @@ def end_after(parent: Parent, folder: str | None) -> None:
 
 
 def _leave(folder: str | None) -> NoReturn:
-    """End at once, as nobody is there any more; others may still have files in the folder, which goes with it."""
+    """End at once, as the loader's process is gone; remove its folder, even if other workers have files in it."""
     if folder is not None:
         shutil.rmtree(folder, ignore_errors=True)
     os._exit(1)
 
 
 def how_it_ended(exit_code: int) -> str:
-    """The end of a process in words, which follow its name."""
+    """Describe the end of a process, in words that follow its name."""
     if exit_code == UNKNOWN_EXIT:
-        return "ended, how is not known,"
+        return "ended with an unknown status"
     if exit_code >= 0:
         return f"exited with status {exit_code}"
     known = {number.value: number.name for number in signal.Signals}  # most real-time signals have no name
@@ -178,30 +178,30 @@ def how_it_ended(exit_code: int) -> str:
 
 
 def advice(processes: Sequence[BaseProcess], board: ActivityBoard, died: Iterable[int], method: str) -> str:
-    """What may have ended workers, and what to do about it."""
+    """Return the probable cause of workers' deaths, and a remedy."""
     codes = [code for process in processes if (code := process.exitcode)]
     if -1 in died and method != "fork" and not (codes and min(codes) < 0):
         return _advice_for_start(method)
     if UNKNOWN_EXIT in codes:
-        return "A handler of SIGCHLD or a waitpid(-1) of the program took its exit status; its stderr may tell more"
+        return "A handler of SIGCHLD or a waitpid(-1) in the program took its exit status; its stderr may say more"
     if board.interrupted.any():
-        return "A stream in it raised KeyboardInterrupt, which ends a worker; raise an Exception instead"
+        return "A stream raised KeyboardInterrupt, which ends a worker; raise an Exception instead"
     if not codes or min(codes) > 0:
-        return "Something in it called sys.exit or os._exit; what it wrote to stderr may tell what"
+        return "Its code called sys.exit or os._exit; its stderr may say more"
     if sent := {-code for code in codes} & {signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT}:
         name = signal.Signals(min(sent)).name
-        return f"{name} was sent to it, maybe to the whole process group; a handler in worker_init_fn may ignore it"
+        return f"It got {name}, maybe sent to the whole process group; to ignore it, set a handler in worker_init_fn"
     if -signal.SIGKILL in codes or -signal.SIGBUS in codes:
         return "If it was out of memory, use fewer workers, a smaller prefetch_factor or smaller items"
-    return "If nobody sent it that signal, a library crashed: faulthandler.enable() in worker_init_fn shows where"
+    return "If the signal was not sent on purpose, a library crashed; faulthandler.enable() in worker_init_fn shows it"
 
 
 def _advice_for_start(method: str) -> str:
     script = main_module.read_script()
-    others = "workers have to be able to import what the dataset holds; what they wrote to stderr says more"
+    others = "workers must be able to import everything that the dataset holds; their stderr says more"
     if script is None or script.has_guard:
         return f"With {method!r} {others}"
     return (
         f'The script has no `if __name__ == "__main__":`, and workers of the start method {method!r} run it again: put '
-        f"there what uses the loader. Otherwise, {others}"
+        f"the code that uses the loader under it. Otherwise, {others}"
     )

@@ -1,7 +1,7 @@
 """Seeds of the global generators in worker processes.
 
 Torch draws a base seed when it starts workers, and seeds worker w with base + w. Workers that are kept are seeded the
-same way at each epoch, so that their draws are those of workers that start there.
+same way at each epoch, so that they draw the same numbers as newly started ones.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def base_seed(seed: int) -> int:
 
 
 def seed_worker(seed: int) -> None:
-    """Seed this process's generators; of torch the CPU's, whose seed `torch.initial_seed()` then returns."""
+    """Seed this process's generators; of torch only the CPU's, whose seed `torch.initial_seed()` then returns."""
     random.seed(seed)
     np.random.seed(np.random.SeedSequence(seed).generate_state(4))  # noqa: NPY002  the global one
     torch.default_generator.manual_seed(seed)

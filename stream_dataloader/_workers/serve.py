@@ -1,7 +1,7 @@
 """`serve`: the loop of a reader in a worker, the same in a process and in a thread.
 
-Guarantees: a part that cannot be pickled is an error at its own step; those before it arrive. Streams are closed in the
-thread that opened them, before `ENDED` is sent.
+Guarantees: a part that cannot be pickled becomes an error at its own step; earlier parts arrive. Streams are closed in
+the thread that opened them, before `ENDED` is sent.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from stream_dataloader._reading.reader import PartReader, unsendable
 from stream_dataloader._workers.channel import CLOSE, ENDED, EXIT, FAILED, PARTS, Begin, Port
 from stream_dataloader.errors import ErrorReport
 
-_SHORT_SECONDS, _LONG_SECONDS = 2e-3, 8e-3  # a message takes about so long to fill
+_SHORT_SECONDS, _LONG_SECONDS = 2e-3, 8e-3  # bounds of the time to fill a message
 
 #: Begins to read a session.
 Enter = Callable[[Begin], PartReader]
-#: How many steps a message like this one may carry, of its parts.
+#: The most steps in a message with parts like these.
 Most = Callable[[list[Part]], int]
 
 
 def serve(port: Port, enter: Enter, most_steps: Most, *, sends: bool) -> None:
-    """Read what the loader asks for, session after session.
+    """Read sessions for the loader, one after the other.
 
     ::
 
@@ -42,15 +42,15 @@ def serve(port: Port, enter: Enter, most_steps: Most, *, sends: bool) -> None:
          | ENDED      CLOSE   v v                                    CLOSE  v
          +--------------------- streams are closed <------------------------+
 
-    All readers have the same limit, so one that waits for another's requests can be sure that it comes so far. A reader
-    that is done stays in its session until that is closed: others would take its leaving for the end of the session.
-    What is no `Exception`, such as `SystemExit`, passes through in a process.
+    All readers have the same limit, so a reader that waits for another's requests knows that the other one will get
+    there. A reader that is done stays in its session until the session is closed: if it left, others would take that
+    for the end of the session. In a process, errors that are not an `Exception`, such as `SystemExit`, pass through.
 
     Args:
         sends: Parts go to another process.
     """
     while (begin := port.receive()) != EXIT:
-        if not isinstance(begin, Begin):  # of a session that has ended
+        if not isinstance(begin, Begin):  # a late message of a session that has ended
             continue
         reader: PartReader | None = None
         closed = False
@@ -75,8 +75,8 @@ def serve(port: Port, enter: Enter, most_steps: Most, *, sends: bool) -> None:
 
 
 def _read(port: Port, reader: PartReader, limit: int, most_steps: Most, *, sends: bool) -> bool:
-    """Read a session to its end; True if it was closed before."""
-    steps = 1  # that a message should carry
+    """Read a session to its end; return True if it was closed before that."""
+    steps = 1  # wanted in a message
     while not reader.ended:
         while port.has_mail() or reader.step >= limit:
             limit = port.receive()
@@ -97,7 +97,7 @@ def _read(port: Port, reader: PartReader, limit: int, most_steps: Most, *, sends
 
 
 def steps_of_next(steps: int, seconds: float, most: int) -> int:
-    """How many steps the next message carries, at most `most`."""
+    """Return the number of steps in the next message, at most `most`."""
     if seconds < _SHORT_SECONDS:
         steps *= 2
     elif seconds > _LONG_SECONDS:
@@ -106,10 +106,10 @@ def steps_of_next(steps: int, seconds: float, most: int) -> int:
 
 
 def message_of(parts: list[Part], wish: int, worker_id: int) -> bytes:
-    """Pickle parts. If one cannot be pickled, those before it are sent, and its error.
+    """Pickle parts. If one cannot be pickled, send those before it, and its error.
 
     Args:
-        wish: How many steps the worker would put into a message: the loader gives credit for as many more.
+        wish: Number of steps that the worker would put into a message; the loader gives credit accordingly.
     """
     packed = pack(parts)
     if Part not in map(type, packed):

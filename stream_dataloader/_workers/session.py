@@ -1,7 +1,8 @@
-"""One iteration over the parts of a loader's workers: it waits for parts, gives credit, and tells what went wrong.
+"""One iteration over the parts of a loader's workers: waits for parts, gives credit, and explains failures.
 
-Guarantees: a worker that ends, or does not deliver, is an error that says which, how, and what it read. What was sent
-before a death is received before. After an interrupt or an error all workers are replaced, with the memory they share.
+Guarantees: if a worker ends, or does not deliver, an error says which one, how, and what it was reading. Parts sent
+before a death are received before the error. After an interrupt or an error all workers are replaced, with the memory
+they share.
 """
 
 from __future__ import annotations
@@ -23,15 +24,15 @@ from stream_dataloader._workers.process import advice
 from stream_dataloader._workers.workers import Assignment, Workers
 from stream_dataloader.errors import ErrorReport, ItemError, WorkerDeathError, WorkerError, WorkerTimeoutError, shorten
 
-LONGEST_START_SECONDS = 300.0  # of a worker: user code may import much
-_LOOK_SECONDS = 1.0  # between looks at workers of which no end was noticed
-REPORT_SECONDS = 10.0  # of a wait before it is logged; then twice as long
-_HURRIED_SECONDS = 0.1  # for threads to close their streams, if it is known already that they hang
-_DEATH_SECONDS = 1.0  # a connection to a worker that was killed may break before its end is known
+LONGEST_START_SECONDS = 300.0  # for a worker to start, as user code may import much
+_LOOK_SECONDS = 1.0  # between checks whether a worker ended unnoticed
+REPORT_SECONDS = 10.0  # a longer wait is logged; each further report comes after twice the time
+_HURRIED_SECONDS = 0.1  # for threads to close their streams if they are known to hang
+_DEATH_SECONDS = 1.0  # a connection to a killed worker may break before the worker's end is known
 
 
 class Failure(NamedTuple):
-    """What ended a reader, in the place of its next part."""
+    """Error that ended a reader, in place of its next part."""
 
     reader: int
     error: Exception
@@ -41,7 +42,7 @@ class Session:
     """One iteration over the parts of a pool's workers.
 
     Attributes:
-        slot: Gives the slot of a step that all workers are done with, if any.
+        slot: Returns the slot of a step that all workers are done with, if any.
     """
 
     def __init__(
@@ -58,18 +59,18 @@ class Session:
         self._dismiss, self._discard = dismiss, discard
         self._settings = work.settings
         self._closed = False
-        self._awaits_rows = False  # the end of a session before is awaited
-        self._begin = self._further = clock.monotonic()  # when a worker was seen to have got further
+        self._awaits_rows = False  # whether `receive` only waits for the end of an earlier session
+        self._begin = self._further = clock.monotonic()  # `_further`: the last time a worker made progress
         self._seen: Any = None
         self._prefetch = self._settings.batches_ahead
-        self._wishes = dict.fromkeys(workers.readers, 1)  # how many steps a reader would put into a message
+        self._wishes = dict.fromkeys(workers.readers, 1)  # number of steps each reader would put into a message
         self._wish = 1  # the smallest of them
-        self._limits = dict.fromkeys(workers.readers, limit)  # up to where each may read
+        self._limits = dict.fromkeys(workers.readers, limit)  # the step up to which each may read
 
     def receive(self, step: int, seconds: float = math.inf) -> Sequence[Part | Failure]:
-        """The next parts of any worker; waits for them while `step` is put together.
+        """Wait for the next parts of any worker, while `step` is being assembled.
 
-        There are none if none came within so many seconds.
+        Return none if none came within `seconds`.
 
         Raises:
             WorkerError: A worker died, or none delivered in time.
@@ -93,20 +94,20 @@ class Session:
                     return ()
                 if waited > report:
                     report *= 2
-                    log.warning("step %d is waited for since %.0f s: %s", step, waited, self._states())
+                    log.warning("waited %.0f s for step %d: %s", waited, step, self._states())
                 if self._is_late(waited):
                     raise self._lateness(step)
         except BaseException as error:
-            if workers.left and isinstance(error, Exception):  # another thread ended the workers meanwhile
+            if workers.left and isinstance(error, Exception):  # another thread has ended the workers in the meantime
                 raise self._ended(step) from None
             workers.spoiled = workers.hurries = True
             workers.farewell_seconds = _HURRIED_SECONDS
-            if not workers.threads:  # those that do not hang close their streams in `close`
+            if not workers.threads:  # threads get their chance to close their streams in `close`
                 self._discard()
             raise
 
     def _opened(self, step: int, reader: int, message: tuple[Any, ...]) -> Sequence[Part | Failure] | None:
-        """The parts in a message; None if there are none for this session."""
+        """Return the parts in a message; None if it has none for this session."""
         workers, kind = self._workers, message[0]
         if kind == ENDED:
             workers.behind[reader] -= 1
@@ -114,7 +115,8 @@ class Session:
         if kind == READY:
             workers.ready.add(self._work.readers[reader].worker_id)
             return None
-        if workers.behind[reader] != 1 or self._closed:  # of a session before
+        # The reader has not ended an earlier session yet, so the message belongs to that one.
+        if workers.behind[reader] != 1 or self._closed:
             return None
         if kind == FAILED:
             workers.spoiled = True
@@ -126,9 +128,9 @@ class Session:
         return parts
 
     def give_credit(self, step: int, reader: int | None = None) -> None:
-        """Have all readers, or one, read ahead of a step that is put together now: as many messages as are wanted.
+        """Let all readers, or one, read ahead of the step that is being assembled, by `prefetch_factor` messages.
 
-        Credit that is for less than half a message waits: to wake a worker costs more than a small step.
+        Credit for less than half a message is held back, as waking a worker costs more than a small step.
         """
         wish = self._wish
         limit = step + 1 + self._prefetch * wish
@@ -139,17 +141,17 @@ class Session:
                 self._workers.mail.send(number, limit)
 
     def _error(self, step: int, reader: int, what: Any) -> Exception:
-        """The error that a reader failed with."""
+        """Create the error for a reader that failed."""
         if isinstance(what, ErrorReport):
             return what.unpack()
         if isinstance(what, Unreadable):
             error = what.error
-            # large items are fetched from the worker, which may have died
+            # Unpickling fetches large items from the worker, which may have died. Its death is then the better error.
             if isinstance(error, (OSError, EOFError)) and (died := self._died_soon()):
                 return self._death(step, died)
             told = ItemError(
-                f"what a worker sent cannot be unpickled here, at step {step}: {shorten(error)}; yield arrays, "
-                "numbers, strings or other plain objects"
+                f"a worker's message cannot be unpickled in the main process, at step {step}: {shorten(error)}; yield "
+                "arrays, numbers, strings or other plain objects"
             )
             told.__cause__ = error
             return told
@@ -159,8 +161,8 @@ class Session:
         self._workers.farewell_seconds = _HURRIED_SECONDS
         how = f"exited with status {what.code}" if isinstance(what, SystemExit) else f"was ended by {shorten(what)}"
         return WorkerDeathError(
-            f"worker {number} (a thread) {how} {self._doing(number)}; batch {step} was being put together. "
-            "Something in it called sys.exit, or raised what is no Exception",
+            f"worker {number} (a thread) {how} {self._doing(number)}; batch {step} was being assembled. "
+            "The stream called sys.exit() or raised a BaseException",
             suspects=self._workers.board.suspects(number),
         )
 
@@ -171,10 +173,12 @@ class Session:
         return died
 
     def _ended(self, step: int) -> WorkerError:
-        if program_ends() and threading.current_thread().daemon:  # it may not live to print more than half of it
+        # A daemon thread that raises while the program exits is cut off in the middle of printing its traceback. So let
+        # the program exit first.
+        if program_ends() and threading.current_thread().daemon:
             clock.sleep(_DEATH_SECONDS)
         return WorkerError(
-            f"the program is ending, or another thread ended the workers, while batch {step} was waited for; close the "
+            f"the program is ending, or another thread ended the workers, during the wait for batch {step}; close the "
             "iterator and join the thread that reads before the program ends"
         )
 
@@ -184,14 +188,14 @@ class Session:
         suspects = [board.suspects(worker) for worker in died if worker >= 0]
         what = advice(workers.processes, board, died, workers.method)
         return WorkerDeathError(
-            f"{deaths}; batch {step} was being put together. {what}; max_restarts= goes on with new workers",
+            f"{deaths}; batch {step} was being assembled. {what}; max_restarts= goes on with new workers",
             suspects=frozenset().union(*suspects),
         )
 
     # Waits
 
     def _is_late(self, waited: float) -> bool:
-        """Whether no worker got further for too long; a message may carry several steps, and each has its time."""
+        """Return whether no worker made progress within `timeout`, which applies to each step of a message."""
         now, patience = clock.monotonic(), self._settings.timeout
         if (state := (self._workers.board.working.tobytes(), self._missing)) != self._seen:
             self._seen, self._further = state, now
@@ -203,9 +207,9 @@ class Session:
         return sorted({*range(self._settings.num_workers)} - self._workers.ready)
 
     def _lateness(self, step: int) -> WorkerTimeoutError:
-        more = ". A thread cannot be ended: it is left alone until it comes back" if self._workers.threads else ""
+        more = ". Threads cannot be killed: this one ends when its stream returns" if self._workers.threads else ""
         return WorkerTimeoutError(
-            f"no worker delivered in time, within {self._settings.timeout:g} s, at step {step}: {self._states()}; "
+            f"no worker delivered within timeout={self._settings.timeout:g} s, at step {step}: {self._states()}; "
             f"raise timeout=, or find out why it hangs{more}"
         )
 
@@ -227,13 +231,14 @@ class Session:
     # The end
 
     def close(self) -> None:
-        """No part is wanted any more; workers that are not kept end, and streams are closed."""
+        """End the session: workers that are not kept end, and streams are closed."""
         if self._closed:
             return
         self._closed, workers = True, self._workers
         if workers.left:
             return
-        before, workers.spoiled, workers.is_read = workers.spoiled, True, False  # if this is interrupted
+        # Marked as spoiled until all is done, so that an interrupt in between replaces the workers.
+        before, workers.spoiled, workers.is_read = workers.spoiled, True, False
         workers.order(CLOSE)
         if workers.threads:
             before = not self._wait_for_threads() or before
@@ -242,7 +247,7 @@ class Session:
             self._dismiss()
 
     def _wait_for_threads(self) -> bool:
-        """Wait until threads have closed their streams, for a while; False if one did not."""
+        """Wait a limited time until threads have closed their streams; return False if one did not."""
         workers = self._workers
         deadline = clock.monotonic() + workers.farewell_seconds
         while max(workers.behind) > 0:
@@ -256,8 +261,8 @@ class Session:
         numbers = sorted({self._work.readers[reader].worker_id for reader in stuck})
         text = (
             f"{'; '.join(f'worker {n} (a thread) is still {self._doing(n)}' for n in numbers)}, "
-            f"{workers.farewell_seconds:g} s after the epoch was left; a thread cannot be ended: it is left alone, "
-            "and closes its streams when it comes back"
+            f"{workers.farewell_seconds:g} s after the epoch was left; threads cannot be killed: this one closes its "
+            "streams and ends when its stream returns"
         )
         self._discard()
         if workers.farewell_seconds > _HURRIED_SECONDS:

@@ -1,4 +1,4 @@
-"""What a loader is given for its workers, checked."""
+"""Options of a loader for its workers, checked."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from stream_dataloader.protocols import Transport, WorkerMethod
 
 @dataclass(frozen=True)
 class WorkerSettings:
-    """Options of a `StreamDataLoader` that are about its workers; see there."""
+    """Options of a `StreamDataLoader` for its workers; see there."""
 
     num_workers: int
     prefetch_factor: int | None
@@ -31,7 +31,7 @@ class WorkerSettings:
 
     @property
     def batches_ahead(self) -> int:
-        """How many batches each worker reads ahead: as given, or as torch's `DataLoader` has it."""
+        """Number of batches that each worker reads ahead: as given, or 2, as in torch's `DataLoader`."""
         return self.prefetch_factor or 2
 
     def __post_init__(self) -> None:
@@ -57,7 +57,7 @@ class WorkerSettings:
     def _check_for_threads(self) -> None:
         for name, default, why in (
             ("multiprocessing_context", None, "starts no process"),
-            ("max_restarts", 0, "has no workers that die alone; for streams that break there is retries="),
+            ("max_restarts", 0, "has no workers that die alone; for broken streams use retries="),
         ):
             if (given := getattr(self, name)) != default:
                 raise ValueError(f'{name} is {shorten(given)}, and worker_method="thread" {why}; leave it out')
@@ -66,7 +66,7 @@ class WorkerSettings:
 
 
 def check_dataset(dataset: Any) -> Any:
-    """`dataset`, which a loader can read."""
+    """Return `dataset` if a loader can read it; raise a TypeError if not."""
     if not isinstance(dataset, StreamDataset):
         raise TypeError(
             f"dataset must be a StreamDataset, and is a {type(dataset).__name__}; sources go into "

@@ -1,10 +1,10 @@
-"""What a loader's workers share, and are started with: what they read, and where they say what they do.
+"""State that a loader's workers share and are started with: the dataset, their status, and sessions' rows.
 
 ::
 
     rows    of several readers: session, row | session, row       two sessions of a kept worker
 
-Guarantee: a row is used again only once all workers have left the session that it was for.
+Guarantee: a row is reused only once all workers have left its session.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from stream_dataloader._schedule.rules import Reader, Rules
 from stream_dataloader._workers.channel import Begin
 from stream_dataloader.dataset import StreamDataset
 
-KEPT_ROWS = 2  # a worker may still be in the session before the one that others read
+KEPT_ROWS = 2  # a worker may still be in the previous session while others read the current one
 
 
 class Rows(SharedFields):
@@ -46,7 +46,7 @@ class Rows(SharedFields):
             self._lock = threading.Lock()
 
     def _lay_out(self, carve: Carver) -> None:
-        self._session = carve(KEPT_ROWS)  # which each row is for
+        self._session = carve(KEPT_ROWS)  # the session of each row
         self._bytes = carve(KEPT_ROWS, bytes_of(functools.partial(SessionRow, rules=self._rules)), dtype=np.uint8)
 
     def locked(self) -> AbstractContextManager[object]:
@@ -55,7 +55,7 @@ class Rows(SharedFields):
     def enter(
         self, reading: Reading, session: int, place: int, closed: Callable[[], bool], *, gives_up: bool
     ) -> SourceQueue:
-        """Take part in a session; the reader that comes first begins it."""
+        """Join a session; the first reader begins it."""
         assert reading.start is not None
         number, order = session % KEPT_ROWS, reading.order(reading.start.epoch)
         row = SessionRow(Carver(self._bytes[number]), self._rules)
@@ -70,11 +70,11 @@ class Rows(SharedFields):
 
 @dataclass
 class Shared:
-    """What all workers of a loader have.
+    """State that all workers of a loader have.
 
     Attributes:
-        in_threads: Readers are threads, also of a worker process: they ask between two lanes whether to stop, as none
-            can be ended from outside, and a message carries one step.
+        in_threads: Readers are threads, of this process or of a worker process. As threads cannot be killed, they check
+            between two lanes whether to stop, and a message carries one step.
     """
 
     dataset: StreamDataset
@@ -86,7 +86,7 @@ class Shared:
     in_threads: bool
 
     def enter(self, number: int, closed: Callable[[], bool], begin: Begin) -> PartReader:
-        """Begin to read a session as a reader, in the thread that reads."""
+        """Begin to read a session as one of its readers; called in the thread that reads."""
         slots = Slots if self.slots is None else functools.partial(PooledSlots, self.slots, begin.session)
         plan = self.dataset.plan()
         reading = Reading(plan, begin.start, self.readers, self.board, self.meters, slots, begin.recovery)
@@ -102,7 +102,7 @@ class Shared:
         return PartReader(reading, number, queue)
 
     def most_steps(self, parts: list[Part]) -> int:
-        """How many steps a message may carry that is like one of these parts, as its slots allow."""
+        """Return the most steps of a message with parts like these, as slots allow."""
         if self.in_threads:
             return 1
         if self.slots is None or not any(part.contents.in_slot for part in parts):
@@ -110,7 +110,7 @@ class Shared:
         return self.slots.most_steps
 
     def __getstate__(self) -> dict[str, Any]:
-        kind = ByValue(type(self.dataset), "the dataset's class")  # it may be one that workers would not find
+        kind = ByValue(type(self.dataset), "the dataset's class")  # workers may not be able to import the class
         return self.__dict__ | {"dataset": (kind, self.dataset.__getstate__())}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

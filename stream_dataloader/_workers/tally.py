@@ -1,6 +1,6 @@
-"""What the main process counts of a loader's batches, for `StreamDataLoader.stats`.
+"""Counts of a loader's batches in the main process, for `StreamDataLoader.stats`.
 
-Guarantee: counting takes a microsecond a batch, and never fails.
+Guarantee: counting takes a microsecond per batch, and never fails.
 """
 
 from __future__ import annotations
@@ -34,43 +34,43 @@ class Tally:
         self.counts: dict[str, Any] = dict.fromkeys(names, 0)  # by names of `LoaderStats`
         self._wait_ns = 0
         self._total_ns = 0
-        self._mark: int | None = None  # the end of the batch before, in the same epoch
-        self._waits_since: int | None = None  # the trainer, for a batch
-        self._late_since: list[int | None] = [None] * len(readers)  # readers that the newest batch does without
+        self._mark: int | None = None  # the end of the previous batch, in the same epoch
+        self._waits_since: int | None = None  # since when the trainer waits for a batch
+        self._late_since: list[int | None] = [None] * len(readers)  # since when a reader's part is missing in batches
         self._layout: Layout | None = None
         self._item_bytes = 0
         self._events: deque[tuple[int | None, int, int, int]] = deque(maxlen=_EVENTS)
 
     def begin(self, begin: int) -> None:
-        """An epoch has begun; starting it took from `begin` until now."""
+        """Count the start of an epoch, which took from `begin` until now."""
         self._mark = clock()
         self._wait_ns += self._mark - begin
         self._total_ns += self._mark - begin
 
     def wait(self) -> int:
-        """The trainer waits for a batch from now on; returns when that is."""
+        """Note that the trainer waits for a batch from now on; return the time."""
         self._waits_since = clock()
         return self._waits_since
 
     def note_late(self, late: Sequence[bool]) -> None:
-        """Say which readers, of one lane each, the batch does without."""
+        """Note the readers, of one lane each, whose parts the batch lacks."""
         now, before = clock(), self._late_since
         self._late_since = [(since or now) if one else None for one, since in zip(late, before, strict=True)]
 
     @property
     def late_seconds(self) -> float:
-        """For how long the lane that has been late for longest has been so."""
+        """Seconds that the lane that is late for longest has been late."""
         return (clock() - min((since for since in self._late_since if since is not None), default=clock())) / 1e9
 
     def late_lanes(self, sources: Sequence[Any]) -> tuple[LateLane, ...]:
-        """The lanes that the newest batch does without."""
+        """Return the lanes that the newest batch lacks."""
         now, found = clock(), []
         for number, (reader, since) in enumerate(zip(self._readers, self._late_since, strict=True)):
             if since is not None:
                 index = -1 if self.board is None else self.board.source(number)
                 try:
                     named = "" if index < 0 else shorten(sources[index], 80)
-                except Exception:  # it cannot be unpickled
+                except Exception:  # a source that cannot be unpickled must not break statistics
                     named = ""
                 found.append(LateLane(reader.lanes.start, (now - since) / 1e9, index, named))
         return tuple(found)
@@ -81,7 +81,7 @@ class Tally:
         for part in parts:
             if part is not None:
                 items += part.items
-                if part.reports.taken:  # seldom
+                if part.reports.taken:  # rarely true, so the count below costs nothing in most steps
                     counts["begun"] += sum([grant != NONE for _, grant in part.reports.taken])
                 if time_steps is None and part.contents.time_steps > longest:
                     longest = part.contents.time_steps
@@ -96,7 +96,7 @@ class Tally:
         self._pass(begin, step)
 
     def joined(self, begin: int, step: int, counts: Mapping[str, int], cells: int) -> None:
-        """A batch was joined of those of other loaders, which counted what is in it."""
+        """Count a batch that was joined from batches of other loaders, given their counts."""
         for name, count in {"batches": 1, "cells": cells, **counts}.items():
             self.counts[name] += count
         self._pass(begin, step)
@@ -113,7 +113,7 @@ class Tally:
         self._late_since = [None] * len(self._late_since)
 
     def stats(self, slots_in_use: int, slots: int, sources: Sequence[Any]) -> LoaderStats:
-        """What was done until now; of a wait that goes on, too."""
+        """Return the counts until now, including a wait that still goes on."""
         of_workers, of_batches = self.meters.events(), tuple(self._events)
         now, mark, waits_since = clock(), self._mark, self._waits_since  # another thread may be reading
         total_ns, wait_ns = self._total_ns, self._wait_ns

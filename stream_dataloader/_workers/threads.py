@@ -1,4 +1,4 @@
-"""A worker that is a thread of this process: it opens, reads and closes its streams itself, and nobody can end it."""
+"""A worker that is a thread of this process: it opens, reads and closes its streams itself, and cannot be killed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from stream_dataloader._workers.shared import Shared
 
 
 def start_thread(number: int, init: Callable[[int], Any] | None, shared: Shared, port: Port) -> None:
-    """Start a thread that reads sessions, and tells by its port what came of it."""
+    """Start a thread that reads sessions, and sends parts and errors through its port."""
     how = number, init, shared, port
     threading.Thread(target=_work, args=how, name=f"stream-worker-{number}", daemon=True).start()
 

@@ -1,4 +1,4 @@
-"""All that the workers' side touches of torch and of CPython that their documentation does not say.
+"""Undocumented parts of torch and CPython that the workers' side relies on.
 
 Each of these may change with a release; `tests/workers/test_torch_quirks.py` has a test for each, which fails against a
 torch or a Python that has changed.
@@ -21,44 +21,46 @@ from stream_dataloader._reading.sessions import is_alive
 
 
 def on_cpu() -> AbstractContextManager[object]:
-    """Context in which the CPU is torch's default device.
+    """Return a context in which the CPU is torch's default device.
 
-    Processes that are forked inside keep it. So the default device of workers is the CPU with each start method.
+    Processes that are forked inside it keep this device. So the default device of workers is the CPU with every start
+    method.
     """
     default = torch.get_default_device()
     return nullcontext() if default.type == "cpu" else torch.device("cpu")
 
 
 def default_store() -> Any:
-    """The store that torch.distributed was started with."""
+    """Return the store that torch.distributed was started with."""
     return dist.distributed_c10d._get_default_store()
 
 
 def bare_store(store: Any) -> Any:
-    """What lies below a store's prefixes."""
+    """Return the store below a store's prefixes."""
     return getattr(store, "_underlying_non_prefix_store", store)
 
 
-#: Exit code of a child whose own one was taken by other code of the program; no process exits with it.
+#: Exit code of a child whose own exit code was taken by other code of the program; no process exits with this one.
 UNKNOWN_EXIT = 256
 
 
 def heed_reaping(started: BaseProcess) -> None:
-    """Have a process end also where the program reaps its children: its exit code is then `UNKNOWN_EXIT`.
+    """Recognize the end of a process even if the program reaps its children: its exit code is then `UNKNOWN_EXIT`.
 
-    A handler of SIGCHLD, `SIG_IGN` and a thread in `waitpid(-1)` take the exit code away. multiprocessing would take
-    the process for alive for good, and would send signals to whatever gets its number next.
+    A handler of SIGCHLD, `SIG_IGN` or a thread in `waitpid(-1)` takes the exit code away. multiprocessing would then
+    consider the process alive for ever, and would send signals to any process that gets its number next.
     """
     popen: Any = getattr(started, "_popen", None)
-    if popen is not None and not isinstance(popen, _Heedful) and popen.method != "forkserver":  # of another's children
+    # Children of a forkserver are not this process's children, so the program cannot reap them.
+    if popen is not None and not isinstance(popen, _Heedful) and popen.method != "forkserver":
         popen.__class__ = type("Popen", (_Heedful, type(popen)), {})
 
 
 def forget(ended: BaseProcess) -> None:
-    """Have no Python code run where the object of a process that has ended goes.
+    """Prevent that Python code runs when the object of an ended process is collected.
 
-    Python discards what is raised there, such as the KeyboardInterrupt of a signal that arrives at that moment.
-    multiprocessing has two callbacks there: it closes its pipe, and takes the process from a set of weak references.
+    Python discards errors that are raised there, such as the KeyboardInterrupt of a signal that arrives at that moment.
+    multiprocessing runs two callbacks there: it closes its pipe, and removes the process from a set of weak references.
     """
     if (popen := getattr(ended, "_popen", None)) is not None:
         popen.close()
@@ -66,20 +68,21 @@ def forget(ended: BaseProcess) -> None:
 
 
 class _Heedful:
-    """Mixin of `multiprocessing`'s handle of a child; each question for the end goes through `poll`."""
+    """Mixin of `multiprocessing`'s handle of a child; every check for the child's end goes through `poll`."""
 
     returncode: int | None
     pid: int
 
     def poll(self, flag: int = os.WNOHANG) -> int | None:
         code: int | None = super().poll(flag)  # type: ignore[misc]
-        if code is None and _is_no_child(self.pid) and self.returncode is None:  # another thread may have learnt it
+        # `returncode` is checked last, as another thread may have reaped the child and set it in the meantime.
+        if code is None and _is_no_child(self.pid) and self.returncode is None:
             self.returncode = UNKNOWN_EXIT
         return self.returncode
 
 
 def _is_no_child(pid: int) -> bool:
-    """Whether a child of this process has ended and was waited for; one that only ended is left as it is."""
+    """Return whether a child of this process has ended and was reaped; does not reap it."""
     if not hasattr(os, "waitid"):  # macOS
         return not is_alive(pid)
     try:
@@ -90,14 +93,14 @@ def _is_no_child(pid: int) -> bool:
 
 
 def preload_forkserver() -> None:
-    """Have a new server that workers are forked from import the library once, which takes seconds."""
+    """Let a new forkserver import the library once, which takes seconds, instead of each worker."""
     server: Any = forkserver._forkserver
-    if getattr(server, "_preload_modules", None) == ["__main__"]:  # multiprocessing's own
+    if getattr(server, "_preload_modules", None) == ["__main__"]:  # the default; the user has not set any
         multiprocessing.set_forkserver_preload(["__main__", "stream_dataloader"])
 
 
 def shared_folder() -> str | None:
-    """Where multiprocessing keeps sockets, of workers too; None if another process may have made it."""
+    """Return the folder of multiprocessing's sockets, also those of workers; None if another process made it."""
     global _folder
     known = multiprocessing.current_process()._config.get("tempdir")  # type: ignore[attr-defined]
     if known is None:
@@ -105,4 +108,4 @@ def shared_folder() -> str | None:
     return _folder[0] if _folder is not None and _folder[1] == os.getpid() else None
 
 
-_folder: tuple[str, int] | None = None  # what `shared_folder` made, and in which process
+_folder: tuple[str, int] | None = None  # the folder that `shared_folder` made, and the process that made it

@@ -1,7 +1,7 @@
-"""The workers of one loader, processes or threads, as that sees them.
+"""The workers of one loader, processes or threads, as the loader sees them.
 
-Guarantees: a process that ends is noticed, with how it ended. They are ended once, by whichever thread comes first, and
-a process that does not end in time is killed. They do not hold the pool, which may go before them.
+Guarantees: the end of a process is noticed, with its cause. Workers are ended once, by the first thread that asks, and
+a process that does not end in time is killed. Workers do not refer to the pool, which may be collected before them.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from stream_dataloader._workers.settings import WorkerSettings
 from stream_dataloader._workers.tally import Tally
 from stream_dataloader.dataset import StreamDataset
 
-FAREWELL_SECONDS = 4.0  # to all workers together, to end or to close their streams
+FAREWELL_SECONDS = 4.0  # for all workers together, to end or to close their streams
 
 
 class Assignment(NamedTuple):
-    """What workers read, and how they are started."""
+    """Work of the workers: the dataset, the readers and the settings."""
 
     dataset: StreamDataset
     readers: Sequence[Reader]
@@ -37,16 +37,16 @@ class Assignment(NamedTuple):
 
 
 class Workers:
-    """The workers that there are.
+    """The current workers.
 
     Attributes:
-        method: How they were started: "thread", or multiprocessing's name for it.
-        behind: For each reader, how many sessions it was told to begin and has not ended.
+        method: Start method: "thread", or multiprocessing's name for it.
+        behind: For each reader, the number of sessions that it was told to begin and has not ended.
         ready: Workers that have started.
-        spoiled: They must be replaced.
-        is_read: A session was started and not closed.
-        hurries: They are not waited for: they hang, or the user wants to leave now.
-        left: They end, or have ended.
+        spoiled: Whether they must be replaced.
+        is_read: Whether a session was started and not closed.
+        hurries: Whether not to wait for them: they hang, or the user wants to leave now.
+        left: Whether they are ending, or have ended.
     """
 
     def __init__(self, work: Assignment, board: ActivityBoard, method: str) -> None:
@@ -72,12 +72,12 @@ class Workers:
             self.mail.send(reader, what)
 
     def add(self, process: BaseProcess) -> None:
-        """Take in a process that was started."""
+        """Add a process that was started."""
         self.mail.watch(process)
         _processes.add(process)
 
     def died(self) -> dict[int, str]:
-        """Which worker processes ended, -1 for one that was starting, and how."""
+        """Return the worker processes that ended, -1 for one that was starting, with their causes."""
         if self.threads or self.left:
             return {}
         found: dict[int, str] = {}
@@ -91,7 +91,7 @@ class Workers:
         return found
 
     def leave(self) -> None:
-        """End the workers; wait for processes, but not longer than for one that hangs."""
+        """End the workers; wait a limited time for processes, then kill them."""
         with self._turn:
             if self._over:
                 return
@@ -120,7 +120,7 @@ _processes: WeakItems[BaseProcess] = WeakItems()
 
 
 def _leave_to_parent() -> None:
-    """In a process that was forked, leave workers to the process that started them: Python would end them."""
+    """Forget the workers in a forked process, where Python's exit would otherwise end the parent's workers."""
     multiprocessing_process._children.difference_update(_processes)  # type: ignore[attr-defined]
     _processes.clear()
 

@@ -288,7 +288,7 @@ def _not_here():
 def test_errors_and_items_that_cannot_be_told():
     with pytest.raises(errors.ReadError, match=r"source 0 .*Unspeakable whose repr raised ValueError"):
         list(StreamDataLoader(StreamDataset([0, 1], acting({(0, 1): raising(Unspeakable)}), 2, time_steps=1), 2))
-    with pytest.raises(errors.ItemError, match=r"unpickled here, at step 0.*not to be unpickled"):
+    with pytest.raises(errors.ItemError, match=r"unpickled in the main process, at step 0.*not to be unpickled"):
         list(make_loader([1, 2], lambda n: iter([Locked()]), 2, time_steps=1, num_workers=2))
 
 

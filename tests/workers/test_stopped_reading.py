@@ -100,7 +100,7 @@ for restarts in (0, 2):
     except errors.WorkerDeathError as error:
         assert not restarts
         assert "killed by SIGTERM" in str(error), error
-        assert "SIGTERM was sent to it, maybe to the whole process group" in str(error), error
+        assert "It got SIGTERM, maybe sent to the whole process group" in str(error), error
 """)
     assert done.returncode == 0, done.stderr
 

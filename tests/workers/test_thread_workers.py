@@ -170,7 +170,7 @@ def test_a_thread_left_alone_writes_to_memory_that_nobody_else_has(monkeypatch):
     next(iterator)
     assert hanging.hangs.wait(PATIENCE)
     hanging.at = None
-    with pytest.warns(RuntimeWarning, match="is left alone"):
+    with pytest.warns(RuntimeWarning, match="threads cannot be killed"):
         iterator.close()
     for batch in loader:
         hanging.go_on.set()
