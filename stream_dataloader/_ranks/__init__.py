@@ -1,5 +1,5 @@
-"""Several processes, each a rank with a loader of its own, share an epoch.
+"""Ranks: several processes, each with a loader of its own, share an epoch.
 
-`rendezvous` has ranks begin an epoch together, `agreement` decides its steps.
-It imports `dataset`, `_reading` and what lies below. Open `ranks` first.
+`rendezvous` lets ranks begin an epoch together, `agreement` decides its steps.
+This room imports `dataset`, `_reading` and the rooms below. Open `ranks` first.
 """

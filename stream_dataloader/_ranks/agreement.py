@@ -1,13 +1,14 @@
-"""Where the epoch ends, on every rank at the same step.
+"""Agreement of ranks on the epoch's end, at the same step on every rank.
 
 ::
 
     step         0 1 2 3 4 5 6 7
     rank 0       # # # # # . .       has data (#) for 5 steps and ends first. It says so, and pads (.) as long as
     rank 1       # # # # # # .       another rank says that it has data. From then on, ranks that have data say so in
-    rank 2       # # # # # # #       the background. The last rank to end says where that was.
+    rank 2       # # # # # # #       the background. The last rank to end announces its last step.
 
-With lengths ranks exchange nothing; without, nothing while all have data, with `"drop"` at each step.
+With lengths, ranks exchange nothing. Without, they exchange nothing while all have data, except with `"drop"`, where
+they do at each step.
 
 Guarantee: a step is delivered on every rank or on none, unless a rank leaves before the end.
 """
@@ -29,48 +30,48 @@ from stream_dataloader._ranks.store import StoreConnection
 from stream_dataloader.errors import RankError, StateError
 
 _FOREVER_SECONDS = 86400.0
-_KEPT_STEPS = 64  # a process that is the same rank as another may lag behind
+_KEPT_STEPS = 64  # several processes may be the same rank, and one of them may lag behind
 
 
 class Steps:
-    """Decides which steps belong to the epoch, without asking other ranks."""
+    """Decision which steps belong to the epoch, made without asking other ranks."""
 
     def __init__(self, count: int | None = None) -> None:
         self._count = count
 
     def delivers(self, step: int, has_data: bool) -> bool:
-        """Whether a step is delivered, asked for step after step; `has_data`: this rank alone would."""
+        """Return whether a step is delivered; called for each step in turn; `has_data`: this rank has data for it."""
         return has_data if self._count is None else step < self._count
 
     def layout(self) -> Any:
-        """The layout of other ranks' items; a RankError where no other rank can know."""
-        what = "this rank has no item to read, from here on, so it cannot know what to pad"
-        raise RankError(f"{what}; use fewer ranks or virtual ranks, or start torch.distributed, to be told")
+        """Return the layout of other ranks' items; raise a RankError if no other rank can be asked."""
+        what = "this rank has no items left, so it does not know the shape to pad with"
+        raise RankError(f"{what}; use fewer ranks or virtual ranks, or start torch.distributed, so that ranks can ask")
 
     def note_layout(self, layout: Any) -> None:
-        """Let other ranks know the layout of items."""
+        """Tell other ranks the layout of items."""
 
     def close(self) -> None:
-        """The iteration is over, or was left."""
+        """End the agreement: the iteration is over, or was left."""
 
 
 class AgreedSteps(Steps):
-    """Ranks report how far they got; `every`: each must have data for a step."""
+    """Decision on which all ranks agree; with `every`, each rank must have data for a step."""
 
     def __init__(self, rendezvous: Rendezvous, *, every: bool, step: int) -> None:
         super().__init__()
         self._rendezvous = rendezvous
         self._every = every
-        self._known = step  # steps that this rank has, that others may ask about
-        self._tail: int | None = None  # where the first rank ended
-        self._last: int | None = None  # where the last one did
+        self._known = step  # steps for which this rank has data, as told to other ranks
+        self._tail: int | None = None  # the step where the first rank ended
+        self._last: int | None = None  # the step where the last rank ended
         self._over = False
         self._layout: str | None = None
         self._news = threading.Condition()
         self._closed = False
-        self._asked: int | None = None  # the step that was asked about last
-        self._waiting = False  # the answer has not come
-        self._error: RankError | None = None  # why this rank left
+        self._asked: int | None = None  # the step that other ranks were asked about last
+        self._waiting = False  # whether the answer is still missing
+        self._error: RankError | None = None  # the error with which this rank left
         self._owner = os.getpid()
         self._listener: threading.Thread | None = None
         if not every:
@@ -94,7 +95,7 @@ class AgreedSteps(Steps):
         try:
             delivered = bool(self._rendezvous.ask(ask))
         except RankError as error:
-            self._error = RankError(str(error), error.ranks)  # for others; a traceback leads here
+            self._error = RankError(str(error), error.ranks)  # a copy for other ranks, without the traceback's frames
             raise
         self._over = not delivered
         return delivered
@@ -107,12 +108,12 @@ class AgreedSteps(Steps):
 
     def layout(self) -> Any:
         def ask(connection: StoreConnection) -> str:
-            return connection.wait(keys.LAYOUT, "tell what its items are like", keys.END)
+            return connection.wait(keys.LAYOUT, "tell the layout of its items", keys.END)
 
         return _understood(self._rendezvous.ask(ask))
 
     def _listen(self, connect: Callable[[], StoreConnection]) -> None:
-        """Wait for the first rank to end, and from there on say which steps this one has."""
+        """Wait until the first rank ends; from then on tell the steps for which this rank has data."""
         layout_is_put = False
         try:
             connection = connect()
@@ -135,7 +136,7 @@ class AgreedSteps(Steps):
                 if closed:
                     connection.hang_up()
                     return
-        except RuntimeError:  # the store is gone, which whoever asks will find
+        except RuntimeError:  # the store is gone; the next call of the main thread raises the error
             return
 
     def _somebody_has(self, step: int, connection: StoreConnection) -> bool:
@@ -150,7 +151,7 @@ class AgreedSteps(Steps):
                 connection.put(keys.has(last), keys.NO)
         if step < self._tail:
             return True
-        if self._last is None and connection.has(keys.LAST):  # all have ended: there is nothing to ask any more
+        if self._last is None and connection.has(keys.LAST):  # all ranks have ended, so the answer is known
             self._last = int(connection.text(keys.LAST))
         if self._last is not None:
             return step < self._last
@@ -184,7 +185,8 @@ class AgreedSteps(Steps):
             self._news.notify()
         threads = [thread for thread in (self._rendezvous.speaker.thread, self._listener) if thread is not None]
         store_is_gone = self._error is not None and not self._error.ranks
-        collected = threading.current_thread() in threads  # as garbage, which any thread may find
+        # Garbage collection may run this in one of the threads that are joined below, which would wait for itself.
+        collected = threading.current_thread() in threads
         if not self._over and not store_is_gone and not collected:
             self._rendezvous.say_last(self._leave, busy=self._waiting)
         self._rendezvous.close()
@@ -193,34 +195,34 @@ class AgreedSteps(Steps):
                 thread.join(FAREWELL_SECONDS)
 
     def _leave(self, connection: StoreConnection) -> None:
-        """Let nobody wait for this rank, nor this rank's own threads for others."""
+        """Release all ranks that wait for this one, and this rank's own threads that wait for others."""
         rank, step = self._rendezvous.place.rank, self._known
         why = f"rank {rank} left the epoch at step {step}, before its end; see its log, and leave on all ranks at once"
         error = keys.pack(self._error or RankError(why, [rank]))
         connection.put(keys.of_rank(keys.LEFT, rank), error)
         connection.put_first(keys.TAIL, str(step))
-        for waited in {step if self._asked is None else self._asked, step}:  # what others wait for now, or next
+        for waited in {step if self._asked is None else self._asked, step}:  # steps that others ask about now, or next
             connection.put_first(keys.has(waited), error)
         self._rendezvous.wait_until_read(connection, keys.HERE, keys.LEFT, keys.OVER)
 
 
 def _told(layout: Any, rank: int) -> str:
-    """A layout as a value for other ranks; an error as one, if they could not read it.
+    """Return a layout as a value for other ranks, or an error if they could not read the layout.
 
-    It is JSON and no pickle: the store has no password, so anyone who reaches its port can set this value.
+    The value is JSON and not a pickle: the store has no password, so anyone who reaches its port can set this value.
     """
     plain = layout_to_plain(layout)
     if plain is None:
-        what = "made of a class that no module has by name, or of a dict whose keys are no strings and numbers"
+        what = "made of a class that no module has by name, or of a dict whose keys are not strings or numbers"
         remedy = "define the class at the top level of a module"
-        text = f"rank {rank} reads items {what}, so ranks without items cannot know what to pad; {remedy}"
+        text = f"rank {rank} reads items {what}, so ranks without items do not know the shape to pad with; {remedy}"
         return keys.pack(RankError(text, [rank]))
     return json.dumps(plain)
 
 
 def _understood(told: str) -> Any:
-    """The layout that another rank told."""
+    """Read the layout that another rank told."""
     try:
         return layout_from_plain(json.loads(keys.checked(told)))
     except (StateError, ValueError, RecursionError) as error:
-        raise RankError(f"this rank has no item to read, and cannot pad as others do: {error}") from error
+        raise RankError(f"this rank has no items left, and cannot read the layout to pad with: {error}") from error

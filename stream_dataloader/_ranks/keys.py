@@ -1,6 +1,6 @@
-"""What ranks write to the store: the keys, under a prefix of each epoch's own, and the values.
+"""Keys and values that ranks write to the store; each epoch has a prefix of its own.
 
-Ranks *count themselves in* some things: `all/` marks a full count.
+Some keys are counted: each rank *counts itself in* once, and `all/` marks a full count.
 """
 
 from __future__ import annotations
@@ -9,66 +9,66 @@ import json
 
 from stream_dataloader.errors import RankError
 
-# an epoch's beginning
-TERMS = "terms"  # what rank 0 is about to read
-HERE = "here"  # counted: ranks that have come
-DIFFERS = "differs"  # an error: what a rank has that rank 0 has not
-READY = "ready"  # all are there; if it is an error, the epoch does not begin
+# The beginning of an epoch
+TERMS = "terms"  # the epoch and options that rank 0 is about to read with
+HERE = "here"  # counted: ranks that have arrived
+DIFFERS = "differs"  # an error: the first difference of a rank from rank 0
+READY = "ready"  # all have arrived; if it is an error, the epoch does not begin
 BEGUN = "begun"  # counted: ranks that have read `READY`
 
-# its steps
+# The steps of an epoch
 TAIL = "tail"  # the step where the first rank ended
-LAST = "last"  # and the last one
-ENDED = "ended"  # of each rank: where it ended
+LAST = "last"  # the step where the last rank ended
+ENDED = "ended"  # of each rank: the step where it ended
 END = "end"  # counted: ranks that have ended
-AT = "at"  # of each rank: how far it is; that it moves shows that it lives
-LAYOUT = "layout"  # what items are like
+AT = "at"  # of each rank: its current step; a change shows that the rank is alive
+LAYOUT = "layout"  # the layout of items
 
-# its end
-OVER = "over"  # counted: ranks that know of it
-LEFT = "left"  # of each rank: the error why it left before
+# The end of an epoch
+OVER = "over"  # counted: ranks that know of the end
+LEFT = "left"  # of each rank: the error with which it left early
 
-# before it has a prefix, under one that all ranks know
-CALL = "call"  # of each rank: its calls that are not answered
+# Before the epoch has a prefix, under a prefix that all ranks know
+CALL = "call"  # of each rank: its calls that are not answered yet
 CALLS = "calls"  # how often any rank has changed its calls
 
 
 def of_rank(what: str, rank: int) -> str:
-    """What is a rank's own."""
+    """Return the key of one rank."""
     return f"{what}/{rank}"
 
 
 def all_of(counted: str) -> str:
-    """Set once all ranks have counted themselves in something."""
+    """Return the key that is set once all ranks have counted themselves in."""
     return f"all/{counted}"
 
 
 def has(step: int) -> str:
-    """Whether a rank has data for a step; for `"drop"`, whether each has."""
+    """Return the key that says whether a rank has data for a step; with `"drop"`, whether every rank has."""
     return f"has/{step}"
 
 
 def have(step: int) -> str:
-    """Counted: the ranks that have data for a step."""
+    """Return the counted key of the ranks that have data for a step."""
     return f"have{step}"
 
 
 def answer(nonce: str) -> str:
-    """The prefix of the epoch to which a call is invited."""
+    """Return the key of the answer to a call; its value is the epoch's prefix."""
     return f"answer/{nonce}"
 
 
-#: Where there is nothing else to say; not empty, which the store takes for not set.
+#: Values of plain flags. They are not empty, because the store treats an empty value as unset.
 YES, NO = "yes", "no"
 
 
 def pack(error: RankError) -> str:
-    """An error as a value."""
+    """Return an error as a value."""
     return json.dumps([str(error), list(error.ranks)])
 
 
 def checked(value: str) -> str:
-    """A value that is no error; the error, if `pack` made the value of one, is raised."""
+    """Return a value; if `pack` made it from an error, raise that error."""
     if value.startswith("["):
         raise RankError(*json.loads(value))
     return value

@@ -1,6 +1,6 @@
-"""The states of ranks' loaders become one.
+"""Merging of the states of ranks' loaders into one.
 
-Guarantee: only states of one moment of one run are put together.
+Guarantee: only states of the same moment of the same run are merged.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from stream_dataloader.errors import StateError
 
 
 def merge_places(listed: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """One state of all virtual ranks, out of those of each rank's loader or sampler.
+    """Merge the states of all ranks' loaders or samplers into one state of all virtual ranks.
 
     Raises:
-        StateError: One is no state, they are not of one moment of one run, or a virtual rank is missing.
+        StateError: One is no state, they are not of the same moment of one run, or a virtual rank is missing.
     """
     if any(_has_members(state) for state in listed):
         whole = _put_together([{**state, "members": None} for state in listed], common=dict)
@@ -26,20 +26,20 @@ def merge_places(listed: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     if len(found := groups_in(whole)) < whole["groups"]:
         missing = [group for group in range(whole["groups"]) if group not in found]
         raise StateError(
-            f"the states hold no virtual rank {missing} of {whole['groups']}; pass the states of all ranks"
+            f"virtual ranks {missing} of {whole['groups']} are missing in the states; pass the states of all ranks"
         )
     return whole
 
 
 def _has_members(state: Any) -> bool:
-    """Whether it is a state of `side_by_side`."""
+    """Return whether it is a state of `side_by_side`."""
     return isinstance(state, Mapping) and "members" in state
 
 
 def _put_together(
     states: Sequence[Mapping[str, Any]], common: Callable[[Mapping[str, Any]], dict[str, Any]]
 ) -> dict[str, Any]:
-    """All that states have, of which they must share what is `common` to those of one moment."""
+    """Join the entries of states, which must agree on the entries that `common` selects."""
     whole: dict[str, Any] = {}
     for i, state in enumerate(states):
         own, first = common(state), common(whole or state)

@@ -1,4 +1,4 @@
-"""Which rank this process is, of how many, and where those meet."""
+"""The rank of this process, the number of ranks, and the identity of their group."""
 
 from __future__ import annotations
 
@@ -11,21 +11,28 @@ from stream_dataloader import _options as options
 
 
 class RankPlace(NamedTuple):
-    """Where this process stands among the ranks that share an epoch."""
+    """Place of this process among the ranks that share an epoch.
+
+    Attributes:
+        rank: The rank.
+        world_size: Number of ranks.
+        peers: Name of this set of ranks, as there may be several sets.
+        among_others: Whether torch.distributed has other processes, and it is not known which share the epoch.
+    """
 
     rank: int = 0
     world_size: int = 1
-    peers: str = ""  # names those ranks, where there are several sets of them
-    among_others: bool = False  # torch.distributed has other processes, and nothing says which of them share the epoch
+    peers: str = ""
+    among_others: bool = False
 
 
 def is_started() -> bool:
-    """Whether torch.distributed is running."""
+    """Return whether torch.distributed is running."""
     return dist.is_available() and dist.is_initialized()
 
 
 def find_place(rank: int | None, world_size: int | None, process_group: Any) -> RankPlace:
-    """This process's place: as given, or as torch.distributed has it, or alone."""
+    """Find this process's place: as given, or from torch.distributed, or alone."""
     if rank is not None and world_size is not None:
         among_others = is_started() and world_size != dist.get_world_size()
         return RankPlace(rank, world_size, f"ranks of {world_size}", among_others)
@@ -38,18 +45,18 @@ def find_place(rank: int | None, world_size: int | None, process_group: Any) -> 
         if process_group.ndim != 1:
             names = process_group.mesh_dim_names
             what = f"process_group is a DeviceMesh of {process_group.ndim} dimensions {names or ''}"
-            raise ValueError(f'{what}; pass the one over which data is parallel: mesh["data"]')
+            raise ValueError(f'{what}; pass the dimension of data parallelism: mesh["data"]')
         group = process_group.get_group()
     own = dist.get_rank(group)
     if own < 0:
-        raise ValueError(f"rank {dist.get_rank()} is not in process_group; pass the group that it is in")
+        raise ValueError(f"rank {dist.get_rank()} is not in process_group; pass a group that contains it")
     ranks = [] if group is None else dist.get_process_group_ranks(group)
     peers = hashlib.blake2b(repr(ranks).encode(), digest_size=8).hexdigest() if ranks else "all"
     return RankPlace(own, dist.get_world_size(group), peers)
 
 
 class OwnRank:
-    """Which rank this process is, also after torch.distributed has ended."""
+    """The rank of this process, remembered after torch.distributed has ended."""
 
     def __init__(self, rank: int | None, world_size: int | None, process_group: Any = None) -> None:
         options.check_ranks(None, rank, world_size, process_group)
@@ -63,7 +70,7 @@ class OwnRank:
 
     @property
     def numbers(self) -> tuple[int, int]:
-        """Which rank this is, and how many there are."""
+        """The rank, and the number of ranks."""
         now = self.now()
         return now.rank, now.world_size
 

@@ -1,4 +1,4 @@
-"""The ranks that share a loader's epochs, how they begin an epoch, and how they find its end."""
+"""The ranks that share a loader's epochs: they begin an epoch together, and agree on its end."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Ranks:
         self._groups = groups
         self._seed = dataset.rules.seed
         self._place = RankPlace()
-        self.reading = dataset  # by this rank, by the rules of its groups
+        self.reading = dataset  # the dataset as this rank reads it, under the rules of its groups
 
     @property
     def alone(self) -> bool:
@@ -49,11 +49,11 @@ class Ranks:
 
     @property
     def rank(self) -> int:
-        """The number of this rank, as it was found last."""
+        """The rank's number, as it was found last."""
         return self._place.rank
 
     def find_place(self) -> bool:
-        """Find out which rank this is; whether that changes `reading`."""
+        """Find the rank of this process; return whether that changes `reading`."""
         place = self._place = self._own.now()
         groups = Groups.of_rank(self._groups or place.world_size, place.rank, place.world_size)
         rules = dataclasses.replace(self._dataset.rules, groups=groups, seed=self._seed)
@@ -64,7 +64,11 @@ class Ranks:
         return True
 
     def load(self, state: Any, changes: Collection[str] = ()) -> LoadedState:
-        """This rank's part of a state, which the next `find_place` adopts; `changes` are meant."""
+        """Read this rank's part of a state; the next `find_place` adopts the state's seed and virtual ranks.
+
+        Args:
+            changes: Options that the user changed on purpose.
+        """
         total, place = groups_of(state), self._own.now()
         try:
             groups = Groups.of_rank(total, place.rank, place.world_size)
@@ -81,7 +85,7 @@ class Ranks:
         if snapshot is None or not snapshot.step or not rules.deterministic or snapshot.changed is not None:
             return loaded.epoch, snapshot
         shares = [rules.draws_of(group * rules.lanes_of_a_group) for group in range(rules.groups.count)]
-        if rules.padding_mode != "drop" and any(map(int.__lt__, snapshot.cursors, shares)):  # some are not begun
+        if rules.padding_mode != "drop" and any(map(int.__lt__, snapshot.cursors, shares)):  # some sources are left
             return loaded.epoch, snapshot
         try:
             count = self.reading.steps_of(loaded.epoch)
@@ -90,11 +94,15 @@ class Ranks:
         return (loaded.epoch + 1, None) if snapshot.step >= count else (loaded.epoch, snapshot)
 
     def begin(self, epoch: int, step: int, terms: Mapping[str, Any], *, changed: bool) -> Steps:
-        """Begin an epoch with all other ranks, which must have the same terms; the rest of one that was changed."""
+        """Begin an epoch with all other ranks, which must have the same terms.
+
+        Args:
+            changed: The epoch began under other options, so its length depends on the places of all groups.
+        """
         rules = self.reading.rules
         if self.alone:
             return Steps()
-        count = None if changed else _count(self.reading, epoch, step)  # which depends on where all groups stand
+        count = None if changed else _count(self.reading, epoch, step)
         is_decided = count is not None or rules.padding_mode == "cycle"
         if not is_started():
             if not is_decided:
@@ -107,8 +115,9 @@ class Ranks:
             if not is_decided:
                 raise ValueError(
                     f"world_size is {self._place.world_size}, and torch.distributed has {dist.get_world_size()} "
-                    "processes: nothing says which of them are to agree on the number of batches. Pass process_group=, "
-                    "the group whose processes share the epoch, instead of rank= and world_size=; or pass lengths="
+                    "processes: it is not known which of them share the epoch and must agree on the number of batches. "
+                    "Pass process_group=, the group of these processes, instead of rank= and world_size=; or pass "
+                    "lengths="
                 )
             return Steps(count)
         store = default_store()
@@ -128,7 +137,7 @@ class Ranks:
 
 
 def identity_of(dataset: StreamDataset, scheduled: int | None = None) -> SourceIdentity:
-    """What identifies a dataset's list of sources, or its beginning: so many sources, or sections."""
+    """Return the identity of a dataset's list of sources, or of its first `scheduled` sources or sections."""
     lists = dataset.source_lists
     if scheduled is not None and lists.mix is None and scheduled < dataset.rules.num_sources:
         lists = lists.beginning(scheduled if dataset.cuts is None else dataset.cuts.source(scheduled))
@@ -136,8 +145,8 @@ def identity_of(dataset: StreamDataset, scheduled: int | None = None) -> SourceI
 
 
 def known_count(dataset: StreamDataset, epoch: int, changed: Snapshot | None = None) -> int | None:
-    """`StreamDataset.steps_of`; None where it is not known, or a stream may change it."""
-    if not dataset.rules.deterministic or dataset.on_error != "raise":  # a stream that is skipped changes it
+    """Return `StreamDataset.steps_of`; None if it is not known, or if a stream may change it."""
+    if not dataset.rules.deterministic or dataset.on_error != "raise":  # a skipped stream changes the number
         return None
     try:
         return dataset.steps_of(epoch, changed)
@@ -146,12 +155,12 @@ def known_count(dataset: StreamDataset, epoch: int, changed: Snapshot | None = N
 
 
 def _count(dataset: StreamDataset, epoch: int, step: int) -> int | None:
-    """The number of steps of the epoch, where it is known and all ranks can make do with it."""
+    """Return the epoch's number of steps if it is known and suffices for all ranks; None otherwise."""
     count = known_count(dataset, epoch)
     if count is None:
         return None
     rules, steps = dataset.rules, dataset.steps_of_groups(epoch)
     of_ranks = [max(steps[i : i + rules.groups.count]) for i in range(0, len(steps), rules.groups.count)]
     if is_started() and rules.padding_mode != "drop" and min(of_ranks) <= step < count:
-        return None  # a rank that reads nothing does not know the items' layout: it has to ask
+        return None  # a rank that reads nothing more must ask others for the layout of items
     return count

@@ -1,4 +1,4 @@
-"""How ranks begin an epoch together: they find each other, and check that they are about to read the same.
+"""Rendezvous of ranks at an epoch's beginning: they find each other, and check that they are about to read the same.
 
 ::
 
@@ -8,7 +8,7 @@
 They meet under a name that no earlier epoch or ended rank has used: a call carries a nonce, which only a living rank 0
 can answer.
 
-Guarantee: on all ranks the epoch begins, or an error says which rank differs, or did not come.
+Guarantee: the epoch begins on all ranks, or an error says which rank differs, or did not arrive.
 """
 
 from __future__ import annotations
@@ -38,24 +38,29 @@ if TYPE_CHECKING:
 
 _LOOK_SECONDS = 0.005
 _KEPT_EPOCHS = 2  # another rank may lag behind
-_GRACE_SECONDS = 5.0  # for the same epoch to begin in another thread, before ranks that differ meet
+_GRACE_SECONDS = 5.0  # for the same epoch to begin in another thread, before ranks with different epochs raise an error
 
 
 class Wanted(NamedTuple):
-    """Which epoch a rank is about to begin."""
+    """The epoch that a rank is about to begin.
 
-    label: str  # the same for the same epoch
-    in_main: bool  # the rank begins no other one meanwhile, in another thread
+    Attributes:
+        label: The same for the same epoch.
+        in_main: Whether the main thread begins it; otherwise the rank may begin another one in another thread.
+    """
+
+    label: str
+    in_main: bool
 
 
 def ask_for_name(connection: StoreConnection, place: RankPlace, wanted: Wanted) -> str:
-    """Where rank 0 begins the epoch; `RankError` if it begins none."""
+    """Ask rank 0 for the name under which it begins the epoch; raise a `RankError` if it begins none."""
     nonce, use = uuid.uuid4().hex, connection.use
     connection.move(prefix_of(place.peers))
     calls = use.calls.setdefault(place.peers, {})
 
     def say(change: Callable[[], object]) -> None:
-        """Change this rank's open calls, of all threads, and let rank 0 see them."""
+        """Change this rank's open calls, of all threads, and show them to rank 0."""
         with use.lock:
             change()
             listed = json.dumps([(nonce, *wanted) for nonce, wanted in calls.items()])
@@ -72,7 +77,7 @@ def ask_for_name(connection: StoreConnection, place: RankPlace, wanted: Wanted) 
 
 
 class Invitation:
-    """Rank 0's side: answers those that ask where to come, while this context is open."""
+    """Rank 0's side: answers the calls of other ranks while this context is open."""
 
     def __init__(self, use: StoreUse, place: RankPlace, wanted: Wanted) -> None:
         self._prefix = prefix_of(place.peers)
@@ -80,8 +85,8 @@ class Invitation:
         self._use = use
         self._place = place
         self._wanted = wanted
-        self.written: set[str] = set()  # the keys of answers, which nobody may have read
-        self._heard: int | None = None  # how often calls had changed when they were looked at; None: look again
+        self.written: set[str] = set()  # the keys of answers, which may stay unread
+        self._heard: int | None = None  # number of changes of calls that were looked at; None: look again
         self._here: set[int] = {place.rank}
         self._since = clock.monotonic()
 
@@ -95,7 +100,7 @@ class Invitation:
             self._use.invitations.remove(self)
 
     def answer(self, connection: StoreConnection) -> None:
-        """Answer new calls; a rank that waits does this between two looks at the store."""
+        """Answer new calls; a waiting rank does this between two looks at the store."""
         known = connection.under(self._prefix)
         heard = int(known.add(keys.CALLS, 0))
         if heard == self._heard:
@@ -114,7 +119,7 @@ class Invitation:
                     self._heard = None
 
     def _admits(self, other: Wanted) -> bool:
-        """Whether a caller is meant to come here, or can only be mistaken."""
+        """Return whether a caller belongs here, or cannot belong anywhere else, so that it gets the error here."""
         if other.label == self._wanted.label:
             return True
         with self._use.lock:
@@ -124,7 +129,7 @@ class Invitation:
 
 
 def prefix_of(peers: str) -> str:
-    """Of the keys that ranks know beforehand: another one each time that an agent starts them."""
+    """Return the prefix that ranks know beforehand; it is a new one each time that an agent starts them."""
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if os.environ.get("GROUP_WORLD_SIZE") == "1" else "0"
     return f"stream_dataloader/{peers}/{attempt}"
 
@@ -138,7 +143,7 @@ class Rendezvous:
         self._store: Any = store
         self._name = ""  # the prefix of all its keys, once rank 0 has chosen one
         self._keeps_store = dist.get_rank() == 0
-        self.written: set[str] = set()  # keys that this rank has set, in full
+        self.written: set[str] = set()  # full names of keys that this rank has set
         self.speaker = StoreThread(self.connect)  # for the main thread
 
     @property
@@ -146,7 +151,7 @@ class Rendezvous:
         return partial(StoreConnection, self._store, self._name, self._patience, self.place, self.written)
 
     def ask(self, task: Callable[[StoreConnection], Any]) -> Any:
-        """Have a task done on the main thread's connection; see `StoreThread.call`."""
+        """Run a task on the main thread's connection; see `StoreThread.call`."""
         return self.speaker.call(task, self._patience)
 
     def begin(self, terms: Mapping[str, Any]) -> None:
@@ -163,7 +168,7 @@ class Rendezvous:
             self.speaker.post(partial(StoreConnection.delete, keys=list(past.popleft())))
 
     def _meet(self, terms: Mapping[str, Any], wanted: Wanted, connection: StoreConnection) -> None:
-        """Find where the other ranks are, and begin there."""
+        """Find the other ranks, and begin with them."""
         if self.place.rank:
             self._name = ask_for_name(connection, self.place, wanted)
             connection.move(self._name)
@@ -183,17 +188,18 @@ class Rendezvous:
         connection: StoreConnection,
         meanwhile: Callable[[StoreConnection], object] | None = None,
     ) -> None:
-        """Begin under the name that ranks have met by; `meanwhile` lets others come."""
+        """Begin under the common name; `meanwhile` is called during waits, to let others arrive."""
         rank, mine = self.place.rank, json.dumps(terms)
-        connection.note(keys.TERMS, keys.DIFFERS, keys.READY)  # whichever rank sets them
+        connection.note(keys.TERMS, keys.DIFFERS, keys.READY)  # noted on each rank, as any rank may set them
         if rank == 0:
             first = json.loads(connection.put_first(keys.TERMS, mine))
         else:
             first = json.loads(connection.wait(keys.TERMS, "begin the epoch"))
         complaint = _complaint(rank, json.loads(mine), first)
-        if complaint:  # before this rank is counted, as the last one to come looks for it
+        # This must come before the rank is counted, because the last rank to arrive looks for it.
+        if complaint:
             connection.put_first(keys.DIFFERS, keys.pack(RankError(complaint, [rank])))
-        if connection.count(keys.HERE) == self.place.world_size:  # what the first to differ said holds for all
+        if connection.count(keys.HERE) == self.place.world_size:  # the first difference is the error of all ranks
             differs = connection.text(keys.DIFFERS) if connection.has(keys.DIFFERS) else keys.YES
             connection.put_first(keys.READY, differs)
         ready = connection.wait(keys.READY, "begin the epoch", keys.HERE, meanwhile)
@@ -203,15 +209,15 @@ class Rendezvous:
             raise RankError(complaint, [rank])
 
     def part(self, connection: StoreConnection, what: str, *, stays: bool = True) -> None:
-        """Say that this rank has read what it needs; the process that keeps the store stays until all have."""
+        """Note that this rank has read all it needs; the process that keeps the store waits until all have."""
         if connection.count(what) == self.place.world_size:
             connection.put(keys.all_of(what), "")
         elif self._keeps_store and stays:
-            with contextlib.suppress(RankError):  # one that died or is stuck has no need of it
+            with contextlib.suppress(RankError):  # a rank that died or is stuck needs the store no more
                 connection.wait(keys.all_of(what), "end", what)
 
     def wait_until_read(self, connection: StoreConnection, came: str, *parted: str) -> None:
-        """Where an epoch ends before its time, let others read why, for a moment."""
+        """Wait a moment, so that other ranks can read the error when an epoch ends early."""
         deadline = clock.monotonic() + FAREWELL_SECONDS / 2
         others = {rank for rank in range(self.place.world_size) if rank != self.place.rank and self._keeps_store}
         while others and clock.monotonic() < deadline:
@@ -227,7 +233,7 @@ class Rendezvous:
         reported = RankError(f"rank {rank} left before the epoch began; see its log", [rank])
         if isinstance(error, RankError):
             reported = error
-        if not self._name or not reported.ranks:  # nobody is met yet, or the store is out of reach
+        if not self._name or not reported.ranks:  # no other rank was met yet, or the store is out of reach
             return
         reason = keys.pack(reported)
 
@@ -236,7 +242,7 @@ class Rendezvous:
             connection.put_first(keys.READY, reason)
             self.wait_until_read(connection, keys.HERE, keys.BEGUN, keys.LEFT)
 
-        self.say_last(leave, busy=not isinstance(error, RankError))  # it was interrupted
+        self.say_last(leave, busy=not isinstance(error, RankError))  # after an interrupt the thread still has a task
 
     def say_last(self, task: Callable[[StoreConnection], Any], *, busy: bool) -> None:
         farewell = StoreThread(self.connect) if busy else self.speaker
@@ -247,15 +253,15 @@ class Rendezvous:
     def close(self) -> None:
         self.speaker.close()
         if self._store is not None:
-            # the set itself: its listener may still say its last
+            # The set itself is kept, not a copy, because the listener may still add keys to it.
             use_of(self._store).past.setdefault(self.place.peers, deque()).append(self.written)
-            self._store = None  # a group that ends takes its store along
+            self._store = None  # so that the store can go when its process group is destroyed
 
 
 def _complaint(rank: int, mine: Mapping[str, Any], first: Mapping[str, Any]) -> str:
-    """What a rank has that rank 0 has not; empty if they are alike."""
+    """Describe the first difference of a rank from rank 0; empty if they are alike."""
     for name in mine:
         if mine[name] != first.get(name):
             what = f"rank {rank} has {name} {shorten(mine[name], 80)}, and rank 0 {shorten(first.get(name), 80)}"
-            return f"{what}; build loaders alike on all ranks, and iterate over them as often, in the same order"
+            return f"{what}; build the same loaders on all ranks, and iterate over them as often, in the same order"
     return ""

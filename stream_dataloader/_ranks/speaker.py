@@ -1,4 +1,4 @@
-"""Threads that speak through the store, while the main thread can be interrupted."""
+"""Threads that use the store, so that the main thread stays interruptible."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 from stream_dataloader._ranks.store import StoreConnection
 from stream_dataloader.errors import RankError
 
-#: Seconds to say something to other ranks when this one leaves, and for its threads to end.
+#: Seconds to notify other ranks when this one leaves, and for its threads to end.
 FAREWELL_SECONDS = 2.0
 _CONNECT_SECONDS = 30.0
 _LOOK_SECONDS = 1.0
@@ -21,7 +21,7 @@ _speaking: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 
 
 def speak(task: Callable[[], None], name: str) -> threading.Thread:
-    """Start a thread that speaks through a store; the program's exit waits for it, a moment."""
+    """Start a thread that uses a store; the program's exit waits a moment for it."""
     thread = threading.Thread(target=task, name=name, daemon=True)
     _speaking.add(thread)
     thread.start()
@@ -30,7 +30,7 @@ def speak(task: Callable[[], None], name: str) -> threading.Thread:
 
 @atexit.register
 def _join_speakers() -> None:
-    """A call to a store that returns while Python is taken down aborts the process: pybind11 cannot end its thread."""
+    """Join the threads at exit: a store's call that returns during Python's shutdown aborts the process (pybind11)."""
     deadline = clock.monotonic() + FAREWELL_SECONDS
     for thread in list(_speaking):
         thread.join(max(0.0, deadline - clock.monotonic()))
@@ -41,7 +41,7 @@ def _over() -> StoreConnection:
 
 
 class StoreThread:
-    """A thread that speaks for the main thread, which can be interrupted meanwhile."""
+    """A thread that uses the store for the main thread, which can be interrupted while it waits."""
 
     def __init__(self, connect: Callable[[], StoreConnection]) -> None:
         self._connect = connect
@@ -49,7 +49,7 @@ class StoreThread:
         self._wanted = threading.Condition()
         self._tasks: list[tuple[Callable[[StoreConnection], Any], list[Any]]] = []
         self._over = False
-        self._broken = False  # the last call to the store failed
+        self._broken = False  # whether the last call to the store failed
         self.thread = speak(self._run, "rank-agreement")
 
     def _run(self) -> None:
@@ -60,24 +60,24 @@ class StoreThread:
                 if not self._tasks:
                     if self._connection is not None and not self._broken:
                         self._connection.hang_up()
-                    self._connection = None  # whoever still has this keeps no connection
+                    self._connection = None  # this object may live on, and must not keep the connection open
                     self._connect = _over
                     return
                 task, answer = self._tasks.pop(0)
             try:
                 self._connection = self._connection or self._connect()
                 answer[:] = [task(self._connection), None]
-            except BaseException as error:  # for the main thread
+            except BaseException as error:  # raised in the main thread by `call`
                 self._broken = not isinstance(error, RankError)
                 answer[:] = [None, error]
             with self._wanted:
                 self._wanted.notify_all()
 
     def call(self, task: Callable[[StoreConnection], Any], patience: float, connect: float = _CONNECT_SECONDS) -> Any:
-        """What `task` returns for the connection.
+        """Run `task` on the connection in the thread, and return its result.
 
         Raises:
-            RankError: That, or one about no rank: the store failed, or was silent for so many seconds.
+            RankError: The task raised it. One without ranks: the store failed, or did not answer in `patience` seconds.
         """
         answer: list[Any] = []
         begin = clock.monotonic()
@@ -100,13 +100,13 @@ class StoreThread:
         return value
 
     def post(self, task: Callable[[StoreConnection], Any]) -> None:
-        """Have a task done some time; nobody waits for it."""
+        """Queue a task without waiting for it."""
         with self._wanted:
             self._tasks.append((task, []))
             self._wanted.notify_all()
 
     def close(self) -> None:
-        """End the thread once it has done what it does."""
+        """End the thread once its tasks are done."""
         with self._wanted:
             self._over = True
             if self._connection is not None:

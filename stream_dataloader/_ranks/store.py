@@ -1,6 +1,6 @@
-"""How ranks exchange values: through the key-value store that torch.distributed was started with.
+"""Exchange of values between ranks, through the key-value store that torch.distributed was started with.
 
-Guarantee: a wait for another rank ends within its patience, with an error that names the rank.
+Guarantee: a wait for another rank ends within `patience` seconds, with an error that names the rank.
 """
 
 from __future__ import annotations
@@ -26,42 +26,50 @@ if TYPE_CHECKING or dist.is_available():  # some builds of torch have none of it
 
 _POLL_SECONDS = 0.05
 _LIVENESS_SECONDS = 1.0
-_LOOKS_A_SECOND = 1e4  # that all waiting ranks together take at each other
-_QUIET_SECONDS = 5.0  # torch writes a warning about each wait of a store that ends without the key
+_LOOKS_A_SECOND = 1e4  # at each other, by all waiting ranks together
+_QUIET_SECONDS = 5.0  # first wait in one go, which is short as torch logs a warning if it ends without the key
 
 
 class StoreUse:
-    """What this process does on one store of torch.distributed; ends with it, as nothing here holds the store.
+    """This process's use of one store of torch.distributed. It does not hold the store, and is dropped with it.
 
-    Connections that are not in use are kept: to open one is slow where the network's names are.
+    Idle connections are kept, as opening one is slow if resolving the host's name is.
     """
 
     def __init__(self) -> None:
-        self.idle: list[Store] = []  # connections that work, for whoever needs one next
+        self.idle: list[Store] = []  # working connections for the next thread that needs one
         self.past: dict[str, deque[set[str]]] = {}  # the keys of epochs that are over here, by peers
-        self.lock = threading.Lock()  # for all that follows
-        self.calls: dict[str, dict[str, Any]] = {}  # not answered yet: nonce and epoch, by peers
-        self.invitations: list[Any] = []  # to the epochs that this rank begins
+        self.lock = threading.Lock()  # guards the fields below
+        self.calls: dict[str, dict[str, Any]] = {}  # calls without an answer: nonce and epoch, by peers
+        self.invitations: list[Any] = []  # to epochs that this rank begins
 
 
 _uses: weakref.WeakKeyDictionary[Store, StoreUse] = weakref.WeakKeyDictionary()
 
 
 def use_of(store: Store) -> StoreUse:
-    """What this process does on a store."""
+    """Return this process's use of a store."""
     return _uses.setdefault(store, StoreUse())
 
 
 def _can_be_cloned(store: Any) -> bool:
-    """Whether there can be connections to it; since torch 2.8, but a file's count as processes that share it."""
+    """Return whether a store can have further connections.
+
+    They exist since torch 2.8. A `FileStore` counts each as another process that shares the file, so it is excluded.
+    """
     return hasattr(store, "clone") and not isinstance(bare_store(store), FileStore)
 
 
 class StoreConnection:
-    """One thread's connection to the store, with a prefix for all keys; to `written` it adds those it sets, in full."""
+    """One thread's connection to the store, with a prefix for all keys.
+
+    Args:
+        written: The full name of each key that is set is added to this set.
+    """
 
     def __init__(self, store: Store, prefix: str, patience: float, place: RankPlace, written: set[str]) -> None:
-        self._own = _can_be_cloned(store)  # else the connection is the training's too, and must not be waited on
+        # Without a connection of its own, this thread shares that of the training, which a wait would block.
+        self._own = _can_be_cloned(store)
         self.use = use_of(store)
         self._bare = store
         if self._own:
@@ -74,7 +82,7 @@ class StoreConnection:
         self._place = place
         self._written = written
         self.closed = threading.Event()
-        self.heard = clock.monotonic()  # when the store answered last
+        self.heard = clock.monotonic()  # the time of the store's last answer
 
     def move(self, prefix: str) -> None:
         self._prefix = prefix
@@ -84,7 +92,7 @@ class StoreConnection:
         return PrefixStore(prefix, self._bare)
 
     def hang_up(self) -> None:
-        """Leave the connection to others; what it last did succeeded."""
+        """Return the connection for reuse; its last call must have succeeded."""
         if self._own:
             self.use.idle.append(self._bare)
 
@@ -97,7 +105,7 @@ class StoreConnection:
         return bytes(self.store.get(key)).decode()
 
     def note(self, *written: str) -> None:
-        """These keys are set, by whichever rank."""
+        """Note that keys are set, by any rank."""
         self._written.update(f"{self._prefix}/{key}" for key in written)
 
     def put(self, key: str, value: str) -> None:
@@ -105,12 +113,12 @@ class StoreConnection:
         self.store.set(key, value)
 
     def put_first(self, key: str, value: str) -> str:
-        """Set a key, unless a rank has; what it is then."""
+        """Set a key unless a rank has set it; return its value."""
         self.note(key)
         return bytes(self.store.compare_set(key, "", value)).decode()
 
     def count(self, what: str) -> int:
-        """Count this rank in something, once even if several processes are this rank; 0 if it was counted before."""
+        """Count this rank in, and return the count; 0 if a process of the same rank has done so before."""
         own = keys.of_rank(what, self._place.rank)
         self.note(own, what)
         return int(self.store.add(what, 1)) if self.store.add(own, 1) == 1 else 0
@@ -132,7 +140,7 @@ class StoreConnection:
         if self._own:
             try:
                 self.store.wait([key], timedelta(seconds=seconds))
-            except RuntimeError:  # or the connection is broken, which the next call says
+            except RuntimeError:  # the time is over, or the connection is broken, which the next call raises
                 return self.has(key)
             return True
         while not (found := self.has(key)) and clock.monotonic() < deadline and not self.closed.is_set():
@@ -146,10 +154,14 @@ class StoreConnection:
         counted: str | None = None,
         meanwhile: Callable[[StoreConnection], object] | None = None,
     ) -> str:
-        """The value of a key that rank 0 sets, or that is set once all are `counted`; calls `meanwhile` in between.
+        """Wait for a key that rank 0 sets, or that is set once all ranks are `counted`, and return its value.
+
+        Args:
+            purpose: What the missing ranks should do, for the error.
+            meanwhile: Called repeatedly during the wait.
 
         Raises:
-            RankError: One of them has left, or none of them got any further for as long as patience lasts.
+            RankError: A rank that is waited for has left, or none of them made progress for `patience` seconds.
         """
         begin = since = clock.monotonic()
         if meanwhile is None and self.wait_long(key, min(_QUIET_SECONDS, self.patience / 2)):
@@ -178,11 +190,11 @@ class StoreConnection:
         return self.text(key)
 
     def _lacking(self, what: str) -> list[int]:
-        """The ranks that have not counted themselves in something."""
+        """List the ranks that have not counted themselves in."""
         return [rank for rank in range(self._place.world_size) if not self.has(keys.of_rank(what, rank))]
 
     def _far(self, rank: int) -> tuple[int, str]:
-        """A rank, and how far it is; empty before it has said so."""
+        """Return a rank with its current step, as text; empty before the rank has told it."""
         key = keys.of_rank(keys.AT, rank)
         return rank, self.text(key) if self.has(key) else ""
 
@@ -194,7 +206,7 @@ def _named(ranks: Sequence[int]) -> str:
 
 def _silent(ranks: Sequence[int], patience: float, purpose: str) -> str:
     if not ranks:
-        what = f"all ranks did {purpose}, but this rank did not hear so within {patience:g} s"
-        return f"{what}: the last one ended just then, or the network is slow; see all logs"
+        what = f"all ranks did {purpose}, but this rank was not told within {patience:g} s"
+        return f"{what}: the last one ended at that moment, or the network is slow; see all logs"
     what = f"{_named(ranks)} did not {purpose} within {patience:g} s"
     return f"{what}: dead, stuck, out of reach, or not iterating; see its log, or pass a longer timeout="

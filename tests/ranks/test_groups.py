@@ -49,7 +49,7 @@ def test_a_group_reads_what_it_would_alone_whoever_hosts_it(drawn, data):
         hosted = range(rank * count, (rank + 1) * count)
         loader = loader_of(*drawn, world_size=world_size, rank=rank) if world_size > 1 else loader_of(*drawn)
         if known and case.padding_mode != "drop" and max(ends) and not max(ends[group] for group in hosted):
-            with pytest.raises(errors.RankError, match="this rank has no item to read"):
+            with pytest.raises(errors.RankError, match="this rank has no items left"):
                 next(iter(loader))
             continue
         batches = list(loader)

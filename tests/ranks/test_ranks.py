@@ -185,8 +185,8 @@ def leaf_of(spec):
 @pytest.mark.parametrize(
     ("value", "text"),
     [
-        (lambda marker: pickle.dumps(Code(marker)).hex(), "cannot pad as others do"),
-        (lambda _: '{"a":' * 100_000, "cannot pad as others do"),
+        (lambda marker: pickle.dumps(Code(marker)).hex(), "cannot read the layout to pad with"),
+        (lambda _: '{"a":' * 100_000, "cannot read the layout to pad with"),
         (lambda _: leaf_of(["float32.__class__", [2], True]), "no leaf is a 'float32.__class__'"),
         (lambda _: leaf_of(["float32", [-1], True]), "no leaf is a 'float32' \\[-1\\]"),
         (lambda _: leaf_of(["float32", [2], True]).replace("null", '{"type": "os:system"}'), "cannot be read"),
