@@ -1,7 +1,7 @@
-"""What tells one value from another, in bytes.
+"""Hashing of values by their content.
 
-Guarantee: equal values give the same bytes in every process, on every machine and Python version, as far as objects say
-the same of themselves where they are pickled.
+Guarantee: equal values give the same bytes in every process, on every machine and Python version, as long as pickle
+keeps the same content of their objects there.
 """
 
 from __future__ import annotations
@@ -24,14 +24,15 @@ _PLAIN = (str, bytes, bool, int, float, complex)
 
 
 def hash_content(value: Any, update: Callable[[bytes], Any]) -> None:
-    """Hand the bytes that stand for a value to a hash function's `update`.
+    """Pass the bytes that represent a value to a hash function's `update`.
 
-    Objects that are neither plain, arrays nor dataclasses count by what pickle would keep of them. Their pickles would
-    not do: Python orders a set anew in each process, and a pickle tells one string that comes twice from two.
+    Objects that are neither plain, arrays nor dataclasses are hashed by the content that pickle would keep of them.
+    Their pickles themselves would not do: Python orders a set differently in each process, and a pickle differs between
+    one string that is used twice and two equal strings.
     """
     if isinstance(value, np.generic) and value.dtype.kind in "biufcSU":
         plain = value.item()
-        value = value if isinstance(plain, np.generic) else plain  # no number of Python's is a `longdouble`
+        value = value if isinstance(plain, np.generic) else plain  # Python has no number type for a `longdouble`
     if value is None or isinstance(value, (*_PLAIN, PurePath)):
         update(f"{_text(value)}\0".encode("utf-8", "backslashreplace"))
     elif isinstance(value, Mapping):
@@ -67,7 +68,7 @@ def hash_content(value: Any, update: Callable[[bytes], Any]) -> None:
 
 
 def _text(value: Any) -> str:
-    """The text of a plain value, the same for a subclass, such as numpy's strings and members of an `IntEnum`."""
+    """Return the text of a plain value, the same for a subclass, such as numpy's strings or members of an `IntEnum`."""
     if isinstance(value, PurePath):
         return repr(value.as_posix())
     if value is None:
@@ -85,7 +86,7 @@ def _hash_all(values: Iterable[Any], update: Callable[[bytes], Any]) -> None:
 
 
 class _Inside(threading.local):
-    """Objects that are being taken apart in this thread, by id: they may hold one another."""
+    """Objects that are being taken apart in this thread, by id, as they may refer to each other."""
 
     def __init__(self) -> None:
         self.ids: set[int] = set()
@@ -95,7 +96,7 @@ _inside = _Inside()
 
 
 def _hash_object(value: Any, update: Callable[[bytes], Any]) -> None:
-    """Take an object apart as pickle does: what builds it, of which arguments, and its state."""
+    """Hash an object by its parts as pickle takes them: the function that builds it, its arguments, and its state."""
     if isinstance(value, (type, FunctionType, BuiltinFunctionType)):
         update(f"{value.__qualname__}\0".encode())
         return
@@ -104,37 +105,37 @@ def _hash_object(value: Any, update: Callable[[bytes], Any]) -> None:
         return
     try:
         parts = value.__reduce_ex__(4)
-    except Exception:  # cloudpickle may keep it, with its own notion of equality
+    except Exception:  # cloudpickle may still be able to pickle it, so count the type alone
         parts = type(value).__qualname__
-    if isinstance(parts, str):  # a name
+    if isinstance(parts, str):  # pickle keeps only a name
         update(f"{parts}\0".encode())
         return
     other = _parts_of_twin(value)
     if other is not None and _digest_within(value, parts) != _digest_within(value, other):
         raise ValueError(
-            f"what pickle keeps of {shorten(value, 80)} (a {type(value).__qualname__}) is not always the same: "
-            "it depends on the order of a set, on an address or on a draw, so it has no fingerprint that holds in "
-            "other processes; sort sets where it is pickled, or give the dataset a fingerprint="
+            f"{shorten(value, 80)} (a {type(value).__qualname__}) does not always pickle to the same content: "
+            "this depends on the order of a set, on an address or on a random number, so it has no fingerprint that is "
+            "the same in other processes; sort sets where it is pickled, or give the dataset a fingerprint="
         )
     _hash_parts(value, parts, update)
 
 
 class _Backwards(set):  # type: ignore[type-arg]
-    """A set that is iterated in another order, as it may be in another process."""
+    """A set that iterates in another order, as it may do in another process."""
 
     def __iter__(self) -> Iterator[Any]:
         return iter([*super().__iter__()][::-1])
 
 
 class _FrozenBackwards(frozenset):  # type: ignore[type-arg]
-    """See `_Backwards`."""
+    """A frozenset that iterates in another order, see `_Backwards`."""
 
     def __iter__(self) -> Iterator[Any]:
         return iter([*super().__iter__()][::-1])
 
 
 def _reordered(value: Any) -> Any:
-    """A value with its sets in another order."""
+    """Return a value whose sets have another order."""
     if type(value) in (set, frozenset):
         return (_Backwards if type(value) is set else _FrozenBackwards)(value)
     if type(value) in (list, tuple):
@@ -145,10 +146,10 @@ def _reordered(value: Any) -> Any:
 
 
 def _parts_of_twin(value: Any) -> Any:
-    """What pickle would keep of an equal object elsewhere, whose sets have another order; None if that is not known.
+    """Return the parts that pickle would keep of an equal object whose sets have another order; None if not known.
 
-    Only methods written in Python are asked: what Python itself keeps of an object are its attributes, whose sets
-    are hashed without an order.
+    Only objects with pickling methods written in Python need this. Python itself keeps an object's attributes, whose
+    sets are hashed regardless of their order.
     """
     kind = type(value)
     own = (getattr(kind, name, None) for name in ("__reduce__", "__reduce_ex__", "__getstate__"))
@@ -161,7 +162,7 @@ def _parts_of_twin(value: Any) -> Any:
             if hasattr(value, name):
                 object.__setattr__(twin, name, _reordered(getattr(value, name)))
         parts = twin.__reduce_ex__(4)
-    except Exception:  # it cannot be made without its constructor
+    except Exception:  # the object cannot be made without its constructor
         return None
     return None if isinstance(parts, str) else parts
 

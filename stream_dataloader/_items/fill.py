@@ -1,6 +1,6 @@
-"""`fill_value`: what pads each leaf, a number or array for all of them or a structure of such.
+"""`fill_value`: the padding of each leaf, given as a number or array for all leaves, or as a structure of these.
 
-Guarantee: a fill value either pads a leaf with exactly what it says, or is an error that names it and the leaf.
+Guarantee: a fill value either pads a leaf with exactly this value, or raises an error that names it and the leaf.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from stream_dataloader._items.layout import Layout, Spec, as_array, storage_dtyp
 from stream_dataloader._items.structure import Node, children_of, step_to
 from stream_dataloader.errors import shorten
 
-#: For each leaf an array of its `storage_dtype` that broadcasts to its shape; None for objects.
+#: For each leaf an array of its `storage_dtype` that broadcasts to the leaf's shape; None for objects.
 Fills = Sequence["np.ndarray[Any, Any] | None"]
 
 
 def check_fill(fill_value: Any) -> None:
-    """Refuse a fill value that, or whose value for a leaf, is neither a number nor an array."""
+    """Refuse a fill value if a value in it is neither a number nor an array."""
     for path, value in _given(fill_value, "fill_value"):
         _tensor(path, value)
 
@@ -44,24 +44,24 @@ def _tensor(path: str, value: Any) -> torch.Tensor:
     try:
         if isinstance(value, torch.Tensor):
             return value
-        if not hasattr(value, "dtype"):  # else a float would have the program's default dtype
+        if not hasattr(value, "dtype"):  # torch would give a plain float the program's default dtype, not float64
             value = np.asarray(0 if value is None else value)
         return torch.as_tensor(value, device="cpu")
     except Exception as error:
         what = f"{path} is {shorten(value)}, a {type(value).__name__}"
-        raise ValueError(f"{what}; give a number, an array, or a dict of them") from error
+        raise ValueError(f"{what}; pass a number, an array, or a dict of them") from error
 
 
 class FillValue:
-    """A fill value, as the user gave it, and what it is for each layout."""
+    """The user's fill value, converted for each layout."""
 
     def __init__(self, fill_value: Any) -> None:
         self._value = fill_value
-        # by the id of a layout, whose hash is worked out anew each time
+        # Keyed by the id of a layout, because a layout's hash is computed anew each time. The entry keeps the layout.
         self._fills: dict[int, tuple[Layout, Fills]] = {}
 
     def of(self, layout: Layout) -> Fills:
-        """What pads each leaf; a `ValueError` if it does not fit."""
+        """Return the padding of each leaf; raise a `ValueError` if the fill value does not fit."""
         known = self._fills.get(id(layout))
         if known is None:
             values = _spread(self._value, layout.structure, "fill_value", "item")
@@ -76,9 +76,12 @@ class FillValue:
     def _for_leaf(name: str, value: Any, named: bool, spec: Spec, path: str) -> np.ndarray[Any, Any] | None:
         if spec.dtype is None:
             if named and value is not None:
-                raise ValueError(f"{name} is {shorten(value)}, and {path} is {spec}, which None pads; leave it out")
+                raise ValueError(
+                    f"{name} is {shorten(value)}, and {path} is {spec}, which is padded with None; leave it out"
+                )
             return None
-        if value is None or (type(value) is int and value == 0):  # torch's first calls take a worker a millisecond
+        # The default avoids torch, whose first calls take a worker a millisecond.
+        if value is None or (type(value) is int and value == 0):
             return np.zeros((), storage_dtype(spec.dtype))
         given = _tensor(name, value)
         cast = _cast(given, spec.dtype)
@@ -95,7 +98,7 @@ class FillValue:
 
 
 def _cast(given: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:
-    """A fill value in a leaf's dtype; None if that cannot hold it. Fractions are rounded."""
+    """Cast a fill value to a leaf's dtype; return None if the dtype cannot hold it. Fractions are rounded."""
     if given.is_complex() and not dtype.is_complex:
         return None
     value = given.to(dtype)
@@ -110,23 +113,23 @@ def _cast(given: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:
 
 
 def _spread(value: Any, node: Node, name: str, path: str, *, named: bool = False) -> Iterator[tuple[str, Any, bool]]:
-    """For each leaf of a structure: a name for its fill value, that, and whether a key named it."""
+    """Yield for each leaf of a structure the name of its fill value, the value, and whether a key named it."""
     if node.type is None:
         if isinstance(value, dict) or dataclasses.is_dataclass(value):
-            raise ValueError(f"{name} is {shorten(value)}, and {path} has no keys; give a number or an array")
+            raise ValueError(f"{name} is {shorten(value)}, and {path} has no keys; pass a number or an array")
         yield name, value, named
         return
     parts = children_of(value)
-    # of numbers, for an array; or of fill values, for items that are tuples
+    # A tuple may be numbers for one array, or fill values for an item that is a tuple.
     for_tuple = parts is not None and issubclass(parts[0], tuple)
-    if parts is None or (for_tuple and not issubclass(node.type, tuple)):  # for all leaves below
+    if parts is None or (for_tuple and not issubclass(node.type, tuple)):  # one value for all leaves below
         for key, child in zip(node.keys, node.children, strict=True):
             yield from _spread(value, child, name, path + step_to(node.type, key), named=named)
         return
     _, keys, children = parts
     given = dict(zip(node.keys if for_tuple and len(keys) == len(node.keys) else keys, children, strict=True))
     if unknown := [key for key in given if key not in node.keys]:
-        raise ValueError(f"{name} has the keys {unknown}, and {path} only has {list(node.keys)}; name those, or some")
+        raise ValueError(f"{name} has the keys {unknown}, and {path} only has {list(node.keys)}; use keys of these")
     for key, child in zip(node.keys, node.children, strict=True):
         below = f"{name}[{key!r}]"
         yield from _spread(given.get(key), child, below, path + step_to(node.type, key), named=key in given)

@@ -1,7 +1,7 @@
-"""What the leaves of items look like, and whether one item is like another.
+"""Layouts: the structure of items, with each leaf's dtype and shape, and comparison of items with them.
 
-A `Layout` is what all items of a batch must share: the structure, and each leaf's dtype and shape. A leaf that a dense
-tensor cannot hold (a string, a list, a sparse tensor, a masked array, any other object) has no dtype.
+All items of a batch must share a `Layout`. A leaf that a dense tensor cannot hold (a string, a list, a sparse tensor, a
+masked array, any other object) has no dtype.
 
 Guarantee: `Layout.read` gives exactly the leaves that `Layout.build` needs, or raises `Misfit`.
 """
@@ -15,13 +15,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy import ma  # here, as `np.ma` has NumPy load it when first asked: a tenth of a second in each new worker
+from numpy import ma  # imported here, as NumPy would load `np.ma` at its first use, for 0.1 s in each new worker
 
 from stream_dataloader._items.structure import LEAF, Misfit, Node, collect, flatten, leaf_paths, types_of, unflatten
 
 Leaves = Sequence[Any]
 
-#: The torch dtypes that NumPy has too.
+#: The torch dtypes that NumPy also has.
 DTYPES_OF_NUMPY: dict[torch.dtype, np.dtype[Any]] = {
     getattr(torch, name): np.dtype(name)
     for name in (
@@ -34,7 +34,7 @@ _TORCH_OF_NUMPY = {dtype: torch_dtype for torch_dtype, dtype in DTYPES_OF_NUMPY.
 #: The torch dtype of a NumPy dtype, None if there is none.
 torch_dtype_of = _TORCH_OF_NUMPY.get
 
-#: The torch dtype that Python's own numbers become.
+#: The torch dtype of Python's own numbers.
 TORCH_OF_NUMBER = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}
 
 
@@ -43,11 +43,17 @@ INLINE_BYTES = 1 << 18
 
 
 class Spec(NamedTuple):
-    """What a leaf looks like: torch dtype (None: an object, kept as it is) and shape, for one time step."""
+    """Dtype and shape of a leaf, for one time step.
+
+    Attributes:
+        dtype: The torch dtype; None: an object, kept unchanged.
+        shape: The shape.
+        timed: Whether the leaf has a time axis; without one it applies to the whole window.
+    """
 
     dtype: torch.dtype | None
     shape: tuple[int, ...]
-    timed: bool = True  # False: a leaf without a time axis, which holds for the whole window
+    timed: bool = True
 
     def __str__(self) -> str:
         if self.dtype is None:
@@ -57,22 +63,22 @@ class Spec(NamedTuple):
 
 
 def storage_dtype(dtype: torch.dtype) -> np.dtype[Any]:
-    """The numpy dtype that holds the bits of `dtype`: itself, or unsigned integers for bfloat16 and the like."""
+    """Return the numpy dtype that holds the bits of `dtype`: itself, or unsigned integers for bfloat16 and the like."""
     known = DTYPES_OF_NUMPY.get(dtype)
     return np.dtype(f"u{dtype.itemsize}") if known is None else known
 
 
 def as_tensor(array: np.ndarray[Any, Any], dtype: torch.dtype) -> torch.Tensor:
-    """`array`, whose dtype is `storage_dtype(dtype)`, as a tensor of `dtype` over the same memory."""
+    """Return `array`, whose dtype is `storage_dtype(dtype)`, as a tensor of `dtype` over the same memory."""
     tensor = torch.from_numpy(array)
     return tensor if tensor.dtype == dtype else tensor.view(dtype)
 
 
 def as_array(leaf: Any) -> Any:
-    """A leaf as numpy can copy it: tensors become arrays over the same memory."""
+    """Return a leaf that numpy can copy: tensors become arrays over the same memory."""
     if not isinstance(leaf, torch.Tensor):
         return leaf
-    tensor = leaf.detach().cpu().resolve_conj().resolve_neg()  # numpy has no bits for "conjugated" and "negated"
+    tensor = leaf.detach().cpu().resolve_conj().resolve_neg()  # numpy has no flags for "conjugated" and "negated"
     if tensor.dtype in DTYPES_OF_NUMPY:
         return tensor.numpy()
     bits = getattr(torch, f"uint{8 * tensor.element_size()}")
@@ -81,7 +87,7 @@ def as_array(leaf: Any) -> Any:
 
 @lru_cache(maxsize=64)
 def _can_be_filled(dtype: torch.dtype) -> bool:
-    """Whether torch can write numbers of a dtype: not those that it only moves (`uint4`, `bits8`, ...)."""
+    """Return whether torch can write numbers of a dtype, which it cannot for `uint4`, `bits8` and others."""
     if dtype in DTYPES_OF_NUMPY:
         return True
     try:
@@ -92,7 +98,10 @@ def _can_be_filled(dtype: torch.dtype) -> bool:
 
 
 def is_dense(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is what its shape and dtype say: not sparse, nested, quantized, masked or without data."""
+    """Return whether a tensor is fully described by shape and dtype: not sparse, nested, quantized, masked or empty.
+
+    Empty means a meta tensor, which has no data.
+    """
     return (
         tensor.layout is torch.strided
         and not (tensor.is_nested or tensor.is_quantized or tensor.is_meta)
@@ -101,20 +110,20 @@ def is_dense(tensor: torch.Tensor) -> bool:
 
 
 def spec_of(leaf: Any) -> Spec:
-    """The spec of one time step's leaf."""
+    """Return the spec of one time step's leaf."""
     if isinstance(leaf, torch.Tensor):
         dense = is_dense(leaf) and _can_be_filled(leaf.dtype)
         return Spec(leaf.dtype, tuple(leaf.shape)) if dense else Spec(None, ())
     if isinstance(leaf, (np.ndarray, np.generic)):
-        if isinstance(leaf, ma.MaskedArray):  # a tensor has no mask to keep
+        if isinstance(leaf, ma.MaskedArray):  # a tensor would lose the mask
             return Spec(None, ())
-        dtype = torch_dtype_of(leaf.dtype.newbyteorder("="))  # copied into a column, it is native
+        dtype = torch_dtype_of(leaf.dtype.newbyteorder("="))  # a copy into a column has native byte order
         return Spec(None, ()) if dtype is None else Spec(dtype, tuple(leaf.shape))
     return Spec(TORCH_OF_NUMBER.get(type(leaf)), ())
 
 
 def window_spec_of(leaf: Any) -> Spec:
-    """The spec of a window's leaf: without its time axis, the first, if it has one."""
+    """Return the spec of a window's leaf, without its leading time axis, if it has one."""
     if type(leaf) is list:
         return Spec(None, ())
     spec = spec_of(leaf)
@@ -123,13 +132,13 @@ def window_spec_of(leaf: Any) -> Spec:
 
 
 def _unreadable(item: Any, error: Exception) -> Misfit:
-    """The error for an item whose type raises when its parts are read."""
+    """Create the error for an item that raises when its parts are read."""
     return Misfit(f"the item, a {type(item).__name__}, cannot be read: {type(error).__name__}: {error}")
 
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """Structure and leaf specs of an item or window: what must be alike for items to share a tensor."""
+    """Structure and leaf specs of an item or window, which must be equal for items to share a tensor."""
 
     structure: Node
     specs: tuple[Spec, ...]
@@ -137,7 +146,7 @@ class Layout:
 
     @classmethod
     def of(cls, item: Any, windowed: bool) -> tuple[Layout, list[Any]]:
-        """The layout of `item`, and its leaves as arrays; `windowed`: leaves lead with a time axis."""
+        """Return the layout of `item`, and its leaves as arrays; `windowed`: leaves have a leading time axis."""
         try:
             structure, leaves = flatten(item)
             find: Callable[[Any], Spec] = window_spec_of if windowed else spec_of
@@ -153,9 +162,9 @@ class Layout:
             raise _unreadable(item, error) from error
 
     def read(self, item: Any) -> Leaves:
-        """The leaves of `item` as arrays, in this layout's order."""
+        """Return the leaves of `item` as arrays, in this layout's order; raise `Misfit` if it has another layout."""
         dtype, shape = self._array_alone
-        if dtype is not None:  # the most frequent items, in less time
+        if dtype is not None:  # a shortcut for the most frequent items
             array = item
             if type(item) is torch.Tensor:
                 try:
@@ -183,7 +192,7 @@ class Layout:
 
     @cached_property
     def _array_alone(self) -> tuple[np.dtype[Any] | None, tuple[int, ...]]:
-        """What an item that is one array must be; no dtype, where items are something else."""
+        """Dtype and shape of items that are a single array; None as dtype if items are anything else."""
         spec = self.specs[0] if self.structure is LEAF else Spec(None, ())
         dtype = None if spec.dtype is None or not spec.timed else DTYPES_OF_NUMPY.get(spec.dtype)
         return dtype, spec.shape
@@ -191,7 +200,7 @@ class Layout:
     def window_length(self, leaves: Leaves) -> int:
         if len(leaves) == 1 and self.specs[0].timed:
             return len(leaves[0])
-        # backwards, so that of each length the first leaf is kept, for the message
+        # Walked backwards, so that for each length the first leaf is kept, which the message names.
         lengths = {len(leaf): i for i, leaf in reversed(list(enumerate(leaves))) if self.specs[i].timed}
         if not lengths:
             there = ", ".join(f"{path} is {spec}" for path, spec in zip(self.paths, self.specs, strict=True))
@@ -208,14 +217,14 @@ class Layout:
 
     @cached_property
     def foreign(self) -> list[tuple[int, torch.dtype]]:
-        """The leaves of dtypes that NumPy has not."""
+        """The leaves whose dtypes NumPy does not have."""
         return [
             (i, spec.dtype) for i, spec in enumerate(self.specs) if spec.dtype and spec.dtype not in DTYPES_OF_NUMPY
         ]
 
     @cached_property
     def _keys_alone(self) -> tuple[Any, ...] | None:
-        """The keys, where items are dicts of leaves in order."""
+        """The keys if items are flat dicts with sorted keys; None otherwise."""
         flat = self.structure.type is dict and all(child is LEAF for child in self.structure.children)
         return self.structure.keys if flat and self.structure.order is None else None
 
@@ -224,13 +233,13 @@ class Layout:
         return leaf_paths(self.structure)
 
     def build(self, leaves: Iterable[Any]) -> Any:
-        """An item of this structure with other leaves, one for each of `specs`."""
-        if self._keys_alone is not None:  # the most frequent structure, in less time
+        """Build an item of this structure from leaves, one for each of `specs`."""
+        if self._keys_alone is not None:  # a shortcut for the most frequent structure
             return dict(zip(self._keys_alone, leaves, strict=True))
         return next(iter(leaves)) if self.structure.type is None else unflatten(self.structure, iter(leaves))
 
     def difference(self, other: Layout) -> str:
-        """Says how `other` differs from this layout; empty if it does not."""
+        """Describe how `other` differs from this layout; empty if it does not."""
         if self.structure != other.structure:
             if self.paths != other.paths:
                 return f"it has leaves {other.paths}, and the first had {self.paths}"

@@ -1,6 +1,6 @@
 """Structures and layouts as plain data, for saved states and for other ranks.
 
-Guarantee: what is read back equals what was written, or there is a StateError; nothing is imported for it.
+Guarantee: reading gives the same structure that was written, or raises a StateError, and imports nothing.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ _BUILTIN: dict[str, type] = {"tuple": tuple, "list": list, "dict": dict, "None":
 
 
 def to_plain(node: Node) -> dict[str, Any] | None:
-    """The structure as plain data; None for a tensor."""
+    """Return the structure as plain data; None for a leaf."""
     if node.type is None:
         return None
     name = next((name for name, kind in _BUILTIN.items() if kind is node.type), None)
     if name is None:
         name = f"{node.type.__module__}:{node.type.__qualname__}"
         if _found(name) is not node.type:
-            what = f"the state holds a {node.type.__qualname__}, which cannot be found again as {name}"
+            what = f"the state holds a {node.type.__qualname__}, which cannot be found by the name {name}"
             raise StateError(f"{what}; define the class at the top level of a module")
     return {
         "type": name,
@@ -38,7 +38,7 @@ def to_plain(node: Node) -> dict[str, Any] | None:
 
 
 def from_plain(plain: Mapping[str, Any] | None) -> Node:
-    """The structure that `to_plain` made plain data of."""
+    """Return the structure from the plain data that `to_plain` made."""
     if plain is None:
         return LEAF
     name, keys, order = plain["type"], tuple(plain["keys"]), plain["order"]
@@ -54,11 +54,11 @@ def from_plain(plain: Mapping[str, Any] | None) -> Node:
 
 
 def _found(name: str) -> type | None:
-    """A class of a module that is imported already: a saved state imports nothing."""
+    """Find a class in a module that is already imported, as a saved state must not import anything."""
     module, _, path = name.partition(":")
     found: Any = sys.modules.get(module)
     for part in path.split("."):
-        # Not `getattr`: a module's own `__getattr__` may import what it is asked for.
+        # `getattr` is not safe here: a module's own `__getattr__` may import other modules.
         found = getattr(found, "__dict__", {}).get(part)
     is_container = isinstance(found, type) and (dataclasses.is_dataclass(found) or hasattr(found, "_fields"))
     return found if is_container else None
@@ -75,7 +75,7 @@ def _has_plain_keys(node: Node) -> bool:
 
 
 def layout_to_plain(layout: Layout) -> dict[str, Any] | None:
-    """A layout as plain data that json can hold; None where it cannot be found again."""
+    """Return a layout as plain data for JSON; None if its classes or keys could not be read back."""
     if not _has_plain_keys(layout.structure):
         return None
     try:
@@ -89,20 +89,20 @@ def layout_to_plain(layout: Layout) -> dict[str, Any] | None:
 
 
 def layout_from_plain(plain: Mapping[str, Any]) -> Layout:
-    """The layout of which this is the plain data.
+    """Return the layout from plain data.
 
     Raises:
-        StateError: It is none, or a type in it is not imported.
+        StateError: The data describes no layout, or a type in it is not imported.
     """
     try:
         structure, specs = from_plain(plain["structure"]), [_spec(*spec) for spec in plain["specs"]]
         layout = Layout(structure, tuple(specs), bool(plain["windowed"]))
         if len(layout.paths) != len(specs):
-            raise ValueError(f"{len(layout.paths)} leaves, and {len(specs)} of them described")
+            raise ValueError(f"{len(layout.paths)} leaves, and {len(specs)} descriptions of leaves")
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         if isinstance(error, StateError):
             raise
-        raise StateError(f"what it says of items cannot be read: {error!r}") from error
+        raise StateError(f"the state's description of items cannot be read: {error!r}") from error
     return layout
 
 

@@ -1,6 +1,6 @@
-"""Writes single steps of a stream in one go, and whole windows, by functions made for what its items look like.
+"""Generated functions that write a stream's steps in one go, or whole windows, for one layout.
 
-`Layout.read` walks each item's structure anew. Once that is known, a flat function is written from
+`Layout.read` walks each item's structure anew. Once the structure is known, a flat function is generated from
 `_TEMPLATE`. Items `{"done": bool, "image": (8, 8, 3) uint8}` are written by::
 
     if type(value) is not dict or len(value) != 2: return Taken(t - begin, (item,))
@@ -10,8 +10,8 @@
 
 The bytes of small arrays are gathered, and written together.
 
-Guarantee: what is written is what `Layout.read` would give; any other item is given back. Each is copied before the
-next is taken.
+Guarantee: items are written exactly as `Layout.read` would return them; an item of another layout is handed back. Each
+item is copied before the next one is taken.
 """
 
 from __future__ import annotations
@@ -37,14 +37,20 @@ from stream_dataloader._items.structure import Misfit, Node
 
 
 class Taken(NamedTuple):
-    """What came of taking items from a stream in one go."""
+    """Result of taking items from a stream in one go.
+
+    Attributes:
+        written: Number of items written.
+        odd: The item after those written, if it was taken and has another layout.
+        error: The error that was raised instead of an item; `StopIteration` at the stream's end.
+    """
 
     written: int
-    odd: tuple[Any, ...] = ()  # the item behind those written, if it was taken
-    error: BaseException | None = None  # what was raised instead: `StopIteration` at the stream's end
+    odd: tuple[Any, ...] = ()
+    error: BaseException | None = None
 
 
-#: Called with a stream, `begin`, `stop`, columns and `row`: takes items as long as they are like the layout, and writes
+#: Called with a stream, `begin`, `stop`, columns and `row`: takes items as long as they have the layout, and writes
 #: them to time steps `[begin, stop)` of the row.
 StepWriter = Callable[[Iterator[Any], int, int, Sequence[Any], int], Taken]
 
@@ -52,9 +58,9 @@ StepWriter = Callable[[Iterator[Any], int, int, Sequence[Any], int], Taken]
 _Gathered: TypeAlias = tuple[np.ndarray[Any, Any], list[bytes], np.dtype[Any], tuple[int, ...]]
 
 _NUMBERS = {dtype: number for number, dtype in TORCH_OF_NUMBER.items()}
-_OBJECTS = frozenset([str, bytes, list, tuple, dict, type(None)])  # the most frequent types that no tensor holds
+_OBJECTS = frozenset([str, bytes, list, tuple, dict, type(None)])  # the most frequent types of leaves without a dtype
 
-_MOST_GATHERED_BYTES = 256  # of 64 such arrays it takes three quarters of the time
+_MOST_GATHERED_BYTES = 256  # up to this size of an array, gathering 64 of them takes three quarters of the time
 _LEAST_GATHERED_STEPS = 32
 
 _TEMPLATE = """
@@ -76,8 +82,8 @@ def write(stream, begin, stop, columns, row):
         write_rows(begin, gathered)
     return Taken(stop - begin)
 """
-#: Called with a window, columns, `row` and `room`: writes it and returns how many steps it has. 0: it is unlike the
-#: layout, or there is no room.
+#: Called with a window, columns, `row` and `room`: writes it and returns its number of steps; 0 if it has another
+#: layout, or if there is no room.
 WindowWriter = Callable[[Any, Sequence[Any], int, int], int]
 
 _WINDOW_TEMPLATE = """
@@ -96,13 +102,13 @@ def write(item, columns, row, room):
 
 
 def step_writer(layout: Layout, time_steps: int) -> StepWriter:
-    """The function for a layout of single steps, and windows of so many of them."""
+    """Generate the function for a layout of single steps, and windows of `time_steps`."""
     writer: StepWriter = _Source(layout, time_steps).compiled(_TEMPLATE, 16, "return Taken(t - begin, (item,))")
     return writer
 
 
 def window_writer(layout: Layout) -> WindowWriter:
-    """The function for a layout of windows."""
+    """Generate the function for a layout of windows."""
     if None in layout.dtypes:
         return lambda *_: 0
     writer: WindowWriter = _Source(layout, 0).compiled(_WINDOW_TEMPLATE, 8, "return 0")
@@ -110,8 +116,11 @@ def window_writer(layout: Layout) -> WindowWriter:
 
 
 def _blamed(layout: Layout, item: Any, error: Exception) -> tuple[tuple[Any, ...], Exception | None]:
-    """What comes of an error in the middle of an item: the item, if it raises, or the error, of a signal's handler."""
-    if isinstance(error, OverflowError):  # a number that is reported where it is written
+    """Attribute an error in the middle of an item: return the item if it does not fit, otherwise the error.
+
+    The error may come from a signal handler that ran at that moment.
+    """
+    if isinstance(error, OverflowError):  # the number is reported when this item is written by itself
         return (item,), None
     try:
         layout.read(item)
@@ -121,14 +130,14 @@ def _blamed(layout: Layout, item: Any, error: Exception) -> tuple[tuple[Any, ...
 
 
 def _write_rows(begin: int, gathered: Iterable[_Gathered]) -> None:
-    """In one call, as Python copies a `finally` to each return."""
+    """Write gathered bytes; a function of its own, because Python compiles a copy of a `finally` for each return."""
     for column, leaves, dtype, shape in gathered:
         if leaves:
             column[begin : begin + len(leaves)] = np.frombuffer(b"".join(leaves), dtype).reshape(-1, *shape)
 
 
 class _Source:
-    """The source of a function for a layout; `names` is what its names stand for."""
+    """Source text of a function for a layout; `names` holds the objects that its names refer to."""
 
     def __init__(self, layout: Layout, time_steps: int) -> None:
         self._gathers, self._windowed = time_steps >= _LEAST_GATHERED_STEPS, layout.windowed
@@ -153,7 +162,7 @@ class _Source:
         self._add("value", layout.structure, iter(layout.specs))
 
     def compiled(self, template: str, indent: int, odd: str) -> Any:
-        """The function; `odd` is what it does with other items."""
+        """Compile the function; `odd` is its statement for items of another layout."""
         inner = "\n" + indent * " "
         text = template.format(
             views="\n    ".join(self._views),
@@ -221,7 +230,7 @@ class _Source:
                 "    kind = Array",
                 "if kind is Array:",
                 f"    if {there} != {shape}: ODD",
-                # of an array that was pickled the dtype is equal, but not the same
+                # The dtype of an unpickled array is equal to the known one, but another object.
                 f"    if {leaf}.dtype is not {stored} and torch_dtype_of({leaf}.dtype) is not {dtype}: ODD",
             ]
             scalars = [] if spec.shape or timed else [*filter(None, [_NUMBERS.get(spec.dtype)]), native.type]

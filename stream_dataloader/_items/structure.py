@@ -1,8 +1,8 @@
-"""The structure of items: which containers hold which leaves, and how to take them apart and build them again.
+"""The structure of items: nested containers with leaves, taken apart and built again.
 
-Leaves have one order, in dicts that of the sorted keys. That in the first item is remembered for `unflatten`.
+Leaves are ordered by sorted key. The order of keys in the first item is remembered for `unflatten`.
 
-Guarantee: `collect` gives exactly the leaves that `unflatten` needs, or raises `Misfit`, which names both sides.
+Guarantee: `collect` returns exactly the leaves that `unflatten` needs, or raises `Misfit`, which names both sides.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from typing import Any
 
 import torch
 
-#: What to do about streams that do not fit beside each other.
-ALIKE = 'make all streams alike, or have open_stream raise for those that are not, which on_error="skip" skips'
+#: The remedy for streams that do not fit beside each other.
+ALIKE = 'make all streams alike, or let open_stream raise for those that differ, and skip them with on_error="skip"'
 
 
-#: How deep containers of an item may be nested.
+#: The deepest nesting of an item's containers.
 MOST_NESTED = 64
 
 
 class Misfit(Exception):
-    """An item does not fit; the text says which leaf, what it is and what it should be."""
+    """An item does not fit; the text names the leaf, its value and the expected one."""
 
 
 class StreamMisfit(Misfit):
@@ -32,35 +32,42 @@ class StreamMisfit(Misfit):
 
 @dataclasses.dataclass(frozen=True)
 class Node:
-    """One level of an item's structure; `keys` name the children, `type` rebuilds it.
+    """One level of an item's structure.
 
-    Types are compared by name: one that is defined in a function is another object in each process.
+    Types are compared by name, because a type that is defined in a function is a different object in each process.
+
+    Attributes:
+        name: The type's full name.
+        keys: Names of the children; those of a dict are sorted.
+        children: The children.
+        type: The type to rebuild; None: a leaf.
+        order: The order of a dict's keys in the first item, if it was not sorted.
     """
 
     name: str = ""
-    keys: tuple[Any, ...] = ()  # of a dict: sorted
+    keys: tuple[Any, ...] = ()
     children: tuple[Node, ...] = ()
-    type: type | None = dataclasses.field(default=None, compare=False)  # None: a leaf
-    order: tuple[int, ...] | None = dataclasses.field(default=None, compare=False)  # of a dict's keys, if not sorted
+    type: type | None = dataclasses.field(default=None, compare=False)
+    order: tuple[int, ...] | None = dataclasses.field(default=None, compare=False)
 
 
 LEAF = Node()
 
 
-#: What a container is rebuilt as, its keys and its children.
+#: The type to rebuild a container as, its keys and its children.
 Parts = tuple[type, tuple[Any, ...], list[Any]]
 
 
 def children_of(item: Any) -> Parts | None:
-    """The parts of a container; None for a leaf."""
+    """Return the parts of a container; None for a leaf."""
     kind: Any = type(item)
-    if isinstance(item, dict):  # also a subclass, as a plain dict: its constructor may take anything
+    if isinstance(item, dict):  # a subclass becomes a plain dict, as its constructor may take other arguments
         return dict, tuple(item), [item[key] for key in item]
     if kind is tuple:
         return kind, tuple(range(len(item))), list(item)
     if isinstance(item, tuple) and hasattr(kind, "_fields"):
         return kind, tuple(kind._fields), list(item)
-    if not hasattr(kind, "__dataclass_fields__"):  # in a compiled model, no call that torch cannot see through
+    if not hasattr(kind, "__dataclass_fields__"):  # returns early, as torch.compile cannot trace the call below
         return None
     names = dataclass_fields(kind)
     return None if names is None else (kind, names, [getattr(item, name) for name in names])
@@ -68,29 +75,29 @@ def children_of(item: Any) -> Parts | None:
 
 @lru_cache(maxsize=64)
 def dataclass_fields(kind: Any) -> tuple[str, ...] | None:
-    """The fields of a dataclass that can be rebuilt of them; None for any other type."""
+    """Return the fields of a dataclass that can be rebuilt from them; None for any other type."""
     names = tuple(field.name for field in dataclasses.fields(kind)) if dataclasses.is_dataclass(kind) else None
     try:
-        object.__new__(kind)  # as `unflatten` will
-    except TypeError:  # also a list, say, or abstract
+        object.__new__(kind)  # as `unflatten` does
+    except TypeError:  # the class also derives from another builtin, such as list, or is abstract
         return None
     return names
 
 
 def _sort_key(key: Any) -> tuple[str, str]:
-    """Orders keys of any types, which need not be comparable; 1 and "1" differ by their types' names."""
+    """Return a sort key for dict keys of any types, which need not be comparable; 1 and "1" differ by type name."""
     return str(key), type(key).__qualname__
 
 
 def step_to(kind: type, key: Any) -> str:
-    """How a user would write the way from a container to a child: `.label`, `['image']`, `[0]`."""
+    """Return the Python expression for a child of a container: `.label`, `['image']`, `[0]`."""
     return f".{key}" if kind is not dict and isinstance(key, str) else f"[{key!r}]"
 
 
 def flatten(
     item: Any, children_of: Callable[[Any], Parts | None] = children_of, depth: int = 0
 ) -> tuple[Node, list[Any]]:
-    """The structure of `item` and its leaves, as they are; `children_of` says what a container is.
+    """Return the structure of `item` and its leaves, unchanged; `children_of` decides what a container is.
 
     Raises:
         Misfit: It is nested too deeply.
@@ -98,7 +105,7 @@ def flatten(
     parts = children_of(item)
     if parts is None:
         return LEAF, [item]
-    if depth == MOST_NESTED:  # Python's own limit would end the epoch wherever it is met, and not the stream
+    if depth == MOST_NESTED:  # a RecursionError would end the epoch, while this error concerns the stream only
         raise Misfit(f"the item is nested more than {MOST_NESTED} deep")
     kind, keys, values = parts
     order = None
@@ -115,17 +122,17 @@ def flatten(
 
 
 def sorted_keys(node: Node) -> Node:
-    """The structure with all dicts' keys sorted."""
+    """Return the structure with all dicts' keys sorted."""
     return dataclasses.replace(node, children=tuple(map(sorted_keys, node.children)), order=None)
 
 
 def has_dict(node: Node) -> bool:
-    """Whether the keys of a dict in it have an order."""
+    """Return whether it has a dict with several keys, whose order may differ between equal structures."""
     return (node.type is dict and len(node.keys) > 1) or any(map(has_dict, node.children))
 
 
 def is_rebuilt(item: Any) -> bool:
-    """Whether `unflatten` gives back what `item` is: type, and order of keys."""
+    """Return whether `unflatten` gives back the exact type of `item`, and its order of keys."""
     kind, keys, values = children_of(item) or (type(item), (), [])
     if kind is dict and (type(item) is not dict or list(keys) != sorted(keys, key=_sort_key)):
         return False
@@ -133,7 +140,7 @@ def is_rebuilt(item: Any) -> bool:
 
 
 def collect(item: Any, node: Node, path: str, into: list[Any]) -> None:
-    """Add the leaves of an item to a list; `path` is the way to it."""
+    """Add the leaves of an item to a list; `path` is the item's own path."""
     if node.type is None:
         into.append(item)
         return
@@ -158,7 +165,7 @@ def _in_order(node: Node) -> list[Any]:
 
 
 def leaf_paths(node: Node, path: str = "item") -> list[str]:
-    """How a user would write each leaf: `item['image']`, `item.label`, `item[0]`."""
+    """Return the Python expression for each leaf: `item['image']`, `item.label`, `item[0]`."""
     if node.type is None:
         return [path]
     return [
@@ -169,14 +176,14 @@ def leaf_paths(node: Node, path: str = "item") -> list[str]:
 
 
 def types_of(node: Node) -> str:
-    """How containers are nested: `dict(leaf, Pair(leaf, leaf))`."""
+    """Describe the nesting of containers: `dict(leaf, Pair(leaf, leaf))`."""
     if node.type is None:
         return "leaf"
     return f"{node.type.__name__}({', '.join(types_of(child) for child in node.children)})"
 
 
 def unflatten(node: Node, leaves: Iterator[Any]) -> Any:
-    """Put leaves, in the order that `flatten` gives them, back into the structure."""
+    """Put leaves, in the order of `flatten`, back into the structure."""
     if node.type is None:
         return next(leaves)
     values = [unflatten(child, leaves) for child in node.children]
@@ -189,15 +196,18 @@ def unflatten(node: Node, leaves: Iterator[Any]) -> Any:
     if node.type is type(None):
         return None
     if issubclass(node.type, tuple):
-        return tuple.__new__(node.type, values)  # not its own __new__, which may take other arguments
-    rebuilt = object.__new__(node.type)  # not __init__, which may check the shapes of one item
+        return tuple.__new__(node.type, values)  # its own __new__ may take other arguments
+    rebuilt = object.__new__(node.type)  # its __init__ may check the shapes of a single item
     for name, value in zip(node.keys, values, strict=True):
         object.__setattr__(rebuilt, name, value)
     return rebuilt
 
 
 def describe(value: Any) -> str:
-    """Shapes, as data would wait for a device: `{['image']: uint8 (4, 2, 3), ['name']: list [4][2]}`."""
+    """Describe dtypes and shapes, without reading data: `{['image']: uint8 (4, 2, 3), ['name']: list [4][2]}`.
+
+    Reading data on a device would wait for the device.
+    """
     if isinstance(value, torch.Tensor):
         return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
     if type(value) is list:
@@ -210,7 +220,7 @@ def describe(value: Any) -> str:
 
 
 def named_leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Leaves with the ways to them, in the order of the value's keys; `path` is the way to the value."""
+    """Yield leaves with their paths, in the order of the value's keys; `path` is the value's own path."""
     parts = children_of(value)
     if parts is None:
         yield path, value

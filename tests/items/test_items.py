@@ -200,7 +200,7 @@ def test_streams_that_do_not_fit_are_named_by_their_sources_and_not_skipped(work
     dataset = StreamDataset(
         list(channels), lambda path: [np.zeros(channels[path])] * 2, 2, time_steps=2, on_error="skip"
     )
-    reason = r"source 1 \('stereo.wav'\).* beside the epoch's first \(source 0, 'mono.wav'\).*have open_stream raise"
+    reason = r"source 1 \('stereo.wav'\).* beside the epoch's first \(source 0, 'mono.wav'\).*let open_stream raise"
     with pytest.raises(ItemError, match=reason) as caught:
         list(StreamDataLoader(dataset, workers, transport=transport))
     assert caught.value.source == "'stereo.wav'"
