@@ -1,4 +1,4 @@
 """Memory and pickles that processes share.
 
-It imports nothing of the package but `errors`. Open `shared_memory` first.
+This room imports only `errors` from the package. Open `shared_memory` first.
 """

@@ -1,11 +1,11 @@
-"""Where copies of batches to CUDA devices are begun: what lies in host memory may still be read from there.
+"""CUDA devices and streams with copies of batches, which may still read host memory.
 
-Guarantee: a device or stream is known here before the first copy to it, or on it, can be let go of.
+Guarantee: a device or stream is recorded here before the memory of its first copy can be released.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-devices: set[int] = set()  # numbers of those that batches are copied to on their current stream
-streams: set[Any] = set()  # which may not be the current ones when batches are let go
+devices: set[int] = set()  # devices that batches are copied to on the device's current stream
+streams: set[Any] = set()  # other streams, which may not be current when batches are released

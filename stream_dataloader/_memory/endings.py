@@ -1,10 +1,10 @@
-"""Where no handler of a signal may run: where objects go, and in the midst of the start of a process.
+"""Clean-up that signal handlers cannot interrupt: when an object is collected, and while processes start.
 
-Python throws away what callbacks of weak references and `__del__` raise, a KeyboardInterrupt in them too. A start
-of workers that is interrupted stays half done.
+Python discards errors that callbacks of weak references and `__del__` raise, even a KeyboardInterrupt. An interrupted
+start of workers would stay half done.
 
-Guarantees: no Python code runs where an object goes. What C cannot do is done by a thread. No handler comes between two
-halves of a start, and what it would have done is not lost.
+Guarantees: no Python code runs when an object is collected; work that C code cannot do is done by a thread. Signal
+handlers do not run in the middle of a start; they run after it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 class _Call(weakref.ref[Any]):
-    """Calls a function without an argument once its object is gone."""
+    """Weak reference with a function, which is called without an argument once the object is gone."""
 
     __slots__ = ("call",)
     call: Callable[[], Any]
@@ -40,7 +40,7 @@ _numbers = itertools.count()
 
 
 def when_gone(watched: object, call: Callable[[], Any]) -> Callable[[], Any]:
-    """Have a function of C called once an object is gone; returns how to cancel."""
+    """Call a C function once an object is gone; return a function that cancels this."""
     refs, number = (_Call(watched, _call), _Call(watched, _call)), next(_numbers)
     forget = functools.partial(_kept.pop, number, None)
     refs[0].call, refs[1].call = call, forget
@@ -49,21 +49,21 @@ def when_gone(watched: object, call: Callable[[], Any]) -> Callable[[], Any]:
 
 
 def in_thread(function: Callable[[], Any]) -> Callable[[], Any]:
-    """What has a function called in a thread of its own: of C, for `when_gone`."""
+    """Return a C function, as `when_gone` needs, that calls a function in a new thread."""
     return functools.partial(_thread.start_new_thread, _start_thread, (function,))
 
 
 def _start_thread(function: Callable[[], Any]) -> None:
-    """Start a thread that `threading` knows; a thread without it would stay on its list."""
+    """Start a thread that `threading` knows; a raw thread would stay on its list for ever."""
     threading.Thread(target=function, name="stream-ending", daemon=True).start()
 
 
 class Ending:
-    """Ends something once its owner is gone, in a thread of its own; or sooner, where that is asked for.
+    """Clean-up that runs once its owner is gone, in a thread of its own, or earlier by `now`.
 
     Args:
-        owner: Whose it is.
-        end: Ends it; must not keep the owner. If that is interrupted, it is called again.
+        owner: The owner.
+        end: The clean-up, which must not refer to the owner. If it is interrupted, it is called again.
     """
 
     def __init__(self, owner: object, end: Callable[[], Any]) -> None:
@@ -72,19 +72,20 @@ class Ending:
         self._turn = threading.RLock()
         self._over = False
         self._forget = when_gone(owner, in_thread(self.now))
-        if not _ahead:  # here: what is registered last is done first, while there are threads to speak to other ranks
+        # Exit functions run in reverse order. Registering late lets this one run while threads can still reach ranks.
+        if not _ahead:
             atexit.unregister(_end_all)
             atexit.register(_end_all)
         _ahead.add(self)
 
     def now(self) -> None:
-        """End it, or wait until it has ended; in a process that was forked since, nothing."""
+        """Run the clean-up now, or wait until it has run; do nothing in a process that was forked since."""
         if self._process != os.getpid():
             return
         with self._turn:
             if not self._over:
                 self._end()
-                self._over, self._end = True, _nothing  # and all that it held
+                self._over, self._end = True, _nothing  # replaced to drop the objects that `end` refers to
                 self._forget()
                 _ahead.discard(self)
 
@@ -98,12 +99,12 @@ _program_ends = False
 
 
 def program_ends() -> bool:
-    """Whether what there is has been, or is being, ended as the program ends."""
+    """Return whether the program is exiting and its clean-ups run or have run."""
     return _program_ends
 
 
 def _end_all() -> None:
-    """End what there is while threads can be started and joined."""
+    """Run all clean-ups while threads can still be started and joined."""
     global _program_ends
     _program_ends = True
     for ending in tuple(_ahead):
@@ -111,7 +112,7 @@ def _end_all() -> None:
 
 
 class WeakItems(Generic[Key]):
-    """A set of objects that it does not keep."""
+    """A set with weak references to its objects."""
 
     def __init__(self) -> None:
         self._refs: dict[weakref.ref[Key], bool] = {}
@@ -130,11 +131,11 @@ class WeakItems(Generic[Key]):
 
 
 class WeakValues(Generic[Key, T]):
-    """An object that it does not keep for each of several keys."""
+    """A mapping with weak references to its values."""
 
     def __init__(self) -> None:
         self._refs: dict[Key, weakref.ref[Any]] = {}
-        self._room = 64  # before those that are gone are left out
+        self._room = 64  # entries before dead ones are removed
 
     def get(self, key: Key) -> T | None:
         ref = self._refs.get(key)
@@ -152,17 +153,18 @@ Interrupts = list[Callable[[], Any]]
 
 @contextlib.contextmanager
 def interrupts_held(method: str) -> Iterator[Interrupts]:
-    """Start processes that do not hear Ctrl-C: they begin with SIGINT blocked.
+    """Return a context to start processes that ignore Ctrl-C: they begin with SIGINT blocked.
 
-    What handlers of signals would have done here is in the list that this yields.
+    Calls of signal handlers that arrive inside are added to the list that this yields.
     """
     if method != "fork":
-        resource_tracker.ensure_running()  # which would unblock SIGINT
+        resource_tracker.ensure_running()  # started before SIGINT is blocked, as its start would unblock the signal
     if method == "forkserver":
-        forkserver.ensure_running()  # others use it, who want their Ctrl-C
+        forkserver.ensure_running()  # started before SIGINT is blocked, as other code's children must get Ctrl-C
     interrupts: Interrupts = []
     handlers = _handlers()
-    for number, handler in handlers.items():  # blocking them in this thread has another one take them
+    # The handlers are replaced, not blocked: a signal that this thread blocks would be handled by another thread.
+    for number, handler in handlers.items():
         signal.signal(number, functools.partial(_hold, interrupts, handler))
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
@@ -174,7 +176,7 @@ def interrupts_held(method: str) -> Iterator[Interrupts]:
 
 
 def _handlers() -> dict[int, Callable[..., Any]]:
-    """The handlers in Python that a signal from outside may run; none but in the main thread."""
+    """Return the Python handlers that a signal from outside may run; only the main thread has any."""
     if threading.current_thread() is not threading.main_thread():
         return {}
     found = {number: signal.getsignal(number) for number in signal.valid_signals() if number != signal.SIGCHLD}
@@ -186,7 +188,7 @@ def _hold(interrupts: Interrupts, handler: Callable[..., Any], *signalled: Any) 
 
 
 def deliver(interrupts: Interrupts) -> None:
-    """Do what was held, once all is in order again: all of it, whatever the first raises."""
+    """Run the held calls, once the start is complete; all of them, even if the first raises."""
     while interrupts:
         try:
             interrupts.pop(0)()

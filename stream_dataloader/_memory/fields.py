@@ -7,7 +7,7 @@
             self.reading = carve(self._lanes)
             self.seconds = carve(self._workers, dtype=np.float64)
 
-Guarantee: fields do not overlap, lie in the order in which they are asked for, and are aligned for their dtype.
+Guarantee: fields do not overlap, follow each other in the order of the calls, and are aligned for their dtype.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from stream_dataloader._memory.shared_memory import SharedMemory
 
-_ALIGNMENT = 8  # bytes; no dtype that is used here wants more
+_ALIGNMENT = 8  # bytes; enough for every dtype that is used here
 
 
 class Carver:
@@ -32,7 +32,7 @@ class Carver:
         memory: A writable buffer, aligned to 8 bytes. None only counts bytes: each piece is then a new array.
 
     Attributes:
-        end_bytes: How much was handed out so far.
+        end_bytes: Number of bytes handed out so far.
     """
 
     def __init__(self, memory: Any | None = None) -> None:
@@ -40,7 +40,7 @@ class Carver:
         self.end_bytes = 0
 
     def __call__(self, *shape: int, dtype: Any = np.int64) -> npt.NDArray[Any]:
-        """The next piece, an array `shape`."""
+        """Hand out the next piece, an array of `shape`."""
         start = self.end_bytes
         size_bytes = math.prod(shape) * np.dtype(dtype).itemsize
         self.end_bytes = start + -(-size_bytes // _ALIGNMENT) * _ALIGNMENT
@@ -51,14 +51,14 @@ class Carver:
 
 
 def bytes_of(lay_out: Callable[[Carver], object]) -> int:
-    """How many bytes the fields take that `lay_out` asks a carver for."""
+    """Return the number of bytes that the fields of `lay_out` take."""
     carver = Carver()
     lay_out(carver)
     return carver.end_bytes
 
 
 class SharedFields:
-    """Fields that all processes see which are started with it."""
+    """Fields that are shared with all processes that are started with this object."""
 
     _memory: SharedMemory
 
@@ -71,10 +71,10 @@ class SharedFields:
 
     @abstractmethod
     def _lay_out(self, carve: Carver) -> None:
-        """Set an attribute for each field; all else that is needed for it is there before."""
+        """Set an attribute for each field; other attributes that this needs are set before."""
 
     def __getstate__(self) -> dict[str, Any]:
-        views = np.ndarray, memoryview  # the `data` of an array, of which one number costs a third
+        views = np.ndarray, memoryview  # some fields are an array's `data`, where access to a number takes a third
         return {name: value for name, value in self.__dict__.items() if not isinstance(value, views)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

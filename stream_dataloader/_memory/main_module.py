@@ -1,6 +1,6 @@
-"""Which names of the user's script a new process will find.
+"""Names of the user's script that a new process will find.
 
-`spawn` and `forkserver` workers run the script again under another name, without what it defines under its main guard.
+`spawn` and `forkserver` workers run the script again under another name, without the code under its main guard.
 """
 
 from __future__ import annotations
@@ -15,21 +15,27 @@ from typing import Any, NamedTuple
 
 
 class Script(NamedTuple):
-    """Names that a script binds at its top level."""
+    """Names that a script binds at its top level.
 
-    guarded: frozenset[str]  # under `if __name__ == "__main__":`
-    free: frozenset[str]  # elsewhere
-    has_guard: bool  # there is such a line
+    Attributes:
+        guarded: Names under `if __name__ == "__main__":`.
+        free: Names elsewhere.
+        has_guard: Whether there is such a line.
+    """
+
+    guarded: frozenset[str]
+    free: frozenset[str]
+    has_guard: bool
 
 
 def hides_names() -> bool:
-    """Whether there is anything in `__main__` that a process started anew may not find."""
+    """Return whether `__main__` has names that a newly started process may not find."""
     script = read_script()
     return script is None or bool(script.guarded) or bool(sys.flags.interactive)
 
 
 def finds(value: Any, *, here: bool = False) -> bool:
-    """Whether a function or class of `__main__` is found by its name, also in a process that is started anew."""
+    """Return whether a function or class of `__main__` is found by its name; not only `here`, also in a new process."""
     if getattr(value, "__module__", None) != "__main__":
         return False
     name: str = value.__qualname__
@@ -48,7 +54,7 @@ def _known(script: Script) -> bool:
 
 
 def read_script() -> Script | None:
-    """The names that the script's text binds: none if it cannot be read; None if there is no script."""
+    """Return the names that the script's text binds: none if it cannot be read; None if there is no script."""
     path = getattr(sys.modules["__main__"], "__file__", None)
     return None if path is None else _read(os.path.join(process.ORIGINAL_DIR or "", path))  # type: ignore[attr-defined]
 

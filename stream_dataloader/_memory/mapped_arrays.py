@@ -1,6 +1,6 @@
-"""Sends a `numpy.memmap`, or a view of one, as the place in its file: pickle would copy all that it shows.
+"""Pickling of a `numpy.memmap`, or a view of one, as a place in its file; pickle would copy its content.
 
-Guarantee: who opens it sees the bytes of the same file, or gets an error. What has no such file is copied.
+Guarantee: unpickling maps the bytes of the same file, or raises an error. An array without such a file is copied.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["reduce_map"]
 
 
 def reduce_map(array: np.memmap[Any, Any]) -> Any:
-    """What pickle makes of a map: path, mode, and where in the file it lies."""
+    """Reduce a map to its path, its mode, and its place in the file."""
     file: Any = getattr(array, "_mmap", None)
     if file is None or not array.size or array.filename is None or array.mode == "c" or array.dtype.hasobject:
         return array.__reduce_ex__(5)
@@ -28,17 +28,17 @@ def reduce_map(array: np.memmap[Any, Any]) -> Any:
     strides = [step * (count - 1) for step, count in zip(array.strides, array.shape, strict=True)]
     before = -sum(step for step in strides if step < 0)
     size = before + sum(step for step in strides if step > 0) + array.itemsize
-    # Views have the offset of the map that they are made of. A map begins with the page that its offset is in.
+    # A view has the offset of the map that it was made from. The map itself begins at the page of that offset.
     page = array.offset - array.offset % mmap.ALLOCATIONGRANULARITY
     offset = page + array.ctypes.data - np.frombuffer(file, np.uint8).ctypes.data - before
-    mode = "r" if array.mode == "r" or not array.flags.writeable else "r+"  # w+ would make the file anew
+    mode = "r" if array.mode == "r" or not array.flags.writeable else "r+"  # "w+" would erase the file
     view = array.shape, array.dtype, before, array.strides
     return _mapped, (path, identity, mode, offset, size, view)
 
 
 def _mapped(path: str, identity: tuple[int, int], mode: Any, offset: int, size: int, view: tuple[Any, ...]) -> Any:
     if _identity(path) != identity:
-        raise OSError(f"{path}, which a source is a part of, is another file now; map it anew")
+        raise OSError(f"{path}, which a source is mapped from, is another file now; map it again")
     with above_standard():
         file = np.memmap(path, np.uint8, mode, offset, (size,))
     shape, dtype, before, strides = view

@@ -1,7 +1,7 @@
-"""Takes functions, classes and objects to other processes, with cloudpickle where pickle cannot.
+"""Pickling of functions, classes and objects for other processes, with cloudpickle where pickle fails.
 
-Guarantees: what cannot be pickled raises where it is sent. A class that went to a worker, by fork or by value, is the
-same class when it comes back.
+Guarantees: an object that cannot be pickled raises where it is sent. A class that was sent to a worker, by fork or by
+value, is the same class when it comes back.
 
 Functions and classes that a new process would not find go by value: local ones, those of an interactive session, and
 those under `if __name__ == "__main__":`. Everything else goes by reference, as with pickle.
@@ -29,17 +29,17 @@ from stream_dataloader._memory import main_module
 from stream_dataloader._memory.mapped_arrays import reduce_map
 from stream_dataloader.errors import shorten
 
-_tokens: weakref.WeakKeyDictionary[type, str] = weakref.WeakKeyDictionary()  # of classes that another process has too
+_tokens: weakref.WeakKeyDictionary[type, str] = weakref.WeakKeyDictionary()  # of classes that another process also has
 _classes: weakref.WeakValueDictionary[str, type] = weakref.WeakValueDictionary()
-_namespaces: dict[int, dict[str, Any]] = {}  # of functions that came by value when this process was started
-_forked = False  # this process is a worker that has what its parent had
+_namespaces: dict[int, dict[str, Any]] = {}  # of functions that arrived by value when this process was started
+_forked = False  # whether this process is a forked worker, which has its parent's objects
 
 
 def dumps(content: Any) -> bytes:
-    """Pickle for a new process: by value what it would not find."""
+    """Pickle for a new process; objects that it would not find go by value."""
     try:
         pickled = _forking_dumps(content)
-    except Exception:  # if the second way fails too, its error is the one that says why
+    except Exception:  # if the second way fails, too, its error explains why
         return dumps_by_value(content)
     if mentions_hidden(pickled):
         return dumps_by_value(content)
@@ -47,7 +47,7 @@ def dumps(content: Any) -> bytes:
 
 
 def dumps_home(content: Any) -> bytes:
-    """Pickle for the process that started this one, and for its other workers: by reference what they have."""
+    """Pickle for the process that started this one, and for its other workers; objects they have go by reference."""
     try:
         return _forking_dumps(content)
     except Exception:
@@ -55,14 +55,14 @@ def dumps_home(content: Any) -> bytes:
 
 
 def dumps_by_value(content: Any, *, home: bool = False, buffer_callback: Any = None) -> bytes:
-    """Pickle, by value what is local or hidden; `home`: for the process that started this one."""
+    """Pickle with local or hidden objects by value; `home`: for the process that started this one."""
     file = io.BytesIO()
     _ValuePickler(file, home=home, buffer_callback=buffer_callback).dump(content)
     return file.getvalue()
 
 
 def mentions_hidden(pickled: bytes | memoryview) -> bool:
-    """Whether a pickle may refer to what a process that is started anew would not find."""
+    """Return whether a pickle may refer to objects that a newly started process would not find."""
     return main_module.hides_names() and b"__main__" in bytes(pickled)
 
 
@@ -81,12 +81,12 @@ class _TensorPickler(ForkingPickler):
 
 
 class _ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """cloudpickle's pickler, which alone would take all of `__main__` by value, and duplicate classes that return."""
+    """cloudpickle's pickler, which by itself sends all of `__main__` by value, and duplicates classes that return."""
 
     def __init__(self, file: io.BytesIO, *, home: bool, buffer_callback: Any = None) -> None:
         known: Any = cloudpickle.Pickler.dispatch_table
-        maps: Any = {} if home else {np.memmap: reduce_map}  # items go home as they are now
-        # set before pickle's constructor looks at it
+        maps: Any = {} if home else {np.memmap: reduce_map}  # items are sent home with their current content
+        # This must be set before pickle's constructor, which reads it.
         self.dispatch_table = collections.ChainMap(maps, known, _handles() if spawning() else {})
         super().__init__(file, buffer_callback=buffer_callback)
         self._home = home
@@ -109,15 +109,15 @@ class _ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
 
 
 def _handles() -> dict[type, Callable[[Any], Any]]:
-    """How multiprocessing sends its connections to a process that it starts; tensors go by value."""
+    """Return multiprocessing's reducers for its connections, without those for tensors, which go by value."""
     table: Any = ForkingPickler(io.BytesIO()).dispatch_table
     return {kind: reduce for kind, reduce in table.items() if not kind.__module__.startswith("torch")}
 
 
 def _with_shared_globals(function: FunctionType, reduced: Any) -> Any:
-    """A function's pickle, such that all functions of its module have one namespace in the worker, as they have here.
+    """Change a function's reduction so that all functions of its module share one namespace in the worker, as here.
 
-    Else what `worker_init_fn` assigns to a global name would be seen by no other function.
+    Otherwise a global name that `worker_init_fn` assigns would not be visible to any other function.
     """
     if not isinstance(reduced, tuple) or len(reduced) != 6 or not isinstance(reduced[1][1], dict):
         return reduced
@@ -140,7 +140,7 @@ def _namespace_of(key: int, names: dict[str, Any]) -> dict[str, Any]:
 
 
 def _fill_function(function: FunctionType, filled: tuple[Callable[[FunctionType, Any], Any], Any]) -> None:
-    """Fill in a function that was made by value; global names that are there already keep what was assigned."""
+    """Fill in a function that was made by value; global names that exist already keep their values."""
     fill, (attributes, slots) = filled
     there = function.__globals__
     new = {name: value for name, value in slots["__globals__"].items() if name not in there}
@@ -155,7 +155,7 @@ def _token(kind: type) -> str | None:
 
 
 def _share(kind: type, token: str | None = None) -> str | None:
-    """The token under which a class is known here and where it goes; None if it cannot have one."""
+    """Return the token of a class, which this process and the receiver share; None if the class cannot have one."""
     if (known := _token(kind)) is not None:
         return known
     token = token or secrets.token_hex(8)
@@ -168,10 +168,10 @@ def _share(kind: type, token: str | None = None) -> str | None:
 
 
 def note_fork() -> None:
-    """Have a worker that was just forked tell the classes that it came with from those that it makes itself.
+    """Note, in a newly forked worker, the classes that it inherited, as opposed to those that it makes itself.
 
-    Those that it came with are sent home by their address, which is the same there. Frozen objects are also left alone
-    by the garbage collector, so that their memory stays shared with the parent.
+    Inherited classes are sent home by their address, which is the same there. They are marked by freezing all objects.
+    The garbage collector does not touch frozen objects, so their memory also stays shared with the parent.
     """
     global _forked
     gc.freeze()
@@ -183,12 +183,12 @@ def _is_hidden(kind: type) -> bool:
 
 
 def _is_inherited(kind: type) -> bool:
-    """Whether this worker came with a class."""
-    return _forked and not any(made is kind for made in gc.get_objects())  # which leaves out what is frozen
+    """Return whether this worker inherited a class by fork."""
+    return _forked and not any(made is kind for made in gc.get_objects())  # `get_objects` leaves frozen objects out
 
 
 def _class_at(address: int, module: str, name: str) -> type:
-    """The class that a forked worker came with."""
+    """Find a class that a forked worker inherited, by its address."""
     key = f"{address:x} {module} {name}"
     if (known := _classes.get(key)) is not None:
         return known
@@ -218,7 +218,7 @@ def _gone(name: str) -> pickle.UnpicklingError:
 
 
 def _complete(kind: type, shared: tuple[str | None, Callable[[type, Any], Any], Any]) -> None:
-    """Fill in a class that was made by value; one that has been here before is left as it is."""
+    """Fill in a class that was made by value, unless it is known here already."""
     token, complete, state = shared
     if token is None or _classes.get(token) is not kind:
         complete(kind, state)
@@ -227,12 +227,12 @@ def _complete(kind: type, shared: tuple[str | None, Callable[[type, Any], Any], 
 
 
 def spawning() -> bool:
-    """Whether this pickling is on behalf of a process that is being started."""
+    """Return whether the current pickling is for a process that is being started."""
     return get_spawning_popen() is not None
 
 
 class ByValue:
-    """Wraps what pickle may not be able to send; unpickles to another."""
+    """Wrapper of a value that pickle may not be able to send; unpickles to another wrapper."""
 
     def __init__(self, value: Any, name: str = "") -> None:
         self.value = value
@@ -244,7 +244,7 @@ class ByValue:
         except Exception as error:
             if not self.name:
                 raise
-            what = f"{self.name} ({shorten(self.value, 80)}) cannot be pickled ({error}); make locks, open files and"
+            what = f"{self.name} ({shorten(self.value, 80)}) cannot be pickled ({error}); create locks, open files and"
             raise TypeError(f'{what} connections in the worker, or pass multiprocessing_context="fork"') from error
 
 
@@ -253,12 +253,12 @@ def _by_value(pickled: bytes) -> ByValue:
 
 
 def by_value(state: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
-    """A state with some of its values wrapped."""
+    """Return a state with some of its values wrapped in `ByValue`."""
     return state | {name: ByValue(state[name], name) for name in names}
 
 
 class Message:
-    """Carries anything through a queue: pickled here, `arrive` makes it there."""
+    """Carries any object through a queue: it is pickled here, and `arrive` restores it there."""
 
     def __init__(self, content: Any, arrive: Callable[[bytes], Any] = pickle.loads) -> None:
         self._pickled = dumps_home(content)
@@ -268,7 +268,7 @@ class Message:
         return len(self._pickled)
 
     def read(self) -> Any:
-        """What it carries, anew each time."""
+        """Unpickle the content, a new object each time."""
         return pickle.loads(self._pickled)
 
     def __reduce__(self) -> tuple[Callable[[bytes], Any], tuple[bytes]]:

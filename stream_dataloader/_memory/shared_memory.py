@@ -1,13 +1,13 @@
-"""Memory that a loader's processes share, free of `/dev/shm` and of names.
+"""Memory that a loader's processes share, without `/dev/shm` and without names.
 
-`SharedFile` is an anonymous file, which the kernel frees with its last user. It also carries locks, which the kernel
-frees when a process dies: `fcntl.lockf`.
+`SharedFile` is an anonymous file, which the kernel frees with its last user. It also has locks, which the kernel
+releases when a process dies: `fcntl.lockf`.
 
 Small blocks of memory lie side by side in one file, and each locks its own bytes::
 
     arena   | rows | board | list of sources | rows | ...             a descriptor for some hundred loaders
 
-What was handed out is never handed out again: a worker of a loader that is gone may still write to it.
+A block is never reused, because a worker of a loader that is gone may still write to it.
 """
 
 from __future__ import annotations
@@ -34,26 +34,26 @@ from stream_dataloader._memory.endings import WeakItems, deliver, interrupts_hel
 fcntl: ModuleType | None
 try:
     import fcntl
-except ImportError:  # pragma: no cover - no POSIX: num_workers=0 still works
+except ImportError:  # pragma: no cover - without POSIX, num_workers=0 still works
     fcntl = None
 
 
-#: What the system shows for files of small blocks.
+#: Name that the system shows for files of small blocks.
 BLOCKS = "stream_dataloader_blocks"
 
 _AGAIN_SECONDS = 50e-6
-_ARENA_BYTES = 1 << 26  # taken from the system as they are written to
-_SMALL_BYTES = 1 << 18  # blocks up to here share arenas
+_ARENA_BYTES = 1 << 26  # address space; memory is taken from the system page by page, when written to
+_SMALL_BYTES = 1 << 18  # blocks up to this size share arenas
 _ALIGNMENT = 64
 
 
 def anonymous_file(label: str = "stream_dataloader") -> int:
-    """A descriptor of an empty, nameless file in memory; OSError if there is none."""
+    """Create an empty, nameless file in memory and return its descriptor; raise OSError if the system has none."""
     if hasattr(os, "memfd_create"):
         with above_standard():
             return os.memfd_create(label, os.MFD_CLOEXEC)
     try:
-        import _posixshmem  # what multiprocessing.shared_memory is made of, which cannot grow what it made
+        import _posixshmem  # multiprocessing.shared_memory is built on this, but cannot grow its files
     except ImportError:
         raise OSError("there is neither memfd_create nor POSIX shared memory") from None
     name = f"/stream_{secrets.token_hex(8)}"
@@ -64,12 +64,13 @@ def anonymous_file(label: str = "stream_dataloader") -> int:
 
 
 class SharedFile:
-    """An anonymous file, empty at first, shared with workers, and a lock that covers it."""
+    """An anonymous file, empty at first, shared with workers, with a lock that covers it."""
 
-    _start = _length = 0  # of the bytes that are locked; without a length: all
+    _start = _length = 0  # range of bytes that the lock covers; length 0 means the whole file
 
     def __init__(self, fd: int | None = None) -> None:
-        with interrupts_held("fork") as interrupts:  # nobody would close what has no owner yet
+        # An interrupt between the creation of the descriptor and `when_gone` would leak the descriptor.
+        with interrupts_held("fork") as interrupts:
             self._fd = self._make() if fd is None else fd
             when_gone(self, functools.partial(os.close, self._fd))
         self._thread_lock = threading.Lock()
@@ -80,12 +81,13 @@ class SharedFile:
         return anonymous_file()
 
     def grow(self, size: int) -> None:
-        """Make room for `size` bytes, all zero; once.
+        """Make room for `size` bytes, all zero; may be called once.
 
-        Where memory is limited (`/dev/shm`) all of it is taken now: a page that the system cannot give is a SIGBUS.
+        Where memory is limited (`/dev/shm`), all of it is taken now: a write to a page that the system cannot provide
+        later would be a SIGBUS.
 
         Raises:
-            OSError: There is not enough.
+            OSError: There is not enough memory.
         """
         os.ftruncate(self._fd, size)
         if not hasattr(os, "memfd_create") and hasattr(os, "posix_fallocate"):
@@ -98,7 +100,7 @@ class SharedFile:
     @contextmanager
     def locked(self) -> Iterator[None]:
         with self._thread_lock:
-            if fcntl is None:  # pragma: no cover - no workers without it
+            if fcntl is None:  # pragma: no cover - without it there are no workers
                 yield
                 return
             self._acquire(fcntl)
@@ -108,10 +110,10 @@ class SharedFile:
                 fcntl.lockf(self._fd, fcntl.LOCK_UN, self._length, self._start)
 
     def _acquire(self, fcntl: ModuleType) -> None:
-        """Lock the file; ask again if the kernel reports a deadlock (EDEADLK), which here is never one.
+        """Lock the file; try again if the kernel reports a deadlock (EDEADLK), which is a false alarm here.
 
-        The kernel looks at processes, not at threads: it sees a circle where two processes each hold one of two locks
-        in one thread and wait for the other in a second one.
+        The kernel looks at processes, not at threads. It sees a cycle if two processes each hold one of two locks in
+        one thread and wait for the other lock in a second thread.
         """
         while True:
             try:
@@ -130,7 +132,7 @@ _files: WeakItems[SharedFile] = WeakItems()
 
 
 def _renew_thread_locks() -> None:
-    """Another thread may have held one, which is not in the process that was forked."""
+    """Make new thread locks in a forked process, where a thread of the parent may have held the old ones."""
     global _taking
     _taking = threading.Lock()
     for file in list(_files):
@@ -146,7 +148,7 @@ def _attach_file(handle: Any) -> SharedFile:
 
 
 class _Arena(SharedFile):
-    """A file of one size, new or attached, that blocks are handed out of."""
+    """A file of fixed size, new or attached, from which blocks are handed out."""
 
     def __init__(self, size: int | None, fd: int | None = None) -> None:
         super().__init__(fd)
@@ -159,12 +161,12 @@ class _Arena(SharedFile):
     def _make(self) -> int:
         try:
             return anonymous_file(BLOCKS)
-        except OSError:  # small blocks may lie on a disk: the page cache is shared as well
+        except OSError:  # a file on disk will do for small blocks, as its page cache is shared, too
             with above_standard(), tempfile.TemporaryFile() as file:
                 return os.dup(file.fileno())
 
     def take(self, size: int) -> int | None:
-        """Where a new block begins; None if there is no room for it."""
+        """Take a new block and return its start; None if there is no room for it."""
         start = self._used
         if self.owner != os.getpid() or start + size > len(self.map_):
             return None
@@ -172,13 +174,13 @@ class _Arena(SharedFile):
         return start
 
 
-_newest: _Arena | None = None  # where small blocks are handed out
-_attached: dict[tuple[int, int], _Arena] = {}  # by device and inode: those that this process was started with
+_newest: _Arena | None = None  # the arena that small blocks are taken from
+_attached: dict[tuple[int, int], _Arena] = {}  # arenas that this process was started with, by device and inode
 _taking = threading.Lock()
 
 
 def _take(size: int) -> tuple[_Arena, int]:
-    """An arena, and where in it a new block begins."""
+    """Take a new block: return its arena and its start in it."""
     global _newest
     if size > _SMALL_BYTES:
         return _Arena(size), 0
@@ -192,7 +194,7 @@ def _take(size: int) -> tuple[_Arena, int]:
 
 
 class SharedMemory(SharedFile):
-    """A block of zeroed memory of a known size, new or at a place."""
+    """A block of zeroed memory of a known size, new or at a given place."""
 
     def __init__(self, size: int, place: tuple[_Arena, int] | None = None) -> None:
         self.size = self._length = max(size, 1)
@@ -206,7 +208,7 @@ class SharedMemory(SharedFile):
         return memoryview(self._arena.map_)[self._start : self._start + self.size]
 
     def find(self, byte: int, start: int, stop: int) -> int | None:
-        """How far behind `start` the first such byte lies, before `stop`; None if there is none."""
+        """Return the offset from `start` of the first such byte before `stop`; None if there is none."""
         found = self._arena.map_.find(bytes((byte,)), self._start + start, self._start + stop)
         return found - self._start - start if found >= 0 else None
 
@@ -218,7 +220,10 @@ _handles: tuple[weakref.ref[Any], dict[int, Any]] | None = None  # of the proces
 
 
 def _handle_of(fd: int) -> Any:
-    """What a process finds a descriptor by. One that is being started gets each once."""
+    """Return the handle with which another process finds a descriptor.
+
+    A process that is being started gets each descriptor once, although many blocks refer to the same one.
+    """
     global _handles
     starting = get_spawning_popen()
     if starting is None:
@@ -231,12 +236,12 @@ def _handle_of(fd: int) -> Any:
 
 
 def _attach_memory(handle: Any, start: int, size: int) -> SharedMemory:
-    """A block of an arena that this process was started with."""
+    """Return a block of an arena that this process was started with."""
     fd = handle.detach()
     status = os.fstat(fd)
     key = status.st_dev, status.st_ino
     if (arena := _attached.get(key)) is None:
         arena = _attached[key] = _Arena(None, fd)
     elif arena._fd != fd:
-        os.close(fd)  # which gives up locks on this file: none is held while a process starts
+        os.close(fd)  # releases all locks of this process on the file; while it starts, it holds none
     return SharedMemory(size, (arena, start))

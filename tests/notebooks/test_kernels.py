@@ -185,7 +185,7 @@ def test_what_is_defined_in_a_cell(case, method, shown):
     found, expected = shown(case, method), CASES[case][1]
     if case == "lock" and method != "fork":
         (error,) = found.errors
-        assert re.match("TypeError: open_stream .*guarded.* cannot be pickled .*lock.*make locks, open files", error)
+        assert re.match("TypeError: open_stream .*guarded.* cannot be pickled .*lock.*create locks, open files", error)
     else:
         assert not found.errors
         assert found.printed.strip() == expected
