@@ -1,6 +1,6 @@
-"""What a user gives as groups: ids, lists of indices, ranges or lengths, made into `IndexGroups`.
+"""The user's groups: ids, lists of indices, ranges or lengths, converted to `IndexGroups`.
 
-Guarantee: each index is one of the dataset's, and is in exactly one group, unless the user asks for something else.
+Guarantee: each index belongs to the dataset, and to exactly one group, unless the user allows something else.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def given_groups(
     allow_partial: bool = False,
     allow_repeats: bool = False,
 ) -> IndexGroups:
-    """The groups that a user gives by one of two options; see `LaneBatchSampler`."""
+    """Convert the groups that a user passed by one of two options; see `LaneBatchSampler`."""
     if (groups is None) == (lengths is None):
         given = "neither groups nor lengths is given" if groups is None else "groups and lengths are both given"
         raise ValueError(
@@ -57,12 +57,12 @@ def groups_of(
     allow_partial: bool = False,
     allow_repeats: bool = False,
 ) -> IndexGroups:
-    """The groups of indices that a user gives as ids or lists."""
+    """Convert the groups of indices that a user passed as ids or lists."""
     allow_partial = options.flag("allow_partial", allow_partial)
     allow_repeats = options.flag("allow_repeats", allow_repeats)
     listed = _listed(given)
     if len(listed) == 0:
-        raise ValueError("groups is empty; give at least one group")
+        raise ValueError("groups is empty; pass at least one group")
     if not _is_group(listed[0]):
         groups = _groups_of_ids(listed, dataset_length, order)
     elif order is not None:
@@ -77,34 +77,34 @@ def groups_of(
 
 
 def _is_group(entry: Any) -> bool:
-    """Whether this is a list of indices, not an id."""
+    """Return whether this is a list of indices, not an id."""
     return isinstance(entry, (list, tuple, range)) or getattr(entry, "ndim", 0) > 0
 
 
 def _listed(given: Any) -> Any:
-    """`given` as something with a length and numbered entries."""
+    """Return `given` as a sequence or array."""
     given = _as_numpy(given)
     is_number = getattr(given, "ndim", 1) == 0
     if is_number or isinstance(given, (str, bytes, Mapping, set, frozenset)) or not isinstance(given, Iterable):
         what = f"groups is {shorten(given)}, a {type(given).__name__}"
-        raise TypeError(f"{what}; give {IDS}, or a list of lists of indices or ranges")
+        raise TypeError(f"{what}; pass {IDS}, or a list of lists of indices or ranges")
     return given if isinstance(given, (list, tuple, range, np.ndarray)) else list(given)
 
 
 def _as_numpy(values: Any) -> Any:
-    """Tensors as arrays."""
+    """Convert tensors to arrays."""
     return values.numpy() if hasattr(values, "numpy") and not isinstance(values, np.ndarray) else values
 
 
 def _groups_of_lengths(given: Any, dataset_length: int | None) -> IndexGroups:
     given = _as_numpy(given)
     if isinstance(given, (str, bytes, Mapping)) or not isinstance(given, Iterable):
-        raise TypeError(f"lengths is {shorten(given)}, a {type(given).__name__}; give one length for each group")
+        raise TypeError(f"lengths is {shorten(given)}, a {type(given).__name__}; pass one length for each group")
     listed: Any = given if hasattr(given, "__len__") else list(given)
     lengths = options.check_lengths(listed, len(listed))
     assert lengths is not None
     if len(lengths) == 0:
-        raise ValueError("lengths is empty; give at least one group")
+        raise ValueError("lengths is empty; pass at least one group")
     if dataset_length is not None and (total := int(lengths.sum())) > dataset_length:
         what = f"the lengths add up to {total}, and the dataset has {dataset_length} items"
         raise ValueError(f"{what}; correct them, or pass groups=, if they are the group id of each index")
@@ -123,7 +123,7 @@ def _groups_of_lists(listed: Any, dataset_length: int | None) -> IndexGroups:
         number, within = _locate(groups, place)
         limit = f"indices count from 0 to {max(count - 1, 0)}"
         if flat[place] < 0:
-            why = f"{limit}; a negative index does not count from the end, give the index itself"
+            why = f"{limit}; a negative index does not count from the end, pass the index itself"
         else:
             why = f"the dataset has {count} items, so {limit}; leave the index out"
         raise ValueError(f"groups[{number}][{within}] is {flat[place]}, and {why}")
@@ -131,7 +131,7 @@ def _groups_of_lists(listed: Any, dataset_length: int | None) -> IndexGroups:
 
 
 def _count_on(groups: Any, dataset_length: int | None) -> bool:
-    """Whether groups are ranges that follow each other from 0 on."""
+    """Return whether groups are ranges that follow each other from 0 on."""
     end = 0
     for group in groups:
         if type(group) is not range or group.step != 1 or (group and group.start != end):
@@ -145,10 +145,10 @@ def _indices_of(number: int, group: Any) -> npt.NDArray[Any]:
         return np.arange(group.start, group.stop, group.step)
     if not _is_group(group):
         what = f"groups[{number}] is {shorten(group)}, a {type(group).__name__}"
-        raise TypeError(f"{what}, and groups[0] a list of indices; give lists of indices only, or {IDS}")
+        raise TypeError(f"{what}, and groups[0] a list of indices; pass lists of indices only, or {IDS}")
     try:
         array = np.asarray(group, None if len(group) else np.int64)
-    except ValueError:  # lists of several lengths in it
+    except ValueError:  # it contains lists of different lengths
         array = np.empty((0, 0))
     if array.ndim != 1 or array.dtype.kind not in "iu":
         raise TypeError(f"groups[{number}] is {shorten(group, 80)}, and must be a flat list of integers, indices")
@@ -156,22 +156,22 @@ def _indices_of(number: int, group: Any) -> npt.NDArray[Any]:
 
 
 def _locate(groups: IndexGroups, place: int) -> tuple[int, int]:
-    """The group, and the place in it, of a place in all groups put together."""
+    """Return the group, and the place in it, of a place in all groups put together."""
     ends = np.cumsum(groups.lengths)
     number = int(np.searchsorted(ends, place, "right"))
     return number, place - int(ends[number] - groups.lengths[number])
 
 
 def _groups_of_ids(ids: Any, dataset_length: int | None, order: Order | None) -> IndexGroups:
-    """The groups of equal ids."""
+    """Make groups of equal ids."""
     count = len(ids)
     if dataset_length is not None and count != dataset_length:
         array = _as_array(ids)
         hint = ""
         if array is not None and array.dtype.kind in "iu" and int(array.sum()) == dataset_length:
-            hint = f" (they add up to {dataset_length}: if they are the lengths of consecutive groups, give ranges)"
+            hint = f" (they add up to {dataset_length}: if they are the lengths of consecutive groups, pass ranges)"
         what = f"groups has {count} ids, and the dataset {dataset_length} items"
-        raise ValueError(f"{what}; give an id for each item, or a list of indices for each group{hint}")
+        raise ValueError(f"{what}; pass an id for each item, or a list of indices for each group{hint}")
     codes = _codes(ids)
     if order is not None:
         by_key = _sorted_by(order, count)
@@ -179,10 +179,10 @@ def _groups_of_ids(ids: Any, dataset_length: int | None, order: Order | None) ->
     begins = np.concatenate([[0], np.flatnonzero(np.diff(codes)) + 1]).astype(np.int64)
     runs = codes[begins]
     if len(runs) > codes.max() + 1:
-        number = int(np.flatnonzero(runs < np.maximum.accumulate(runs))[0])  # codes count up as ids come first
+        number = int(np.flatnonzero(runs < np.maximum.accumulate(runs))[0])  # a code below an earlier one is a repeat
         again, earlier = int(begins[number]), int(begins[runs == runs[number]][0])
         what = f"groups has id {_shown(ids[again])} at index {earlier}, and, with other ids between, again at"
-        remedy = "give ids that differ, or, if it is one group, order= a sort key for each index"
+        remedy = "pass different ids, or, if it is one group, order=, a sort key for each index"
         raise ValueError(f"{what} index {again}; {remedy}")
     return IndexGroups(np.diff(begins, append=count), None, count)
 
@@ -192,7 +192,7 @@ def _shown(entry: Any) -> str:
 
 
 def _codes(ids: Any) -> IntArray:
-    """Ids as numbers, in the order in which they first come."""
+    """Number ids in the order of their first occurrence."""
     array = _as_array(ids)
     if array is not None and array.ndim == 1 and array.dtype.kind in "iuSUb":
         _, first, inverse = np.unique(array, return_index=True, return_inverse=True)
@@ -204,17 +204,17 @@ def _codes(ids: Any) -> IntArray:
         try:
             if _is_group(group) and not isinstance(group, tuple):
                 raise TypeError
-            if group is None or group != group:  # noqa: PLR0124 - NaN is no id: it differs from itself
-                raise ValueError(f"groups[{index}] is {group}, and is to be the id of a group; give each index one")
+            if group is None or group != group:  # noqa: PLR0124 - NaN is no id, as it differs from itself
+                raise ValueError(f"groups[{index}] is {group}; every index needs a group id (a number or a string)")
             found[index] = known.setdefault(group, len(known))
         except TypeError:
             what = f"groups[{index}] is {shorten(group)}, a {type(group).__name__}"
-            raise TypeError(f"{what}, and groups[0] {_shown(ids[0])}; give {IDS}, or lists of indices only") from None
+            raise TypeError(f"{what}, and groups[0] {_shown(ids[0])}; pass {IDS}, or lists of indices only") from None
     return found
 
 
 def _as_array(values: Any) -> npt.NDArray[Any] | None:
-    """`values` as an array, if they are of one kind; NumPy would make strings of numbers."""
+    """Return `values` as an array if they are of one kind; NumPy would turn mixed numbers and strings into strings."""
     if isinstance(values, np.ndarray):
         return values
     kinds = set() if isinstance(values, range) else {type(value) for value in values}
@@ -227,12 +227,12 @@ def _as_array(values: Any) -> npt.NDArray[Any] | None:
 
 
 def _sorted_by(order: Order, count: int) -> IntArray:
-    """All indices, sorted by their keys; those with equal keys in their own order."""
+    """Sort all indices by their keys; indices with equal keys keep their order."""
     keys = [order(index) for index in range(count)] if callable(order) else _as_numpy(order)
     if not hasattr(keys, "__len__"):
-        raise TypeError(f"order is {shorten(order)}, a {type(order).__name__}; give one sort key for each index")
+        raise TypeError(f"order is {shorten(order)}, a {type(order).__name__}; pass one sort key for each index")
     if len(keys) != count:
-        raise ValueError(f"order has {len(keys)} sort keys, and there are {count} indices; give one for each")
+        raise ValueError(f"order has {len(keys)} sort keys, and there are {count} indices; pass one for each")
     array = _as_array(keys)
     if array is not None and array.ndim == 1 and array.dtype.kind in "iufSUMmb":
         missing = array != array  # noqa: PLR0124 - NaN and NaT
@@ -243,7 +243,7 @@ def _sorted_by(order: Order, count: int) -> IntArray:
     try:
         return np.array(sorted(range(count), key=keys.__getitem__), np.int64)
     except TypeError as error:
-        raise TypeError(f"order has sort keys that cannot be compared: {error}; give numbers, or strings") from None
+        raise TypeError(f"order has sort keys that cannot be compared: {error}; pass numbers, or strings") from None
 
 
 def _check_cover(groups: IndexGroups) -> None:
@@ -260,7 +260,7 @@ def _check_cover(groups: IndexGroups) -> None:
 
 
 def _check_repeats(groups: IndexGroups) -> None:
-    """Refuse groups in which an index comes twice."""
+    """Refuse groups that contain an index twice."""
     flat = groups.flat
     counts = np.empty(0) if flat is None else np.bincount(flat)
     if flat is None or counts.max(initial=0) <= 1:

@@ -1,12 +1,12 @@
-"""`IndexGroups`: groups of indices of a map-style dataset, as a sequence of sources that makes each one when asked.
+"""`IndexGroups`: groups of indices of a map-style dataset, as a sequence that makes each source on request.
 
 ::
 
     groups      range(0, 3)  range(7, 9)    [4, 1, 9]  [2]
-    offsets     0 3 5                       0 3 4            where each group begins in the groups put together
+    offsets     0 3 5                       0 3 4            the start of each group in the groups put together
     values      0 7                         4 1 9 2          their first indices if all are ranges, else all indices
 
-Guarantee: a million groups are two arrays, whichever way they were given, which workers share.
+Guarantee: even a million groups are two arrays, regardless of how they were passed; workers share these arrays.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _HASHED_AT_ONCE = 1 << 20
 
 
 class IndexGroups(Sources):
-    """Groups of indices. One is a `range` if its indices are consecutive in all groups, else an array.
+    """Groups of indices. Groups are `range`s if the indices of every group are consecutive, otherwise arrays.
 
     Args:
-        indices: All indices, one group's after the other's; None: they count from 0.
-        dataset_length: None: one more than the largest index.
+        indices: All indices, group after group; None: they count from 0.
+        dataset_length: None: the largest index plus 1.
     """
 
     def __init__(self, lengths: npt.ArrayLike, indices: IntArray | None, dataset_length: int | None) -> None:
@@ -43,7 +43,7 @@ class IndexGroups(Sources):
         self.dataset_length = dataset_length
         firsts = offsets[:-1] if indices is None else _first_indices(offsets, indices)
         self._are_ranges = firsts is not None
-        # each group's first index if they are ranges, else all indices
+        # The first index of each group if groups are ranges, otherwise all indices.
         self._values: npt.NDArray[Any] = self._smallest(indices) if firsts is None else firsts
 
     def __len__(self) -> int:
@@ -72,7 +72,7 @@ class IndexGroups(Sources):
 
     @functools.cached_property
     def flat(self) -> npt.NDArray[Any] | None:
-        """`(total,)`, the indices of all groups, one group's after the other's; None: they count from 0."""
+        """`(total,)`, the indices of all groups, group after group; None: they count from 0."""
         if not self._are_ranges:
             return self._values
         begins = self._offsets[:-1]
@@ -81,7 +81,7 @@ class IndexGroups(Sources):
         return self._smallest(np.repeat(self._values - begins, self.lengths) + np.arange(self.total))
 
     def _smallest(self, indices: Any) -> npt.NDArray[Any]:
-        """Indices of the dataset in the dtype that takes least memory."""
+        """Return indices in the dtype that takes the least memory."""
         return np.asarray(indices, np.int32 if self.dataset_length <= np.iinfo(np.int32).max else np.int64)
 
     @functools.cached_property
@@ -95,7 +95,7 @@ class IndexGroups(Sources):
 
     @functools.cached_property
     def _portable(self) -> SharedMemory:
-        """The arrays, for processes that are started anew."""
+        """The arrays in shared memory, for newly started processes."""
         memory = SharedMemory(bytes_of(self._lay_out))
         for array, value in zip(self._lay_out(Carver(memory.buffer)), (self._offsets, self._values), strict=True):
             array[:] = value
@@ -119,13 +119,13 @@ class IndexGroups(Sources):
 
 
 def _first_indices(offsets: IntArray, indices: npt.NDArray[Any]) -> IntArray | None:
-    """Each group's first index, if each group's are consecutive; any for an empty group, but always one.
+    """Return each group's first index if the indices of every group are consecutive; None otherwise.
 
-    So groups that are equal have one fingerprint.
+    An empty group also gets a defined number, so that equal groups have the same fingerprint.
     """
     follows = np.diff(indices) == 1
     inner = offsets[1:-1]
-    follows[inner[(inner > 0) & (inner < len(indices))] - 1] = True  # from one group to the next
+    follows[inner[(inner > 0) & (inner < len(indices))] - 1] = True  # between two groups any step is allowed
     if not follows.all():
         return None
     firsts: IntArray = offsets[:-1].copy()

@@ -1,7 +1,7 @@
-"""Reads groups of a map-style dataset: each group is a stream, and `dataset[i]` an item.
+"""Streams over groups of a map-style dataset: each group is a stream, and `dataset[i]` an item.
 
-Guarantee: a stream begins at any item without reading those before. An error comes at the item it belongs to, also
-where several are fetched at once.
+Guarantee: a stream can begin at any item without reading those before. An error is raised at the item it belongs to,
+even if several items are fetched at once.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from stream_dataloader.stream_info import get_stream_info
 
 
 class CommonOptions(TypedDict, total=False):
-    """Options of `StreamDataset` that other ways to build one pass on."""
+    """Options that all constructors of a `StreamDataset` pass on."""
 
     padding_mode: PaddingMode
     fill_value: Any
@@ -36,7 +36,7 @@ class CommonOptions(TypedDict, total=False):
 
 
 class MapStyleOptions(CommonOptions, total=False):
-    """Those that `StreamDataset.from_map_style` passes on."""
+    """Options that `StreamDataset.from_map_style` passes on."""
 
     seed: int | None
     shuffle: bool
@@ -47,7 +47,7 @@ class MapStyleOptions(CommonOptions, total=False):
 
 
 class OpenGroup:
-    """Opens the stream of one group; fetches by `__getitems__`, if there is one."""
+    """Opens the stream of one group; fetches items by the dataset's `__getitems__`, if it has one."""
 
     def __init__(self, dataset: Any, time_steps: int) -> None:
         self.dataset = dataset
@@ -56,7 +56,7 @@ class OpenGroup:
     def __call__(self, indices: Sequence[int], start: int = 0) -> Iterator[Any]:
         """Yield the items of one group of indices, from number `start` on."""
         info = get_stream_info()
-        if info is not None and info.stop is not None:  # of a section: what is behind it need not be fetched
+        if info is not None and info.stop is not None:  # items behind a section need not be fetched
             indices = indices[: info.stop]
         for begin in range(start, len(indices), self._time_steps):
             yield from fetch(self.dataset, list(_plain(indices[begin : begin + self._time_steps])))
@@ -84,7 +84,7 @@ def fetch(dataset: Any, wanted: list[int]) -> Iterator[Any]:
 
 
 def _plain(indices: Any) -> Any:
-    """Indices as Python's integers, which every dataset takes."""
+    """Return indices as Python integers, which every dataset takes."""
     return indices if isinstance(indices, range) else indices.tolist()
 
 
@@ -105,18 +105,18 @@ def map_style(
     allow_partial: bool,
     allow_repeats: bool,
 ) -> dict[str, Any]:
-    """What `StreamDataset` is to be built with, to read a map-style dataset."""
+    """Return the arguments with which a `StreamDataset` reads a map-style dataset."""
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
         what = f"dataset is a {type(dataset).__name__}, which has no items by index"
-        raise TypeError(f"{what}; give what is iterated as sources and open_stream to StreamDataset")
+        raise TypeError(f"{what}; pass sources and open_stream to StreamDataset instead")
     try:
         count = len(dataset)
     except TypeError:
         kind = type(dataset).__name__
-        raise TypeError(f"dataset is a {kind} without __len__, by which its groups are checked; define it") from None
+        raise TypeError(f"dataset is a {kind} without __len__, which the check of groups needs; define it") from None
     for name in ("sources", "open_stream", "lengths"):
         if name in options:
-            raise TypeError(f"from_map_style makes {name} of the dataset and its groups; leave {name}= out")
+            raise TypeError(f"from_map_style makes {name} from the dataset and its groups; leave {name}= out")
     left_out = {"allow_partial": allow_partial, "allow_repeats": allow_repeats}
     found = groups_of(groups, count, order=order, **left_out)
     time_steps = options.get("time_steps")
@@ -126,7 +126,7 @@ def map_style(
         "lengths": found.lengths,
         **options,
     }
-    # the groups count in any case: a state must not be taken up with a dataset that has grown since
+    # The groups are always part of the fingerprint: a state must not load into a dataset that has grown since.
     named = options.get("fingerprint")
     if named is None or isinstance(named, str):
         made["fingerprint"] = found.fingerprint if named is None else f"{named}: {found.fingerprint}"
