@@ -1,4 +1,4 @@
-"""`SideBySide`: datasets that have lanes of one batch each, and when their epoch ends."""
+"""`SideBySide`: datasets that share the lanes of a batch, and the end of their common epoch."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ __all__ = ["SideBySide"]
 
 
 class SideBySide(IterableDataset[StreamBatch]):
-    """What a loader of `side_by_side` reads, its `dataset`: the members, each with the lanes that it has here."""
+    """The `dataset` of a loader that `side_by_side` returns: the members, each with its number of lanes."""
 
-    lengths = None  # of one list; each member has its own
+    lengths = None  # there is no common list; each member has lengths of its own
 
     def __init__(self, members: Sequence[StreamDataset], ends_with: Literal["first", "longest"] | int) -> None:
         super().__init__()
@@ -27,7 +27,7 @@ class SideBySide(IterableDataset[StreamBatch]):
             options.choice("ends_with", ends_with, Literal["first", "longest"])
         elif self.endless[options.integer("ends_with", ends_with, 0, len(self.members) - 1)]:
             what = f"ends_with is {ends_with}, and members[{ends_with}] never ends"
-            raise ValueError(f'{what}, with padding_mode="cycle"; name another')
+            raise ValueError(f'{what}, with padding_mode="cycle"; choose another member')
         self.ends_with = ends_with
 
     def __repr__(self) -> str:
@@ -38,14 +38,14 @@ class SideBySide(IterableDataset[StreamBatch]):
         return sum(member.batch_size for member in self.members)
 
     def is_end(self, over: Sequence[bool]) -> bool:
-        """Whether an epoch ends where these members have ended."""
+        """Return whether the epoch ends, given which members have ended."""
         if isinstance(self.ends_with, int):
             return over[self.ends_with]
         ending = [own for own, endless in zip(over, self.endless, strict=True) if not endless]
         return (any(ending) if self.ends_with == "first" else all(ending)) if ending else False
 
     def count(self, steps: Callable[[int], int]) -> int:
-        """Number of batches of an epoch; `steps` is that of a member, by its number."""
+        """Return the number of batches of an epoch; `steps` returns a member's, by its number."""
         if isinstance(self.ends_with, int):
             return steps(self.ends_with)
         counts = [steps(number) for number, endless in enumerate(self.endless) if not endless]

@@ -20,12 +20,12 @@ from stream_dataloader._items.structure import ALIKE, flatten
 from stream_dataloader.batch import StreamBatch
 from stream_dataloader.errors import ItemError, StreamDataLoaderError, StreamError, WorkerDeathError, shorten
 
-#: What the bookkeeping has in padding.
+#: Values of the bookkeeping in padding.
 _PADDING = {"is_first": False, "mask": False, "source_index": -1, "position": -1, "stream_seed": 0}
 
 
 class Side(NamedTuple):
-    """Where a member's lanes and workers are, among those of all members."""
+    """A member with the numbers of its lanes and workers among those of all members."""
 
     number: int
     lanes: range
@@ -33,7 +33,7 @@ class Side(NamedTuple):
     sources: Sequence[Any]
 
     def tell(self, error: Exception) -> Exception:
-        """Have an error of the member's loader name the member, and number lanes and workers over all members."""
+        """Add the member to an error of its loader, and renumber the error's lane and worker over all members."""
         if isinstance(error, StreamDataLoaderError) and error.args:
             error.args = (f"members[{self.number}]: {error.args[0]}", *error.args[1:])
         if isinstance(error, StreamError) and error.lane >= 0:
@@ -45,7 +45,7 @@ class Side(NamedTuple):
 
 
 def sides_of(lanes: Sequence[int], workers: Sequence[int], sources: Sequence[Sequence[Any]]) -> list[Side]:
-    """Number lanes and workers over all members; a member without workers is read by one number, as if by a worker."""
+    """Number lanes and workers over all members; a member without workers takes one number, as if it had a worker."""
     ends = list(accumulate(lanes))
     firsts = [0, *accumulate(max(count, 1) for count in workers)]
     return [
@@ -55,21 +55,21 @@ def sides_of(lanes: Sequence[int], workers: Sequence[int], sources: Sequence[Seq
 
 
 class Join:
-    """Puts what members' loaders give for one step side by side."""
+    """Puts the batches or windows of members' loaders for one step side by side."""
 
     def __init__(self, sides: Sequence[Side], time_steps: int, fill_values: Sequence[Any], *, mark_ends: bool) -> None:
         self._sides, self.time_steps, self._mark_ends = sides, time_steps, mark_ends
         self._fill_values = fill_values
         self._fills = [FillValue(value) for value in fill_values]
         self._layout: Layout | None = None
-        self._first = ""  # whose layout it is
-        self._fitting: dict[int, Layout] = {}  # by member: the layout of its that was compared last
+        self._first = ""  # name of the source that set the layout
+        self._fitting: dict[int, Layout] = {}  # by member: the layout that was compared last
         self._lane = torch.arange(sides[-1].lanes.stop, dtype=torch.int64, device="cpu")
         self._member = self._repeated([side.number for side in sides])
         self._workers = [side.first_worker for side in sides]
 
     def __getstate__(self) -> dict[str, Any]:
-        """A copy reads anew: it knows no layout, whose classes another process may not have."""
+        """Return the state of a copy, without the layout, whose classes another process may not have."""
         return self.__dict__ | {"_layout": None, "_first": "", "_fitting": {}}
 
     def _repeated(self, numbers: Sequence[int]) -> torch.Tensor:
@@ -147,7 +147,7 @@ class Join:
         return as_tensor(column, spec.dtype)
 
     def _compare(self, side: Side, batch: StreamBatch, layout: Layout) -> None:
-        """Check that a member's items look like those of the first; once for each layout object."""
+        """Check that a member's items have the layout of the first member's; once for each layout object."""
         if self._fitting.get(side.number) is layout or not (batch.source_index >= 0).any():
             return
         if self._layout is None:
@@ -157,7 +157,7 @@ class Join:
             raise ItemError(
                 f"{name}, item {place['position']}, lane {place['lane']}, worker {place['worker_id']}: the stream does "
                 f"not fit beside the epoch's first ({self._first}): {self._layout.difference(layout)}; {ALIKE}; or "
-                "pass a collate_fn, which may mix them",
+                "pass a collate_fn, which may combine different ones",
                 **place,
             )
         self._fitting[side.number] = layout
@@ -176,7 +176,7 @@ class Join:
         return windows
 
     def part(self, side: Side, part: StreamBatch, epoch: int, step: int) -> StreamBatch:
-        """A member's part, as a part of the whole."""
+        """Renumber a member's part as a part of the whole batch."""
         return dataclasses.replace(
             part,
             lane=part.lane + side.lanes.start,
@@ -188,12 +188,12 @@ class Join:
 
 
 def _first_item(side: Side, batch: StreamBatch) -> tuple[dict[str, Any], str]:
-    """The place of the first item of a member's batch, in lane order, and its name."""
+    """Return the place of the first item of a member's batch, in lane order, and its name."""
     lane, t = (batch.source_index >= 0).T.nonzero()[0].tolist()
     index = int(batch.source_index[t, lane])
     try:
         source = shorten(side.sources[index])
-    except Exception:  # it cannot be unpickled; the error that is told matters more
+    except Exception:  # the misfit must be reported even if the source cannot be unpickled
         source = "?"
     place = {
         "source_index": index,

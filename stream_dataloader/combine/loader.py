@@ -6,8 +6,8 @@
     member 1: random windows   its own loader   lanes 2, 3     the same
     the batch                                   lanes 0 ... 3  joined: one copy of each batch
 
-Guarantees: each member's lanes are bit for bit those that it has alone, so all promises of `StreamDataLoader` hold for
-them; and a state is that of all members after the same batch.
+Guarantees: each member's lanes are bit for bit the same as when it is read alone, so all promises of `StreamDataLoader`
+hold for them. A state describes all members after the same batch.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from stream_dataloader.combine.position import JointPosition
 from stream_dataloader.combine.reading import JointStarter, Member, shifted
 from stream_dataloader.dataloader import StreamDataLoader
 
-#: Options of workers, which a member without any may not have.
+#: Options that a member without workers must not get.
 _OF_WORKERS = ("prefetch_factor", "persistent_workers", "multiprocessing_context")
 _OF_RANKS = ("virtual_ranks", "rank", "world_size", "process_group")
 
@@ -40,12 +40,12 @@ class JointLoader(StreamDataLoader[Any]):
 
     Args:
         dataset: The members, each with its lanes.
-        num_workers: Number of workers of each member, or a number that is shared by lanes.
+        num_workers: Number of workers of each member, or one number that is split by lanes.
         batches_per_epoch: Number of batches of an epoch, if all members are endless.
         loader_options: As for `StreamDataLoader`.
     """
 
-    def __init__(  # the base's arguments are of one dataset
+    def __init__(  # does not call the base's, whose arguments are those of a single dataset
         self,
         dataset: SideBySide,
         num_workers: int | Sequence[int],
@@ -73,7 +73,7 @@ class JointLoader(StreamDataLoader[Any]):
         time_steps = dataset.members[0].rules.time_steps
         assert time_steps is not None
         if self._settings.worker_method == "process" and max(workers) <= available_cores():
-            warn_of_cores(self.num_workers)  # else a member's loader has warned
+            warn_of_cores(self.num_workers)  # if one member alone has too many workers, its own loader has warned
         self._join = Join(
             sides,
             time_steps,
@@ -81,7 +81,7 @@ class JointLoader(StreamDataLoader[Any]):
             mark_ends=all(member.mark_ends for member in dataset.members),
         )
         loaders = [member.loader for member in self._members]
-        self._ranks = loaders[0]._ranks  # all find the same place
+        self._ranks = loaders[0]._ranks  # the ranks are the same for all members
         self._position: Any = JointPosition(dataset, loaders, self._batches_per_epoch)
         self._start_anew()
         self._kept_length = KeptLength()
@@ -100,7 +100,7 @@ class JointLoader(StreamDataLoader[Any]):
         return None if any(self.dataset.endless) else sum(len(member.sources) for member in members)
 
     def _find_place(self) -> None:
-        """Have the rules of this rank, which may be known only now."""
+        """Find this rank, which may be known only now, and adopt its rules."""
         before = self._ranks._place
         for member in self._members:
             member.loader._find_place()
@@ -125,10 +125,10 @@ _DEFAULTS: dict[str, Any] = {
 
 
 def _workers_of(given: Any, lanes: Sequence[int]) -> list[int]:
-    """The number of workers of each member: as given, or a number shared by lanes."""
+    """Return the number of workers of each member: as given, or one number split by lanes."""
     if isinstance(given, Sequence):
         if len(given) != len(lanes):
-            raise ValueError(f"num_workers has {len(given)} numbers, and there are {len(lanes)} members; give one each")
+            raise ValueError(f"num_workers has {len(given)} numbers, and there are {len(lanes)} members; pass one each")
         return [options.num_workers(number, own) for number, own in zip(given, lanes, strict=True)]
     count = options.integer("num_workers", given, 0)
     return [min(own, max(1, round(count * own / sum(lanes)))) if count else 0 for own in lanes]

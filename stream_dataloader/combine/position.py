@@ -1,4 +1,4 @@
-"""Where a loader of several loaders stands, from one epoch to the next.
+"""The position of a loader of several loaders, from one epoch to the next.
 
 ::
 
@@ -6,8 +6,8 @@
     member 1, endless   7 8 9 10 11 | 12 13 ...    its own epoch goes on from one epoch of the loader to the next
     loader's step       0 1 2 3 4 |  0  1
 
-Guarantee: a state is that of all members after the same batch. Members that end begin each epoch anew, and those that
-never end go on where they stand, unless another epoch was set.
+Guarantee: a state describes all members after the same batch. Members that end start over in each epoch. Endless
+members continue where they are, unless another epoch was set.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ class Place(NamedTuple):
     """A place in an epoch.
 
     Attributes:
-        step: How many of its batches come before.
+        step: Number of its batches before the place.
         over: For each member, whether it has ended in the epoch.
-        states: For each member where it stands; None at the beginning of the epoch.
+        states: The state of each member; None at the beginning of the epoch.
     """
 
     step: int
@@ -48,7 +48,12 @@ class Place(NamedTuple):
 
 
 class Record(NamedTuple):
-    """Where all members stand between two batches: each member's makes its state; None for one that has ended."""
+    """The place of all members between two batches.
+
+    Attributes:
+        step: Number of batches before it.
+        members: For each member a function that makes its state; None for a member that has ended.
+    """
 
     step: int
     members: tuple[Callable[[], State] | None, ...]
@@ -57,7 +62,7 @@ class Record(NamedTuple):
 class JointEpoch(Delivery[Record]):
     """An epoch of all members, as it is delivered."""
 
-    epochs = None  # no run is read in epochs here: endless members go on in their own
+    epochs = None  # the joint loader has no run; endless members continue in epochs of their own
 
     def __init__(self, number: int, place: Place, first: Record) -> None:
         self.number = number
@@ -67,7 +72,7 @@ class JointEpoch(Delivery[Record]):
 
 
 class JointPosition(Standing[JointEpoch]):
-    """Where a loader of loaders stands; it answers as `LoaderPosition` does.
+    """Position of a loader of loaders, with the interface of `LoaderPosition`.
 
     Args:
         dataset: The members.
@@ -77,12 +82,12 @@ class JointPosition(Standing[JointEpoch]):
 
     def __init__(self, dataset: SideBySide, loaders: Sequence[StreamDataLoader[Any]], length: int | None) -> None:
         self._dataset, self._loaders, self._length = dataset, loaders, length
-        super().__init__(None)  # endless members go on in epochs of their own
-        self._resting: dict[int, State] = {}  # where endless members stand that go on in the next epoch
+        super().__init__(None)  # endless members continue in epochs of their own
+        self._resting: dict[int, State] = {}  # states of endless members, which continue in the next epoch
 
     @property
     def layout(self) -> Layout | None:
-        """What items look like, which all members' do alike; None if that is not known."""
+        """The layout of items, which all members share; None if it is not known."""
         found = (loader._position.layout for loader in self._loaders)
         return next((layout for layout in found if layout is not None), None)
 
@@ -92,19 +97,19 @@ class JointPosition(Standing[JointEpoch]):
         self.epoch = None
 
     def _rest(self) -> None:
-        """Note where endless members stand, which go on in the next epoch."""
+        """Note the states of endless members, which continue in the next epoch."""
         if self.epoch is not None:
             for number, state in enumerate(self.epoch.record().members):
                 if self._dataset.endless[number] and state is not None:
                     self._resting[number] = state()
 
     def _coming(self) -> tuple[EpochStart, Place]:
-        """What comes next, and where that begins."""
+        """Return the coming start, and the members' place in it."""
         self._rest()
         coming = self._position.coming()
         if coming.place is not None:
             return coming, coming.place
-        resting = self._resting if self._position.is_by_itself else {}  # else endless members begin anew, too
+        resting = self._resting if self._position.is_by_itself else {}  # if another epoch was set, all start over
         count = len(self._loaders)
         return coming, Place(0, (False,) * count, tuple(resting.get(number) for number in range(count)))
 
@@ -116,20 +121,20 @@ class JointPosition(Standing[JointEpoch]):
 
     @property
     def coming_begun(self) -> int:
-        """How many sources lanes have begun before the coming epoch's place."""
+        """Number of sources that lanes have begun before the coming epoch's place."""
         return sum(loader._position.coming_begun for loader in self._loaders)
 
     @property
     def stop(self) -> int | None:
-        """How many batches an epoch has; None if members end it."""
+        """Number of batches of an epoch; None if members end it."""
         return self._length
 
     def ends(self, epoch: JointEpoch) -> bool:
-        """Whether an epoch ends before the step that comes next, for which some members have nothing."""
+        """Return whether an epoch ends before the next step, for which some members have no batch."""
         return self._dataset.is_end(epoch.members_over)
 
     def prepare(self) -> JointEpoch:
-        """Have each member's loader stand where it goes on in the coming epoch."""
+        """Move each member's loader to its place in the coming epoch, and return that epoch."""
         coming, place = self._coming()
         for loader, state, over in zip(self._loaders, place.states, place.over, strict=True):
             if state is not None:
@@ -139,7 +144,7 @@ class JointPosition(Standing[JointEpoch]):
         return JointEpoch(coming.run, place, self._record(place.step, place.over))
 
     def begin(self, epoch: JointEpoch) -> None:
-        """The coming epoch has begun; the loaded state is used."""
+        """Note that the coming epoch has begun; this uses up the loaded state."""
         self._rest()
         self._position.begin(epoch.step, lambda: None)
         self.loaded, self.epoch = None, epoch
@@ -151,13 +156,13 @@ class JointPosition(Standing[JointEpoch]):
         return Record(step, tuple(members))
 
     def advance(self, epoch: JointEpoch) -> None:
-        """Another batch is about to be delivered."""
+        """Note that another batch is about to be delivered."""
         epoch.keep(self._record(epoch.step + 1, epoch.members_over))
 
     # States
 
     def coming_state(self) -> State:
-        """The state of what comes next."""
+        """Return the state of what comes next."""
         coming, place = self._coming()
         states = [
             _beginning(loader, coming.run) if state is None else state
@@ -166,7 +171,7 @@ class JointPosition(Standing[JointEpoch]):
         return self._whole(coming.run, place.step, place.over, states)
 
     def state_of(self, epoch: JointEpoch, record: Record) -> State:
-        """The state at a place in an epoch; at its end, that of the next one's beginning."""
+        """Return the state at a place in an epoch; at its end, the state of the next epoch's beginning."""
         count = self._sure_count(epoch.number)
         is_end = count is not None and record.step >= count
         states = []
@@ -178,7 +183,8 @@ class JointPosition(Standing[JointEpoch]):
         if is_end:
             return self._whole(epoch.number + 1, 0, [False] * len(states), states)
         ends = zip(states, self._dataset.endless, strict=True)
-        over = [not endless and state["epoch"] > epoch.number for state, endless in ends]  # some know it beforehand
+        # A member that knows its length has a state of the next epoch as soon as its last batch was delivered.
+        over = [not endless and state["epoch"] > epoch.number for state, endless in ends]
         return self._whole(epoch.number, record.step, over, states)
 
     def _whole(self, epoch: int, step: int, over: Sequence[bool], states: Sequence[State]) -> State:
@@ -193,10 +199,10 @@ class JointPosition(Standing[JointEpoch]):
         }
 
     def read(self, state: Any, changes: Collection[str] = ()) -> list[Any]:
-        """What a state says, of each member; nothing changes but what ranks adopt.
+        """Read the state of each member, without changing the position; ranks may adopt the state's seed.
 
         Raises:
-            StateError: It is no state of such a loader, or of one of other members.
+            StateError: It is no state of such a loader, or of a loader with other members.
         """
         loaded = []
         for number, (loader, own) in enumerate(zip(self._loaders, self._members_in(state), strict=True)):
@@ -210,7 +216,7 @@ class JointPosition(Standing[JointEpoch]):
         if not isinstance(state, Mapping) or "side_by_side" not in state:
             raise StateError("this is no state of a side_by_side loader; pass what its state_dict() returned")
         if state.get("version") != _VERSION:
-            raise StateError(f"the state is of version {state.get('version')}, and this library reads {_VERSION}")
+            raise StateError(f"the state has version {state.get('version')}, and this library reads {_VERSION}")
         here = {"side_by_side": len(self._loaders), "ends_with": self._dataset.ends_with}
         for name, value in here.items():
             if state.get(name) != value:
@@ -240,35 +246,35 @@ class JointPosition(Standing[JointEpoch]):
         self.kept_lanes = KeptLanes(saved_lanes, lanes)
 
     def later(self, state: Mapping[str, Any], count: int) -> None:
-        """None: only reading tells the state some batches later."""
+        """Return None: the state some batches later needs reading."""
 
     def forget_place(self) -> None:
-        """What was loaded, or reached, was of another rank."""
+        """Forget the loaded or reached place, because it belongs to another rank."""
         self._position.forget_place()
         self._resting, self.epoch = {}, None
 
     # Lengths
 
     def count(self, epoch: int) -> int:
-        """Number of batches of an epoch; raises TypeError if it is not known."""
+        """Return the number of batches of an epoch; raise TypeError if it is not known."""
         return self._dataset.count(lambda number: self._loaders[number]._position.count(epoch))
 
     def _sure_count(self, epoch: int) -> int | None:
-        """The same, if no stream may change it; None otherwise."""
+        """Return the number of batches of an epoch if no stream can change it; None otherwise."""
         try:
             return self._length or self._dataset.count(lambda number: self._loaders[number]._position.sure_count(epoch))
         except TypeError:
             return None
 
     def warn_of_rest(self) -> None:
-        """Nothing: members' loaders warn by themselves."""
+        """Do nothing, as members' loaders warn by themselves."""
 
     def __getstate__(self) -> dict[str, Any]:
-        """A copy goes on where this one stands."""
+        """Return the state of a copy, which goes on at the same place."""
         self._rest()
         return super().__getstate__()
 
 
 def _beginning(loader: StreamDataLoader[Any], epoch: int) -> State:
-    """The state of a loader at the beginning of an epoch."""
+    """Return the state of a loader at the beginning of an epoch."""
     return loader._position.states.of(Start(epoch))

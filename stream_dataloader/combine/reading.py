@@ -1,7 +1,7 @@
-"""Reads an epoch of several loaders, a batch of each at a time.
+"""Reading of an epoch of several loaders, one batch of each at a time.
 
-Guarantees: of endless members a batch is asked for only if it is delivered. Of errors at one step, that of the lowest
-lane is raised. An iteration that is dropped drops those of its members.
+Guarantees: endless members are asked for a batch only if it will be delivered. If several members raise at one step,
+the error of the lowest lane is raised. An iteration that is dropped drops its members' iterations.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from stream_dataloader.stats import Events, LoaderStats, TraceEvent
 if TYPE_CHECKING:
     from stream_dataloader.dataloader import StreamDataLoader
 
-#: What members' loaders count of the batches that are joined.
+#: Counts of members' loaders that are added up for the joined batches.
 _COUNTED = ("items", "begun", "late_cells", "bytes")
 
 
@@ -51,7 +51,7 @@ class JointIteration:
     ) -> None:
         self._members, self._position, self._join, self.output, self._tally = members, position, join, output, tally
         self.closed = False
-        self._taken: Counter[str] = Counter()  # what members counted for the newest step
+        self._taken: Counter[str] = Counter()  # sums of members' counts for the newest step
         self.epoch = position.prepare()
         collate_fn = None if output.collate_fn is None else list
         self._iterators: list[Deferred[Any] | None] = []
@@ -59,7 +59,7 @@ class JointIteration:
             begin = functools.partial(member.loader._begin, collate_fn, parts=output.parts, whole_steps=output.parts)
             self._iterators.append(None if over else Deferred(begin, member.loader._turn))
         try:
-            for iterator in self._iterators:  # all have workers before the first waits for its batch
+            for iterator in self._iterators:  # all start their workers before the first one waits for a batch
                 if iterator is not None:
                     iterator.begin()
         except BaseException:
@@ -82,7 +82,7 @@ class JointIteration:
                 windows = self._join.windows(given, next((each for each in layouts if each is not None), None))
                 try:
                     made = self.output.collate_fn(windows)
-                except StopIteration as error:  # would look like the epoch's end
+                except StopIteration as error:  # raised from `__next__` it would look like the epoch's end
                     raise RuntimeError("collate_fn raised StopIteration") from error
             self._count(begin)
             return self.output.finish(made)
@@ -91,7 +91,7 @@ class JointIteration:
             raise
 
     def parts(self) -> Iterator[StreamBatch]:
-        """Each worker's part of each step, in order, to the end."""
+        """Yield each worker's part of each step, in order, to the end."""
         epoch = self.epoch
         while True:
             begin = self._tally.wait()
@@ -113,7 +113,7 @@ class JointIteration:
         self._tally.joined(begin, self.epoch.step - 1, self._taken, cells)
 
     def _next_of_all(self) -> list[Any]:
-        """What each member gives for the next step, None for one that has ended."""
+        """Take the next batch, windows or parts of each member; None for a member that has ended."""
         epoch, position = self.epoch, self._position
         given: list[Any] = [None] * len(self._members)
         if self.closed:
@@ -140,7 +140,7 @@ class JointIteration:
         return given
 
     def _take(self, number: int, given: list[Any], errors: list[Exception]) -> None:
-        """Take a member's next, note that it has ended, or its error."""
+        """Take a member's next batch, or note its end or its error."""
         member, iterator = self._members[number], self._iterators[number]
         if iterator is None or self.epoch.members_over[number]:
             return
@@ -170,7 +170,7 @@ class JointIteration:
 
 
 class JointStarter:
-    """Starts iterations over several loaders; it answers as `Starter` does."""
+    """Starts iterations over several loaders, with the interface of `Starter`."""
 
     def __init__(self, members: Sequence[Member], join: Join, settings: WorkerSettings, turn: Turn) -> None:
         self._members, self._join, self._turn, self._settings = members, join, turn, settings
@@ -179,18 +179,18 @@ class JointStarter:
         self._newest: Callable[[], JointIteration | None] = type(None)
 
     def renew(self, settings: WorkerSettings) -> None:
-        """Have other workers for the next iteration."""
+        """Use other workers from the next iteration on."""
         self._settings = settings
         for member in self._members:
             member.loader._renew(worker_init_fn=shifted(settings.worker_init_fn, member.side.first_worker))
 
     @property
     def is_reading(self) -> bool:
-        """An epoch is being read: its iterator is there, and has not seen the end."""
+        """Whether an epoch is being read: its iterator exists, and has not seen the end."""
         return is_being_read(self._newest(), self._turn)
 
     def begin(self, position: JointPosition, output: Output) -> Begun[Any]:
-        """Begin to read what comes next; anything else that is read ends."""
+        """Begin to read the coming epoch; any other iteration ends."""
         begin = clock()
         self.end()
         iteration = JointIteration(self._members, position, self._join, output, self._tally)
@@ -202,7 +202,7 @@ class JointStarter:
         return batches, iteration.close
 
     def end(self) -> None:
-        """End what is being read: its iterator raises from now on."""
+        """End the current iteration: its iterator raises from now on."""
         self._turn.end()
         if (iteration := self._newest()) is not None:
             iteration.close()
@@ -210,7 +210,7 @@ class JointStarter:
             member.loader._starter.end()
 
     def dismiss(self) -> None:
-        """End what is being read, and wait for the end of worker processes."""
+        """End the current iteration, and wait for the end of worker processes."""
         self.end()
         for member in self._members:
             member.loader._dismiss_workers()
@@ -254,7 +254,7 @@ def _joined(
 
 
 def shifted(function: Callable[[int], Any] | None, first: int) -> Callable[[int], Any] | None:
-    """A `worker_init_fn` whose workers are numbered from `first`."""
+    """Return a `worker_init_fn` that numbers workers from `first`."""
     return None if function is None else functools.partial(_call_shifted, function, first)
 
 

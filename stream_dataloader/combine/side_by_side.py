@@ -1,4 +1,4 @@
-"""`side_by_side`: some lanes of a batch read one dataset, the others another, each with a queue of its own."""
+"""`side_by_side`: several datasets in one batch, each with lanes and a queue of its own."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def side_by_side(
     batches_per_epoch: int | None = None,
     **loader_options: Unpack[LoaderOptions],
 ) -> StreamDataLoader[Any]:
-    """Read several datasets in the lanes of one batch: a `StreamDataLoader`.
+    """Build a `StreamDataLoader` that reads several datasets in the lanes of one batch.
 
     Unlike `interleave`, where any lane may draw from any dataset, each dataset has lanes of its own. Streaming lanes
     and lanes of random windows in one batch are the mixed sampling of Gehrig and Scaramuzza, Recurrent Vision
@@ -63,21 +63,22 @@ def side_by_side(
 
     Args:
         members: Datasets, each with its number of lanes, which replaces its `batch_size`. All need the same
-            `time_steps`, and items of one structure, dtypes and shapes. Everything else is each member's own. A member
+            `time_steps`, and items with the same structure, dtypes and shapes. All other options may differ. A member
             that ends before the epoch does is padded with its `fill_value`. With `padding_mode="cycle"` a member never
             ends: in the next epoch it goes on where it stopped.
-        num_workers: Number of worker processes: one number for each member, or a number that is shared by lanes, with
-            at least one for each member. 0 reads in this process.
-        ends_with: When an epoch ends: with the `"first"` or the `"longest"` of the members that end, or with a member,
-            by its index.
+        num_workers: Number of worker processes: one number for each member, or one number that is split by lanes, with
+            at least one worker for each member. 0 reads in this process.
+        ends_with: The end of an epoch: the `"first"` or the `"longest"` of the members that end, or the index of a
+            member.
         batches_per_epoch: Number of batches of an epoch, if all members have `padding_mode="cycle"`. None: such a run
             has no end.
-        **loader_options: As for `StreamDataLoader`; `max_restarts`, `prefetch_factor` and `timeout` are each member's.
+        **loader_options: As for `StreamDataLoader`; `max_restarts`, `prefetch_factor` and `timeout` apply to each
+            member.
 
     Raises:
-        ValueError: There are no members; they disagree on `time_steps`, or have none; `ends_with` names a member that
-            never ends or is not there; or an option is out of range.
-        TypeError: A member is no pair of a `StreamDataset` and a number, or there is no such option.
+        ValueError: There are no members; they disagree on `time_steps`, or have none; `ends_with` is a member that
+            never ends or does not exist; or an option is out of range.
+        TypeError: A member is not a pair of a `StreamDataset` and a number, or an option does not exist.
 
     Example:
         >>> from stream_dataloader import StreamDataset, side_by_side
@@ -104,7 +105,7 @@ def side_by_side(
 
 
 def _check_members(members: Any) -> list[StreamDataset]:
-    """The members' datasets, each with the lanes that it is given here."""
+    """Return the members' datasets, each with its number of lanes."""
     datasets: list[StreamDataset] = []
     for number, member in enumerate(members):
         if not isinstance(member, (tuple, list)) or len(member) != 2 or not isinstance(member[0], StreamDataset):
@@ -121,5 +122,5 @@ def _check_members(members: Any) -> list[StreamDataset]:
     for number, own in enumerate(steps):
         if own != first:
             other = f"members[{number}] time_steps={own}"
-            raise ValueError(f"members[0] has time_steps={first}, and {other}; give both one")
+            raise ValueError(f"members[0] has time_steps={first}, and {other}; pass the same to both datasets")
     return datasets
