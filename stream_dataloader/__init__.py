@@ -45,7 +45,7 @@ __all__ = [
 
 _ROOMS = ("integrations", "recurrent", "stores", "streams", "testing", "visualize")  # imported when first used
 
-TYPE_CHECKING = False  # to type checkers it is True: with `__getattr__`, any name would be there for them
+TYPE_CHECKING = False  # type checkers take it as True; they would accept any name if they saw `__getattr__`
 if TYPE_CHECKING:
     from stream_dataloader import integrations as integrations
     from stream_dataloader import recurrent as recurrent
@@ -57,16 +57,16 @@ if TYPE_CHECKING:
 else:
 
     def __getattr__(name: str) -> object:
-        """Import what is loaded when it is first used, and say where other public names are."""
+        """Import modules that are loaded at first use, and say where other public names are."""
         if name in _ROOMS:
             return importlib.import_module(f"{__name__}.{name}")
         if name == "RecurrentState":
             return importlib.import_module(f"{__name__}.recurrent").RecurrentState
         if (room := room_of(name)) is None:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        # Of an AttributeError here, `from stream_dataloader import` would drop the text.
+        # An ImportError, because `from stream_dataloader import` drops the text of an AttributeError.
         raise ImportError(f"{name} is in {__name__}.{room}: from {__name__}.{room} import {name}", name=name)
 
     def __dir__() -> list[str]:
-        """All names, those too that are not loaded yet."""
+        """List all names, including those that are not loaded yet."""
         return sorted({*globals(), *__all__, *_ROOMS})

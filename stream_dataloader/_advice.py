@@ -1,6 +1,6 @@
-"""What would make a run faster, judged by its figures: `advise`, for `LoaderStats.advice`.
+"""Advice that makes a run faster, derived from its figures: `advise`, for `LoaderStats.advice`.
 
-Guarantee: a pure function. What costs most comes first.
+Guarantee: a pure function. The largest cost comes first.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from stream_dataloader._schedule.outlook import Outlook
 _MUCH_PADDING = 0.2
 _LONG_WAIT = 0.1  # of the trainer's time
 _BUSY = 0.7  # of a worker's time
-_TINY_SECONDS = 200e-6  # for a lane's window: what it costs to keep account of it, on a busy machine too
+_TINY_SECONDS = 200e-6  # for a lane's window: the cost of its bookkeeping, also on a busy machine
 _TINY_BYTES = 1 << 16  # of a lane's window
-_FROM_MEMORY = 300e6  # bytes a second and worker: nothing is decoded as fast
+_FROM_MEMORY = 300e6  # bytes per second and worker; no decoder is as fast
 _MUCH_GRANTING = 0.3  # of workers' time
 
 
@@ -24,7 +24,7 @@ class Advice(NamedTuple):
     """A sentence about what to change.
 
     Attributes:
-        kind: What it is about, such as `"nothing"` or `"sections"`; the guide on monitoring lists all.
+        kind: The topic, such as `"nothing"` or `"sections"`; the guide on monitoring lists all.
         text: The sentence, with the figures that it follows from.
     """
 
@@ -37,30 +37,40 @@ class Advice(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """How a loader was built, as far as its speed depends on it; of this rank."""
+    """Options of a loader that its speed depends on, for this rank.
+
+    Attributes:
+        lanes: Number of lanes.
+        time_steps: Time steps of a window.
+        packed: Whether streams follow each other within a window.
+        sources: Number of sources.
+        num_workers: Number of workers.
+        prefetch_factor: Number of batches that workers read ahead.
+        outlook: Forecast of padding, if lengths are known.
+    """
 
     lanes: int
     time_steps: int | None
-    packed: bool  # streams follow each other within a window
+    packed: bool
     sources: int
     num_workers: int
     prefetch_factor: int
-    outlook: Outlook | None = None  # where lengths are known
+    outlook: Outlook | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerStats:
-    """What one worker did. With `patience` it is the sum over its threads, of seconds and counts alike.
+    """Figures of one worker. With `patience`, seconds and counts are sums over its threads.
 
     Attributes:
         reading_seconds: Taking items from streams and writing them into the batch.
         opening_seconds: Opening streams, or waiting for its background thread to open one.
         granting_seconds: Waiting until it may take its next source, as other workers are behind in logical time.
-        idle_seconds: Waiting until a batch is wanted of it, and sending what it read.
-        opening_ahead_seconds: Opening streams in the background, meanwhile.
+        idle_seconds: Waiting until the next batch is requested, and sending parts of batches.
+        opening_ahead_seconds: Opening streams in the background thread, at the same time.
         items: Time steps that it read.
-        steps: Batches that it read its lanes of.
-        sent: How many of those travelled through the message queue instead of a slot.
+        steps: Batches for which it read its lanes.
+        sent: Number of these that were sent through the message queue instead of a slot.
         opened: Streams that it opened.
         retried: How often a stream was opened again after an error.
     """
@@ -79,7 +89,7 @@ class WorkerStats:
 
 @dataclass(frozen=True, kw_only=True)
 class Figures:
-    """What advice follows from, of all that `LoaderStats` has."""
+    """The figures of `LoaderStats` that advice is derived from."""
 
     seconds: float = 0.0
     batches: int = 0
@@ -94,41 +104,41 @@ class Figures:
 
     @property
     def wait_share(self) -> float:
-        """How much of its time the trainer waited for data, 0 to 1."""
+        """Share of its time that the trainer waited for data, 0 to 1."""
         return rate(self.wait_seconds, self.seconds)
 
     @property
     def padding_share(self) -> float:
-        """How much of the batches is padding, 0 to 1."""
+        """Share of padding in the batches, 0 to 1."""
         return 1 - self.items / self.cells if self.cells else 0.0
 
     @property
     def late_share(self) -> float:
-        """How much of the batches is windows of lanes that were late, 0 to 1."""
+        """Share of the batches that is windows of late lanes, 0 to 1."""
         return rate(self.late_cells, self.cells)
 
     @property
     def idle_share(self) -> float:
-        """How much of the batches is padding, 0 to 1, without the lanes that were late."""
+        """Share of padding in the batches, 0 to 1, leaving out late lanes."""
         return 1 - rate(self.items, self.cells - self.late_cells) if self.cells > self.late_cells else 0.0
 
     @property
     def sent(self) -> int:
-        """How many workers' parts of batches travelled through the message queue instead of a slot."""
+        """Number of workers' parts of batches that were sent through the message queue instead of a slot."""
         return int(self._sum("sent"))
 
     def _sum(self, name: str) -> Any:
-        """What a number of all workers adds up to."""
+        """Add up a number of all workers."""
         return sum(getattr(worker, name) for worker in self.workers)
 
 
 def rate(count: float, seconds: float) -> float:
-    """So much a second; 0 if there was no time."""
+    """Return a count per second; 0 if no time has passed."""
     return count / seconds if seconds > 0 else 0.0
 
 
 def advise(figures: Figures, setup: Setup, padding_share: float, cores: int) -> Advice:
-    """The advice that follows from figures: about what costs most."""
+    """Return the advice for figures, about the largest cost."""
     if figures.batches < 2:
         return Advice("unknown", f"Too few batches to tell anything from ({figures.batches}): read more.")
     if padding_share >= _MUCH_PADDING:
@@ -139,17 +149,17 @@ def advise(figures: Figures, setup: Setup, padding_share: float, cores: int) -> 
     if figures.wait_share < _LONG_WAIT:
         waits = f"waits {figures.wait_share:.0%} of its time"
         return Advice("nothing", f"The trainer is slower than the loader, and {waits}: nothing is to gain here.")
-    # without workers the trainer waits while it reads
+    # Without workers the trainer itself reads, so it is always busy while it waits.
     busy = max(map(_busy_share, figures.workers), default=0.0) if setup.num_workers else 1.0
     windows = figures.batches * setup.lanes
     seconds = figures._sum("reading_seconds") + figures._sum("opening_seconds")
-    # of objects, which are sent, bytes are not known
+    # The bytes are 0 if items are objects, whose size is not known.
     if seconds < _TINY_SECONDS * windows and 0 < figures.bytes < _TINY_BYTES * windows:
         small = f"A lane's window is {figures.bytes / windows:,.0f} bytes, and to keep account of it takes long"
         return Advice("larger windows", f"{small}: make windows larger (time_steps), or yield chunks of steps.")
     granted = figures._sum("granting_seconds")
     granting = rate(granted, granted + seconds + figures._sum("idle_seconds"))
-    if granting > _MUCH_GRANTING:  # one of them may be busy with a slow stream all the same
+    if granting > _MUCH_GRANTING:  # checked before busy workers, as one of them may be busy with a slow stream
         waits = f"The trainer waits {figures.wait_share:.0%} of its time, workers {granting:.0%} for each other"
         return Advice("lookahead", f"{waits}: reserve more sources (lookahead=), or use deterministic=False.")
     if busy >= _BUSY:
@@ -158,7 +168,7 @@ def advise(figures: Figures, setup: Setup, padding_share: float, cores: int) -> 
 
 
 def _busy_share(worker: WorkerStats) -> float:
-    """How much of its time it read or opened, 0 to 1."""
+    """Return the share of its time in which a worker read or opened streams, 0 to 1."""
     busy = worker.reading_seconds + worker.opening_seconds
     return rate(busy, busy + worker.granting_seconds + worker.idle_seconds)
 
@@ -180,7 +190,7 @@ def _about_padding(figures: Figures, setup: Setup, padding_share: float) -> Advi
 
 
 def _window_padding(figures: Figures, setup: Setup) -> float:
-    """How much of the batches is about what pads the last windows of streams."""
+    """Estimate the share of the batches that pads the last windows of streams."""
     time_steps = setup.time_steps
     if time_steps is None or setup.packed or not (figures.begun and figures.cells > figures.late_cells):
         return 0.0
@@ -194,7 +204,7 @@ def _about_busy_workers(figures: Figures, setup: Setup, cores: int) -> Advice:
     reading, opening = figures._sum("reading_seconds"), figures._sum("opening_seconds")
     waits = f"The trainer waits {figures.wait_share:.0%} of its time"
     if setup.num_workers < most:
-        who = ("nobody reads meanwhile", "the worker reads all the time")[setup.num_workers > 0]
+        who = ("nothing is read in the meantime", "the worker reads all the time")[setup.num_workers > 0]
         if setup.num_workers > 1:
             who = f"{setup.num_workers} workers read all the time"
         return Advice("workers", f"{waits}, and {who}: use more workers (num_workers={most}).")
@@ -224,5 +234,5 @@ def _about_idle_workers(figures: Figures, setup: Setup) -> Advice:
 
 
 def available_cores() -> int:
-    """How many cores this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

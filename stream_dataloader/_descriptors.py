@@ -1,16 +1,16 @@
-"""Descriptors 0, 1 and 2 are the program's standard streams, also where it was started without them.
+"""Protection of descriptors 0, 1 and 2, the program's standard streams, if it was started without them.
 
-The lowest free descriptor is taken for each new file. Where 2 is free, a C library's warning goes to whatever took it:
-to memory with batches, to a socket, to a store. So free ones of the three are taken while others are created::
+The system gives each new file the lowest free descriptor. If 2 is free, a C library's warnings go to the file that got
+it: to memory with batches, to a socket, to a store. So free ones of the three are occupied while others are created::
 
     started with 2>&-     0 1 - 3 ...     above_standard()     0 1 x 3 ...     memfd_create() -> 4
 
-A placeholder is an `O_PATH` descriptor, for which reading and writing fail as for one that is closed (EBADF).
+A placeholder is an `O_PATH` descriptor. Reading and writing it fail as for a closed one (EBADF).
 
-Worker processes, which run code of users, have the null device there for good: what libraries write is lost, as before,
-and programs that streams start are safe, too.
+Worker processes, which run code of users, keep the null device there: output of libraries is lost, as before, and
+programs that streams start are safe, too.
 
-Guarantees: what is created within `above_standard` is 3 or higher, also if several threads create something. In a
+Guarantees: descriptors created within `above_standard` are 3 or higher, even if several threads create them. In a
 process that was started within `standard_for_children`, 0, 1 and 2 are open before code of users is imported.
 """
 
@@ -25,14 +25,14 @@ _FIRST_OTHER = 3
 _CLOSED_BY_EXEC = getattr(os, "O_CLOEXEC", 0)
 _FLAGS = getattr(os, "O_PATH", os.O_RDONLY) | _CLOSED_BY_EXEC
 
-_turn = threading.RLock()  # a signal handler may create something while it is held
+_turn = threading.RLock()  # reentrant, as a signal handler may create a descriptor while the lock is held
 _users = 0
 _placeholders: list[int] = []
 
 
 @contextmanager
 def above_standard() -> Iterator[None]:
-    """Create descriptors that are none of 0, 1 and 2."""
+    """Return a context in which new descriptors are 3 or higher."""
     hold_standard()
     try:
         yield
@@ -41,7 +41,7 @@ def above_standard() -> Iterator[None]:
 
 
 def hold_standard() -> None:
-    """Have all descriptors that this process creates from now on be 3 or higher."""
+    """Make all descriptors that this process creates from now on 3 or higher."""
     global _users
     with _turn:
         _users += 1
@@ -53,14 +53,14 @@ def hold_standard() -> None:
 
 @contextmanager
 def standard_for_children() -> Iterator[None]:
-    """Start processes: they inherit the null device in place of standard streams that are closed here."""
+    """Return a context to start processes, which inherit the null device in place of closed standard streams."""
     with above_standard():
         _open_placeholders()
         yield
 
 
 def open_standard() -> None:
-    """Have those of 0, 1 and 2 that are closed be the null device, here and in programs that are started from here."""
+    """Open the null device for closed ones of 0, 1 and 2, also for programs that are started from here."""
     hold_standard()
     _open_placeholders()
 
@@ -83,7 +83,7 @@ def _release() -> None:
 
 
 def has_standard() -> bool:
-    """Whether 0, 1 and 2 are open."""
+    """Return whether 0, 1 and 2 are open."""
     try:
         for descriptor in range(_FIRST_OTHER):
             os.fstat(descriptor)
@@ -93,7 +93,7 @@ def has_standard() -> bool:
 
 
 def _renew_lock() -> None:
-    """Another thread may have held it, which is not in the process that was forked."""
+    """Make a new lock in a forked process, where a thread of the parent may have held the old one."""
     global _turn
     _turn = threading.RLock()
 

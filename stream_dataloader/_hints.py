@@ -1,4 +1,4 @@
-"""Hints for names that users of other libraries try: options of constructors, and what is imported from where.
+"""Hints for names that users of other libraries try: options of constructors, and names to import.
 
 Guarantee: nothing here runs before a call has failed.
 """
@@ -24,7 +24,7 @@ _RANKS = "rank= and world_size= of StreamDataLoader; torch.distributed is asked 
 _ENDLESS = 'padding_mode="cycle" of StreamDataset never ends'
 _MAPPED = "have open_stream apply it to each item: yield transform(item)"
 
-#: What other libraries (torch, grain, webdataset, datasets, pytorch-stream-dataloader, SPDL, litdata) call an option.
+#: Names of options in other libraries (torch, grain, webdataset, datasets, pytorch-stream-dataloader, SPDL, litdata).
 _OPTIONS: Mapping[str, str] = {
     **dict.fromkeys(("num_lanes", "lanes", "n_lanes", "num_streams", "num_envs", "bs", "batch"), _LANES),
     **dict.fromkeys(
@@ -83,7 +83,7 @@ _ROOMS: Mapping[str, tuple[str, ...]] = {
 
 
 def hint_for(name: str, known: Iterable[str]) -> str:
-    """Return what to write instead of an option's name, or an empty text."""
+    """Return a hint for an option's name that does not exist, or an empty text."""
     if name in _OPTIONS:
         return _OPTIONS[name]
     close = difflib.get_close_matches(name, [*known], 1)

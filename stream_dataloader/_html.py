@@ -1,7 +1,7 @@
-"""What notebooks show of a batch: a row a lane, with thumbnails, and a line a leaf.
+"""HTML of a batch for notebooks: a row per lane, with thumbnails, and a line per leaf.
 
-Guarantees: `page` returns at most `LIMIT_BYTES`, and never raises an `Exception`. Of a batch
-only a few values leave the device.
+Guarantees: `page` returns at most `LIMIT_BYTES`, and never raises an `Exception`. Only a few values of a batch are
+copied from the device.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 from stream_dataloader.errors import shown as made_visible
 from stream_dataloader.errors import shown_lines, without_secrets
 
-#: In UTF-8, of one object. It is saved in the notebook's file with every run.
+#: The most bytes of one object, in UTF-8, as each run saves them in the notebook's file.
 LIMIT_BYTES = 100_000
 
 _LANES = 16
@@ -30,10 +30,10 @@ _PICTURES = 2
 _VALUES = 6
 _LETTERS = 48
 _HEAD = ("lane", "worker", "source", "positions", "reset", "padding")
-#: Of a text, so much is looked through for secrets before it is cut.
+#: Characters of a text that are searched for secrets before it is cut.
 _MOST_LOOKED_AT = 4096
 
-#: Pictures of a lane, and the larger side of each: the first that is small enough.
+#: Number of pictures of a lane, and the larger side of each; the first pair that is small enough is used.
 _SIZES = ((4, 64), (3, 64), (2, 64), (1, 64), (1, 48), (1, 32), (1, 24), (1, 16))
 _LEAST_SIDE = 8
 _MOST_SIDE = 128
@@ -43,7 +43,7 @@ Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 class _Short(reprlib.Repr):
-    """Short texts of objects, in which no URL is cut before its secrets are left out."""
+    """Short texts of objects; secrets are removed from URLs before texts are cut."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class _Short(reprlib.Repr):
     def repr_instance(self, x: Any, level: int) -> str:
         try:
             text = without_secrets(repr(x))
-        except Exception:  # of its own
+        except Exception:  # the object's own `__repr__` raised
             return super().repr_instance(x, level)
         return text if len(text) <= self.maxother else f"{text[: self.maxother - 3]}..."
 
@@ -64,35 +64,35 @@ _short = _Short()
 
 
 def page(make: Callable[[], str], otherwise: Callable[[], str]) -> str:
-    """What `make` returns, or the other's text."""
+    """Return the HTML of `make`, or the text of `otherwise` if that fails or is too long."""
     for way in (make, lambda: preformatted(otherwise())):
         try:
             if len((made := way()).encode("utf-8", "replace")) <= LIMIT_BYTES:
                 return made
-        except Exception:  # noqa: S112 - a notebook shows what it can
+        except Exception:  # noqa: S112 - a notebook must show something, whatever fails
             continue
     return "<pre>(cannot be shown)</pre>"
 
 
 def preformatted(text: str) -> str:
-    """Text in several lines, as it is, cut where it is too long."""
+    """Return text of several lines as HTML, cut if it is too long."""
     kept = text[: LIMIT_BYTES // 12]  # a character takes at most ten bytes
     shown = html.escape(shown_lines(kept)) + ("…" if len(text) > len(kept) else "")
     return f'<pre style="line-height:1.2">{shown}</pre>'
 
 
 def escaped(value: str, limit: int = 60) -> str:
-    """Text on one line, cut, in which nothing is markup, a secret of a URL, or cannot be shown."""
+    """Return text on one line, cut, without markup, secrets of URLs, or control characters."""
     text = made_visible(_beginning(value))
     return html.escape(text[:limit]) + ("…" if len(text) > limit else "")
 
 
 def _beginning(text: str) -> str:
-    return str.__getitem__(text, slice(_MOST_LOOKED_AT))  # of a subclass too
+    return str.__getitem__(text, slice(_MOST_LOOKED_AT))  # a subclass may override indexing
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table of cells that are HTML already."""
+    """Return a table of cells that are HTML already."""
     lines = [_row("th", head), *(_row("td", row) for row in rows)]
     return f'<table style="border-collapse:collapse" cellpadding="4">{"".join(lines)}</table>'
 
@@ -103,7 +103,11 @@ def _row(tag: str, cells: Sequence[str]) -> str:
 
 
 def batch_html(host: Any, leaves: Sequence[tuple[str, str, Any]]) -> str:
-    """See `StreamBatch._repr_html_`; a leaf is a name, what it looks like, and it, or None."""
+    """Return the HTML of a batch, see `StreamBatch._repr_html_`.
+
+    Args:
+        leaves: For each leaf its name, its description, and the leaf, or None if it cannot be looked into.
+    """
     time_steps, lanes = host.mask.shape
     shown, real = min(lanes, _LANES), host.source_index.numpy() >= 0
     fitting = [(name, leaf) for name, _, leaf in leaves if _has_lanes(leaf, time_steps, lanes)]
@@ -148,7 +152,7 @@ def _has_lanes(leaf: Any, time_steps: int, lanes: int) -> bool:
 
 
 def runs_of(source: np.ndarray[Any, Any], starts: np.ndarray[Any, Any]) -> list[tuple[int, int]]:
-    """Where each run of one stream in a lane, `(T,)`, begins and stops; padding is none."""
+    """Return the beginning and end of each run of one stream in a lane, `(T,)`; padding is not a run."""
     edges = np.flatnonzero((np.diff(source) != 0) | starts[1:]) + 1
     pairs = itertools.pairwise([0, *edges.tolist(), len(source)])
     return [(begin, stop) for begin, stop in pairs if begin < stop and source[begin] >= 0]
@@ -186,7 +190,7 @@ def _cell(leaf: Any, lane: int, steps: list[int]) -> str:
         if isinstance(leaf, torch.Tensor):
             return _numbers(leaf, lane, steps)
         return _objects(leaf, lane, steps)
-    except Exception:  # of an object's own methods
+    except Exception:  # an object's own methods may raise anything
         return "?"
 
 
@@ -221,12 +225,12 @@ def _object(value: Any) -> str:
         return f"{type(value).__name__} {str(value.dtype).removeprefix('torch.')}"
     try:
         return _short.repr(value)
-    except Exception:  # of its own `__repr__`, or of a huge number
+    except Exception:  # its own `__repr__` raised, or it is a huge number
         return type(value).__name__
 
 
 def _pictures(leaf: torch.Tensor) -> torch.Tensor | None:
-    """A tensor of pictures as `(T, B, H, W, channels)`; None if it is none."""
+    """Return a tensor of pictures as `(T, B, H, W, channels)`; None if it holds no pictures."""
     if leaf.dtype == torch.uint8 and leaf.ndim == 4:
         leaf = leaf[..., None]
     if leaf.ndim == 5 and (leaf.dtype == torch.uint8 or leaf.is_floating_point()):
@@ -237,7 +241,7 @@ def _pictures(leaf: torch.Tensor) -> torch.Tensor | None:
 
 
 def _pixels(pictures: torch.Tensor, steps: list[int]) -> Pixels:
-    """Some pictures of a lane, far apart, `(N, H, W, 1 or 3)`; large ones thinned out."""
+    """Return some pictures of a lane, far apart, `(N, H, W, 1 or 3)`; large ones are thinned out."""
     count = min(len(steps), _SIZES[0][0])
     chosen = [steps[i * len(steps) // count] for i in range(count)]
     every = [max(1, length // _MOST_SIDE) for length in pictures.shape[1:3]]
@@ -250,14 +254,14 @@ def _pixels(pictures: torch.Tensor, steps: list[int]) -> Pixels:
     low, high = values.min(), values.max()
     if low >= 0 and high <= 1:
         values = values * 255
-    elif low < 0 or high > 255:  # normalised
+    elif low < 0 or high > 255:  # normalised values
         values = (values - low) / max(high - low, 1e-300) * 255
     pixels: Pixels = np.round(np.clip(values, 0, 255)).astype(np.uint8)
     return pixels
 
 
 def _thumbnails(lanes: list[Pixels], room: int) -> list[str]:
-    """An `<img>` for each lane, together at most `room` bytes, or none."""
+    """Return an `<img>` for each lane, together at most `room` bytes, or none at all."""
     try:
         import cv2
     except ImportError:
@@ -275,7 +279,7 @@ def _image(cv2: Any, pictures: Pixels, side: int) -> str:
     size = max(1, round(width * by)), max(1, round(height * by))
     small = [cv2.resize(each, size, interpolation=cv2.INTER_AREA) for each in pictures]
     strip = np.concatenate(small, axis=1)
-    if strip.ndim == 3:  # OpenCV has blue first
+    if strip.ndim == 3:  # OpenCV's order is blue, green, red
         strip = strip[..., ::-1]
     _, encoded = cv2.imencode(".png", np.ascontiguousarray(strip))
     text = base64.b64encode(encoded.tobytes()).decode("ascii")

@@ -1,6 +1,6 @@
-"""`KeptFields`: what a batch has beside its fields, and nobody sees: fields to come, host copies, the loader's state.
+"""`KeptFields`: hidden content of a batch: fields that are made on request, host copies, the loader's state.
 
-Guarantee: a field is the same tensor each time it is asked for, in any thread.
+Guarantee: a field is the same tensor at each access, in any thread.
 """
 
 from __future__ import annotations
@@ -23,30 +23,31 @@ from stream_dataloader._memory.pickling import Message
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-#: By field: a tensor on a device, and what it was copied from; only that tensor is what the copy is of.
+#: By field: a tensor on a device, and the host tensor that it was copied from. The pair is valid as long as the field
+#: holds this very tensor.
 Kept = Mapping[str, tuple[torch.Tensor, torch.Tensor]]
 
 
 class KeptFields:
-    """The base of `StreamBatch`, a frozen dataclass."""
+    """Base of `StreamBatch`, a frozen dataclass."""
 
     __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
 
     @classmethod
     def _of_checked(cls, later: Callable[[str], Mapping[str, Any]], **values: Any) -> Self:
-        """A batch of values that are known to fit together; `later` makes what is not given."""
+        """Create a batch from values that are known to fit together; `later` makes missing fields on request."""
         batch = object.__new__(cls)
         batch.__dict__.update(values, _later=later)
         return batch
 
-    if not TYPE_CHECKING:  # a type checker is to know each attribute
+    if not TYPE_CHECKING:  # hidden from type checkers, which would accept any attribute
 
         def __getattr__(self, name: str) -> Any:
-            """A field that is made when it is asked for; from then on it is the user's, as others are."""
+            """Make a field at its first access; from then on it is a normal attribute."""
             there = self.__dict__
             if "_later" in there and name in self.__dataclass_fields__ and not name.startswith("_"):
                 for made, tensor in there["_later"](name).items():
-                    there.setdefault(made, tensor)  # another thread may have made it meanwhile
+                    there.setdefault(made, tensor)  # another thread may have made it first
                 return there[name]
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
 
@@ -56,16 +57,16 @@ class KeptFields:
         return later if isinstance(later, Bookkeeping) else None
 
     def __dir__(self) -> list[str]:
-        """All fields, also those that are not made yet."""
+        """List all fields, also those that are not made yet."""
         return sorted({*super().__dir__(), *(field.name for field in fields(self))})
 
     def _bookkeeping(self) -> list[str]:
-        """The fields that are tensors, but for the data."""
+        """List the fields that are tensors, except the data."""
         names = (field.name for field in fields(self) if field.name != "data")
         return [name for name in names if isinstance(getattr(self, name), torch.Tensor)]
 
     def _in_host(self, name: str) -> torch.Tensor:
-        """A field's tensor in host memory, copied there only if no copy was kept."""
+        """Return a field's tensor in host memory, copied only if no host copy was kept."""
         tensor: torch.Tensor = getattr(self, name)
         known, copied_from = self._copied_from().get(name, (None, tensor))
         return copied_from if known is tensor else tensor.cpu()
@@ -79,7 +80,7 @@ class KeptFields:
             here, there = getattr(batch, name), getattr(self, name)
             if there is here or there.device.type == "cpu":
                 continue
-            if here.device.type == "cpu":  # cloned, as its memory may be the next batch's once the data is copied
+            if here.device.type == "cpu":  # cloned, as its slot may be reused for another batch once the data is copied
                 kept[name] = there, here.clone()
             elif name in kept and kept[name][0] is here:
                 kept[name] = there, kept[name][1]
@@ -88,7 +89,7 @@ class KeptFields:
         return self
 
     def _of_lanes(self, rows: slice) -> Self:
-        """Some lanes, as views."""
+        """Return some lanes, as views."""
         taken = {name: _lanes_of(getattr(self, name), rows) for name in self._bookkeeping()}
         kept = {
             name: (taken[name], _lanes_of(copied_from, rows))
@@ -100,13 +101,13 @@ class KeptFields:
         return dataclasses.replace(self, **taken, data=unflatten(structure, data), _kept=kept or None)
 
     def _sealed(self) -> Self:
-        """This batch, pickled here and now; for torch's own `DataLoader`.
+        """Pickle this batch now and return it as a message, for torch's own `DataLoader`.
 
-        Its queue pickles in a background thread, where errors are lost, and tensors that are freed late crash torch.
+        Torch's queue pickles in a background thread, where errors are lost, and late freeing of tensors crashes torch.
         """
         message = Message(self)
         batch = self._of_checked(lambda _: vars(message.read()))
-        batch.__dict__["_message"] = message  # not of one that is made of this, by `dataclasses.replace`
+        batch.__dict__["_message"] = message  # not a field, so a copy by `dataclasses.replace` does not inherit it
         return batch
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -118,14 +119,14 @@ class KeptFields:
 
 
 def _lanes_of(tensor: torch.Tensor, rows: slice) -> torch.Tensor:
-    """Some lanes of a tensor `(B,)` or `(T, B, ...)`."""
+    """Return some lanes of a tensor `(B,)` or `(T, B, ...)`."""
     if not isinstance(tensor, torch.Tensor) or tensor.ndim == 0:
         return tensor
     return tensor[rows] if tensor.ndim == 1 else tensor[:, rows]
 
 
 class _Inlined:
-    """A small tensor that travels within the message; torch would open shared memory for it, which costs more."""
+    """A small tensor that is pickled into the message; torch would open shared memory for it, which costs more."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self._tensor = tensor
@@ -140,15 +141,15 @@ def _inlined(leaf: Any) -> Any:
 
 
 def map_leaves(value: Any, function: Callable[[Any], Any]) -> Any:
-    """`value` with `function` applied to each leaf of its containers and lists; a batch keeps what it remembers."""
+    """Apply `function` to each leaf of containers and lists in `value`; a batch keeps its hidden content."""
     if type(value) is list:
         return [map_leaves(element, function) for element in value]
-    if isinstance(value, dict) and type(value) is not dict:  # made by a collate_fn: it keeps its type
+    if isinstance(value, dict) and type(value) is not dict:  # a collate_fn made it, so its type is kept
         elements = {key: map_leaves(element, function) for key, element in value.items()}
         try:
             new = copy.copy(value)
             new.update(elements)
-        except Exception:  # a type that cannot be copied
+        except Exception:  # the type cannot be copied
             return elements
         return new
     if isinstance(value, KeptFields):

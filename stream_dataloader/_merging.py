@@ -1,4 +1,4 @@
-"""`merge_states`: the states of all ranks become one, whatever they are states of."""
+"""`merge_states`: merges the states of all ranks into one, for loaders, samplers and carried states."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ from stream_dataloader.errors import StateError
 
 
 def merge_states(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """One state of all ranks, out of each rank's own, saved after the same batch.
+    """Merge the states of all ranks, saved after the same batch, into one state.
 
-    A rank of any number loads it, and takes its own part from it. The states are those of loaders or samplers, where
-    the number of ranks must divide the virtual ranks; or of what models carry: `RecurrentState`, `LaneMemory` or
-    `LaneCache`, where all ranks together must have as many lanes as before.
+    Each rank, also of another number of ranks, loads the merged state and takes its own part from it. The states are
+    those of loaders or samplers, where the number of ranks must divide the virtual ranks. Or they are states that
+    models carry (`RecurrentState`, `LaneMemory` or `LaneCache`), where all ranks together must have as many lanes as
+    before.
 
     Args:
-        states: What each rank's `state_dict()` returned, in any order.
+        states: The `state_dict()` of each rank, in any order.
 
     Raises:
-        StateError: One is no state, they are not of one moment of one run, or a rank is missing or there twice.
+        StateError: One is no state, they are not of the same moment of one run, or a rank is missing or occurs twice.
 
     Example:
         >>> from stream_dataloader import StreamDataset, StreamDataLoader, merge_states
@@ -38,9 +39,9 @@ def merge_states(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         return merge_places(listed)
     if not all(carried):
         one, other = carried.index(True), carried.index(False)
-        what = f"state {one} is what a model carries, and state {other} is not"
-        raise StateError(f"{what}; merge states of loaders and carried states apart")
-    # here, as loaders do without it
+        what = f"state {one} is a carried state of a model, and state {other} is not"
+        raise StateError(f"{what}; merge states of loaders and carried states separately")
+    # Imported here, because loaders do not need it.
     from stream_dataloader.recurrent.checkpoint import merge_carried
 
     return merge_carried(listed)

@@ -1,6 +1,6 @@
-"""What the package logs, under the name `stream_dataloader`, beside a warning of Python's.
+"""Log records under the name `stream_dataloader`, and warnings that are logged, too.
 
-Guarantee: where nobody set up logging, nothing is said twice.
+Guarantee: if logging is not set up, nothing is printed twice.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ log = logging.getLogger("stream_dataloader")
 
 
 def warn(text: str, stacklevel: int, category: type[Warning] = RuntimeWarning) -> None:
-    """Warn, and log it too. Without handlers Python would print the record beside the warning."""
+    """Warn, and also log the text if there are handlers; without any, Python would print both."""
     text = shown_lines(text)
     if log.hasHandlers():
         log.warning("%s", text)

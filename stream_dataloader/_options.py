@@ -1,4 +1,4 @@
-"""Checks options when a dataset or loader is built: an error names value, limit and remedy."""
+"""Checks of options when a dataset or loader is built: an error names value, limit and remedy."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from stream_dataloader.errors import shorten
 from stream_dataloader.protocols import Exhausted, PaddingMode, Schedule, Windows
 
 _LARGEST = 2**63 - 1
-_LEAST_SHARE = 1e-9  # of the largest weight: draws are counted in floats
+_LEAST_SHARE = 1e-9  # of the largest weight, because draws are counted in floats
 _MOST_LANES = 1 << 20
-_MOST_LOOKAHEAD = 1 << 10  # each lane's reservations are held in memory that all workers share
-_MOST_ITEMS = 1 << 48  # of a stream: positions of millions of them can be added up
-_MOST_SECONDS = 1e6  # what a wait in C can count in milliseconds, rounded down
+_MOST_LOOKAHEAD = 1 << 10  # each lane's reservations take memory that all workers share
+_MOST_ITEMS = 1 << 48  # of a stream, so that the lengths of millions of streams can be added up
+_MOST_SECONDS = 1e6  # a wait in C counts milliseconds in 32 bits; rounded down
 
 
 def integer(name: str, value: Any, least: int, most: int = _LARGEST) -> int:
-    """`value` as an int from `least` to `most`."""
+    """Return `value` as an int from `least` to `most`."""
     try:
         number = operator.index(value)
     except TypeError:
@@ -48,7 +48,7 @@ def integer(name: str, value: Any, least: int, most: int = _LARGEST) -> int:
 
 
 def check_changes(changes: Iterable[str]) -> tuple[str, ...]:
-    """`changes` of `load_state_dict`, as a tuple; a name alone will do."""
+    """Return `changes` of `load_state_dict` as a tuple; a single name is allowed, too."""
     names = (changes,) if isinstance(changes, str) else tuple(changes)
     for name in names:
         if name not in CHANGES:
@@ -57,14 +57,14 @@ def check_changes(changes: Iterable[str]) -> tuple[str, ...]:
 
 
 def flag(name: str, value: Any) -> bool:
-    """`value` as a bool: True, False, or one of NumPy's, or 0 or 1; `"False"` would count as true."""
+    """Return `value` as a bool, if it is True, False, a NumPy bool, 0 or 1; refuse a text, as `"False"` is true."""
     if isinstance(value, np.bool_) or (isinstance(value, int) and value in (0, 1)):
         return bool(value)
     raise TypeError(f"{name} must be True or False, and is {shorten(value)}, a {type(value).__name__}")
 
 
 def exceptions(name: str, value: Any) -> tuple[type[Exception], ...]:
-    """`value`, an exception's class or several, as a tuple."""
+    """Return `value`, one class of exceptions or several, as a tuple."""
     kinds = tuple(value) if isinstance(value, (tuple, list)) else (value,)
     for kind in kinds:
         if not (isinstance(kind, type) and issubclass(kind, Exception)):
@@ -73,17 +73,17 @@ def exceptions(name: str, value: Any) -> tuple[type[Exception], ...]:
 
 
 def seconds(name: str, value: Any) -> float:
-    """`value` as a number of seconds."""
+    """Return `value` as a number of seconds."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"{name} must be a number of seconds, and is {shorten(value)}, a {type(value).__name__}")
     number = float(value)
-    if not 0 <= number <= _MOST_SECONDS:  # nor is NaN
+    if not 0 <= number <= _MOST_SECONDS:  # written so that NaN fails, too
         raise ValueError(f"{name} is {number:g} seconds, and must be from 0 to {_MOST_SECONDS:g}")
     return number
 
 
 def choice(name: str, value: Any, literal: Any, *, optional: bool = False) -> Any:
-    """`value`, one of the strings of a `Literal`, or None if it is optional."""
+    """Return `value` if it is one of the strings of a `Literal`, or None if it is optional."""
     choices = (*get_args(literal), *([None] if optional else []))
     if not (value is None or isinstance(value, str)) or value not in choices:
         raise ValueError(f"{name} is {shorten(value)}, and must be one of {', '.join(map(repr, choices))}")
@@ -91,7 +91,7 @@ def choice(name: str, value: Any, literal: Any, *, optional: bool = False) -> An
 
 
 def check_callable(name: str, value: Any, example: str) -> Callable[..., Any]:
-    """`value`, which must be callable."""
+    """Return `value` if it is callable."""
     if not callable(value):
         raise TypeError(f"{name} must be callable, and is {shorten(value)}, a {type(value).__name__}; pass {example}")
     result: Callable[..., Any] = value
@@ -99,7 +99,7 @@ def check_callable(name: str, value: Any, example: str) -> Callable[..., Any]:
 
 
 def check_sources(sources: Any) -> Iterable[Any]:
-    """`sources`, which must be several and in an order."""
+    """Return `sources` if they are an ordered collection, not a single source."""
     if isinstance(sources, (str, bytes, bytearray, os.PathLike)):
         kind = type(sources).__name__
         raise TypeError(f"sources must be a list of sources, and {shorten(sources)} is one {kind}; pass [source]")
@@ -107,10 +107,13 @@ def check_sources(sources: Any) -> Iterable[Any]:
         what = f"sources is a {type(sources).__name__}, whose keys alone would be read"
         raise TypeError(f"{what}; pass list(sources.items()), its keys, or its values; a DatasetDict to stores.open")
     if isinstance(sources, IterableDataset):
-        what = f"sources is a {type(sources).__name__}, all of which would be read for a list"
-        raise TypeError(f"{what}; one of Hugging Face is opened by stores.open")
-    if isinstance(sources, (set, frozenset)):  # strings come in another order in each process
-        raise TypeError("sources is a set, and must have an order, which a seed and a saved state count on; sort it")
+        what = f"sources is a {type(sources).__name__}, which would be read to its end to make a list"
+        raise TypeError(f"{what}; open a Hugging Face dataset with stores.open")
+    if isinstance(sources, (set, frozenset)):  # a set of strings has another order in each process
+        raise TypeError(
+            "sources is a set, which has no fixed order; pass a sorted list, so that seeds and saved states keep their "
+            "meaning"
+        )
     try:
         iter(sources)
     except TypeError:
@@ -122,7 +125,7 @@ def check_sources(sources: Any) -> Iterable[Any]:
 
 
 def check_context(context: Any) -> str | BaseContext | None:
-    """`multiprocessing_context`: None, a start method or a context."""
+    """Return `multiprocessing_context` if it is None, a start method or a context."""
     methods = multiprocessing.get_all_start_methods()
     if context is None or isinstance(context, BaseContext) or (isinstance(context, str) and context in methods):
         return context
@@ -132,7 +135,7 @@ def check_context(context: Any) -> str | BaseContext | None:
 
 
 def num_workers(value: Any, lanes: int) -> int:
-    """`num_workers`, of which no more are used than there are lanes."""
+    """Return `num_workers`, but at most the number of lanes."""
     number = integer("num_workers", value, 0)
     if number > lanes:
         warnings.warn(
@@ -143,29 +146,30 @@ def num_workers(value: Any, lanes: int) -> int:
 
 
 def check_patience(value: Any, rules: Rules, workers: int, worker_method: str, transport: str) -> float:
-    """`patience`, which needs workers that nobody waits for."""
+    """Return `patience` if batches can be built without waiting for every worker."""
     number = seconds("patience", value)
     if rules.deterministic:
         raise ValueError(
-            f"patience is {number:g}, and the dataset is deterministic, while who is late differs from run to run; "
+            f"patience is {number:g}, so late lanes differ from run to run, and the dataset is deterministic; "
             "build it with deterministic=False"
         )
     if not workers:
         raise ValueError(
-            f"patience is {number:g}, and num_workers is 0, so nobody reads while a batch waits; pass num_workers=1 or "
-            "more"
+            f"patience is {number:g}, and num_workers is 0, so nothing is read while a batch waits; pass num_workers=1 "
+            "or more"
         )
     if transport == "shared_memory":
         raise ValueError(
-            f"patience is {number:g}, with which lanes come by themselves, in messages; leave transport out"
+            f'patience is {number:g}, and sends each lane in its own message, so transport="shared_memory" cannot be '
+            "used; leave transport out"
         )
-    if worker_method == "process" and torch.__version__ < "2.7":  # its loader asks late workers too often
+    if worker_method == "process" and torch.__version__ < "2.7":  # earlier versions ask late workers too often
         raise ValueError('patience needs torch 2.7, or worker_method="thread"')
     return number
 
 
 def check_seed_globals(seeds: bool, worker_method: str, num_workers: int, patience: float | None) -> None:
-    """Refuse `seed_globals` where several threads would draw from the generators of one process."""
+    """Refuse `seed_globals` if several threads would draw from the generators of one process."""
     if not seeds or not num_workers:
         return
     why = "the threads of a process share its generators, so they cannot be kept for each stream"
@@ -177,9 +181,9 @@ def check_seed_globals(seeds: bool, worker_method: str, num_workers: int, patien
 
 
 def warn_of_idle_lanes(rules: Rules) -> None:
-    """Tell who has fewer than half as many sources as lanes."""
+    """Warn if there are fewer than half as many sources as lanes."""
     if 2 * rules.draws < rules.lanes and rules.padding_mode in ("zeros", "data"):
-        what = "are padding in every batch" if rules.padding_mode == "zeros" else "read again what others have read"
+        what = "are padding in every batch" if rules.padding_mode == "zeros" else "only re-read sources of other lanes"
         warnings.warn(
             f"batch_size is {rules.lanes}, and there are sources for {rules.draws} of these lanes: the others {what}; "
             "lower batch_size, or cut the sources by sections=",
@@ -187,7 +191,7 @@ def warn_of_idle_lanes(rules: Rules) -> None:
         )
 
 
-#: What torch users give a `DataLoader`, and where it belongs here, if it has another name.
+#: Options of torch's `DataLoader`, and the place of those that have another name here.
 _BELONGS = {
     "drop_last": 'drop_last is the dataset\'s padding_mode="drop", which ends the epoch at the first idle lane',
     "sampler": "there is no sampler, as streams have no indices: the dataset's shuffle, schedule and seed decide",
@@ -199,7 +203,7 @@ _BELONGS = {
 
 
 def refuse_misplaced(given: Mapping[str, Any], dataset: type, loader: type) -> None:
-    """Say where options belong that a loader does not have."""
+    """Raise an error for options that a loader does not have, saying where they belong."""
     if given:
         dataset_has = inspect.signature(dataset).parameters
         of_dataset = f"{{0}} is the dataset's: {dataset.__name__}(..., {{0}}=...)".format
@@ -213,24 +217,24 @@ def refuse_misplaced(given: Mapping[str, Any], dataset: type, loader: type) -> N
 
 
 def batches_per_epoch(value: Any, padding_mode: PaddingMode) -> int | None:
-    """`batches_per_epoch`, which only an endless run can promise."""
+    """Return `batches_per_epoch`, which only an endless run can guarantee."""
     if value is None:
         return None
     number = integer("batches_per_epoch", value, 1)
     if padding_mode != "cycle":
         what = f'batches_per_epoch is {number}, which needs padding_mode="cycle"'
-        raise ValueError(f"{what} of the dataset, and it is {padding_mode!r}; choose that, or leave it out")
+        raise ValueError(f"{what} of the dataset, and it is {padding_mode!r}; use that mode, or leave the option out")
     return number
 
 
 def check_lengths(lengths: Sequence[int] | IntArray | None, num_sources: int) -> IntArray | None:
-    """`lengths` as an int64 array `(num_sources,)`."""
+    """Return `lengths` as an int64 array `(num_sources,)`."""
     if lengths is None:
         return None
     array = np.asarray(lengths)
     if array.shape != (num_sources,) or (array.size and array.dtype.kind not in "iu"):
         what = f"of shape {array.shape}, {array.dtype}"
-        raise ValueError(f"lengths must be {num_sources} integers, one a source, and is {what}")
+        raise ValueError(f"lengths must be {num_sources} integers, one per source, and is {what}")
     for wrong, limit in ((array < 0, "at least 0"), (array > _MOST_ITEMS, f"at most {_MOST_ITEMS}")):
         if wrong.any():
             index = int(wrong.argmax())
@@ -239,13 +243,13 @@ def check_lengths(lengths: Sequence[int] | IntArray | None, num_sources: int) ->
 
 
 def check_mix(lists: Sequence[Rules], weights: Any, exhausted: Any) -> Mix:
-    """The mix of lists with rules of their own; weights None stands for equal ones."""
+    """Return the mix of lists with rules of their own; weights None stands for equal ones."""
     try:
         given = [1.0] * len(lists) if weights is None else [float(weight) for weight in weights]
     except (TypeError, ValueError):
-        raise TypeError(f"weights must be numbers, one a dataset, and are {shorten(weights)}") from None
+        raise TypeError(f"weights must be numbers, one per dataset, and are {shorten(weights)}") from None
     if len(given) != len(lists):
-        raise ValueError(f"weights are {len(given)}, and datasets {len(lists)}; pass one weight a dataset")
+        raise ValueError(f"there are {len(given)} weights and {len(lists)} datasets; pass one weight per dataset")
     most = max((weight for weight in given if weight < np.inf), default=0.0)
     for i, weight in enumerate(given):
         if not max(0.0, _LEAST_SHARE * most) <= weight < np.inf or not weight:
@@ -258,7 +262,7 @@ def check_mix(lists: Sequence[Rules], weights: Any, exhausted: Any) -> Mix:
 
 
 def check_rules(rules: Rules, lookahead: Any, *, has_lengths: bool) -> Rules:
-    """Rules made of what a user gave."""
+    """Check the user's options, and return them as rules."""
     if lookahead is None:
         lookahead = 1 if rules.schedule is None else 0
     rules = replace(
@@ -285,14 +289,14 @@ def check_rules(rules: Rules, lookahead: Any, *, has_lengths: bool) -> Rules:
     if rules.windows == "packed" and rules.time_steps is None:
         raise ValueError('windows="packed" needs time_steps=, the number of steps of a window')
     if rules.windows == "given" and rules.time_steps is not None:
-        what = f'time_steps is {rules.time_steps}, and windows="given" says that the streams cut their own windows'
+        what = f'time_steps is {rules.time_steps}, and windows="given" means that streams cut their own windows'
         raise ValueError(f"{what}; leave out one of the two")
     check_groups(rules)
     return rules
 
 
 def given_options(rules: Rules) -> str:
-    """The options of a dataset or a sampler that differ from their defaults, and the seed, as in a call."""
+    """Return the options of a dataset or a sampler that differ from their defaults, and the seed, as in a call."""
     defaults = {
         "padding_mode": "zeros",
         "windows": "aligned",
@@ -306,43 +310,43 @@ def given_options(rules: Rules) -> str:
 
 
 def check_items(rules: Rules) -> None:
-    """Refuse to guess what an item is: a picture (3, H, W) would be read as 3 time steps of (H, W)."""
+    """Refuse to guess whether an item is a window: a picture (3, H, W) could be 3 time steps of (H, W)."""
     if rules.time_steps is None and rules.windows != "given":
         raise ValueError(
             "neither time_steps nor windows is given, so an item may be one time step or a whole window; pass "
-            "time_steps=T to StreamDataset if its streams yield single time steps, of which windows of T are cut, or "
+            "time_steps=T to StreamDataset if its streams yield single time steps, to be cut into windows of T, or "
             'windows="given" if they yield whole windows, with a leading time axis'
         )
 
 
 def check_step_factory(open_stream: Any, time_steps: int | None) -> None:
-    """Refuse to read the library's streams of single time steps without `time_steps`."""
+    """Refuse the library's own streams of single time steps without `time_steps`."""
     if time_steps is None and getattr(open_stream, "_yields_steps", False):
         name = type(open_stream).__name__
         raise ValueError(f"{name} yields single time steps; pass time_steps=, the number of them in a window")
 
 
 def check_ranks(virtual_ranks: Any, rank: Any, world_size: Any, process_group: Any) -> None:
-    """Refuse ranks that cannot be."""
+    """Refuse impossible ranks."""
     if virtual_ranks is not None:
         integer("virtual_ranks", virtual_ranks, 1, 2**31)
     if (rank is None) != (world_size is None):
-        raise ValueError(f"rank is {rank}, and world_size {world_size}; give both, or neither")
+        raise ValueError(f"rank is {rank}, and world_size {world_size}; pass both, or neither")
     if rank is not None and world_size is not None:
         integer("world_size", world_size, 1, 2**31)
         integer("rank", rank, 0, world_size - 1)
         if process_group is not None:
-            raise ValueError("process_group= tells rank and world size; leave out rank= and world_size=")
+            raise ValueError("process_group= already sets rank and world size; leave out rank= and world_size=")
 
 
 def check_groups(rules: Rules) -> None:
-    """Refuse what virtual ranks cannot share."""
+    """Refuse lanes or sources that virtual ranks cannot share."""
     groups, lanes = rules.groups, rules.lanes
     if lanes % groups.count:
         what = f"batch_size is {lanes}, and {groups.count} virtual ranks are hosted on each rank"
-        raise ValueError(f"{what}, with equal numbers of lanes; give a multiple of {groups.count}")
+        raise ValueError(f"{what}, with equal numbers of lanes; pass a multiple of {groups.count}")
     if groups.total > 1 and rules.draws < groups.total:
-        raise ValueError(f"there are {rules.draws} sources for {groups.total} virtual ranks; give each at least one")
+        raise ValueError(f"there are {rules.draws} sources for {groups.total} virtual ranks; each needs at least one")
     if rules.padding_mode == "drop" and rules.draws // groups.total < rules.lanes_of_a_group:
         everywhere = groups.total * rules.lanes_of_a_group
         what = f'with padding_mode="drop", {rules.draws} sources leave some of {everywhere} lanes idle from the start'

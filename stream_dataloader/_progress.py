@@ -1,6 +1,6 @@
-"""A progress bar over an epoch: exact batches where their number is known, else sources done.
+"""A progress bar over an epoch: exact batches if their number is known, otherwise finished sources.
 
-Guarantee: what is iterated is the loader's own iterator.
+Guarantee: it iterates over the loader's own iterator.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["with_progress"]
 
 
 def _is_first_rank(ranks: Ranks) -> bool:
-    """Whether this process draws the bar of all ranks: the first of them, or of torchrun's processes."""
+    """Return whether this process draws the bar of all ranks: the first of them, or of torchrun's processes."""
     if is_started():
         return torch.distributed.get_rank() == 0
     by_torchrun = os.environ.get("RANK", "0") if "TORCHELASTIC_RUN_ID" in os.environ else "0"
@@ -29,17 +29,17 @@ def _is_first_rank(ranks: Ranks) -> bool:
 
 
 def with_progress(loader: Any, options: dict[str, Any]) -> Iterator[Any]:
-    """Iterate over the next epoch of a loader; `options` of tqdm win."""
-    from tqdm.auto import tqdm  # here, as in a notebook it warns of what it misses
+    """Iterate over the next epoch of a loader with a bar; `options` override its settings of tqdm."""
+    from tqdm.auto import tqdm  # imported at use, as it may warn in a notebook about missing widgets
 
     total = None
-    with contextlib.suppress(TypeError):  # it is not known
+    with contextlib.suppress(TypeError):  # the number is not known
         total = len(loader)
     sources = loader._endless_or_sources
     by_batches = sources is None or total is not None
     count = total if by_batches else sources
     given = {"total": count, "unit": "batch" if by_batches else "source"}
-    begun = loader._position.coming_begun  # a resumed epoch goes on
+    begun = loader._position.coming_begun  # more than 0 if the epoch is resumed
     given["initial"] = loader._position.coming_count if by_batches else max(begun - loader.batch_size, 0)
     if (sys.stderr is None and "file" not in options) or not _is_first_rank(loader._ranks):
         given["disable"] = True
@@ -54,7 +54,7 @@ def with_progress(loader: Any, options: dict[str, Any]) -> Iterator[Any]:
             bar.set_postfix_str(text, refresh=False)
             if not by_batches:
                 next_look = time.monotonic() + bar.mininterval
-                done = max(begun + since.begun - loader.batch_size, 0)  # those that lanes read now are not done
+                done = max(begun + since.begun - loader.batch_size, 0)  # each lane may still be reading one source
                 bar.update(min(done, bar.total) - bar.n)
         if not (by_batches or bar.disable):
             bar.update(bar.total - bar.n)

@@ -1,4 +1,4 @@
-"""Regroups what torch's own `DataLoader` yields over a `StreamDataset`: a FIFO for each worker.
+"""Regrouping of the parts that torch's own `DataLoader` yields over a `StreamDataset`, with a FIFO for each worker.
 
 ::
 
@@ -33,9 +33,9 @@ from stream_dataloader.dataset import StreamDataset
 def regroup(torch_loader: DataLoader[Any]) -> Iterable[StreamBatch]:
     """Regroup torch's own `DataLoader` over a `StreamDataset` into Time x Batch batches.
 
-    Each worker yields parts: the windows of its own lanes. This puts the parts of one step side by side, in lane order.
-    The batches are those of `StreamDataLoader`, which is faster, resumes, replaces dead workers and agrees with other
-    ranks. Use this where something else has to build or wrap the `DataLoader`.
+    Each worker yields parts: the windows of its own lanes. This function puts the parts of one step side by side, in
+    lane order. The batches are the same as those of `StreamDataLoader`, which is faster, resumes, replaces dead workers
+    and agrees with other ranks. Use `regroup` if other code has to build or wrap the `DataLoader`.
 
     Each iteration reads an epoch of `torch_loader`, and holds at most one part of each worker.
 
@@ -46,8 +46,8 @@ def regroup(torch_loader: DataLoader[Any]) -> Iterable[StreamBatch]:
         An iterable of `StreamBatch`, one for each step. Their `state_dict()` raises, as that of a part does.
 
     Raises:
-        TypeError: `torch_loader` is no such `DataLoader`, or its `collate_fn` changes the parts.
-        ValueError: It has `in_order=False`: then nothing tells a worker that is late from one that has ended.
+        TypeError: `torch_loader` is not such a `DataLoader`, or its `collate_fn` changes the parts.
+        ValueError: It has `in_order=False`: a late worker could not be distinguished from one that has ended.
         ItemError: Streams that two workers read have different layouts.
 
     Example:
@@ -66,7 +66,7 @@ def regroup(torch_loader: DataLoader[Any]) -> Iterable[StreamBatch]:
     if torch_loader.batch_size is not None or torch_loader.batch_sampler is not None:
         raise TypeError("the DataLoader collates several parts into one; build it with batch_size=None")
     if not getattr(torch_loader, "in_order", True):  # torch 2.6 and later
-        raise ValueError("the DataLoader has in_order=False, with which parts cannot be regrouped; leave it out")
+        raise ValueError("the DataLoader has in_order=False, so its parts cannot be regrouped; leave it out")
     return _Regrouped(torch_loader, dataset)
 
 
@@ -89,7 +89,7 @@ class _Regrouped:
         )
 
         def regrouped() -> StreamBatch:
-            """The batch of the oldest step of which there are parts."""
+            """Make the batch of the oldest step that has parts."""
             step = min(fifo[0].batch_index for fifo in fifos.values() if fifo)
             taken = {worker: fifo.popleft() for worker, fifo in fifos.items() if fifo and fifo[0].batch_index == step}
             parts = [_as_read(number, taken.get(reader.worker_id)) for number, reader in enumerate(self._readers)]
@@ -102,9 +102,9 @@ class _Regrouped:
             if not isinstance(part, StreamBatch):
                 kind = type(part).__name__
                 raise TypeError(
-                    f"the DataLoader's collate_fn made a {kind} of a part; regroup first, and convert batches"
+                    f"the DataLoader's collate_fn turned a part into a {kind}; regroup first, and convert batches"
                 )
-            # torch asks its workers in turn: one that is passed over has ended, and is not waited for again.
+            # Torch asks its workers in turn. A worker that is passed over has ended, and must not be waited for again.
             if any(fifo and fifo[0].batch_index < part.batch_index for fifo in fifos.values()):
                 fifos = {worker: fifo for worker, fifo in fifos.items() if fifo}
                 yield regrouped()
@@ -116,7 +116,7 @@ class _Regrouped:
 
 
 def _as_read(number: int, part: StreamBatch | None) -> Part | None:
-    """A part as the worker read it; None of a worker that has ended."""
+    """Turn a part back into the form in which the worker read it; None for a worker that has ended."""
     if part is None:
         return None
     runs, counts = _runs_of(part)
@@ -132,7 +132,7 @@ def _as_read(number: int, part: StreamBatch | None) -> Part | None:
 
 
 def _runs_of(part: StreamBatch) -> tuple[list[int], list[int]]:
-    """The numbers of a part's runs, and how many time steps of each lane they fill."""
+    """Return the numbers of a part's runs, and the number of time steps that they fill in each lane."""
     source, position, mask, is_first, seed = (
         getattr(part, name).numpy().T for name in ("source_index", "position", "mask", "is_first", "stream_seed")
     )

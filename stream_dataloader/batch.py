@@ -1,4 +1,4 @@
-"""`StreamBatch`: what the loader yields, Time x Batch, with the bookkeeping a recurrent network needs."""
+"""`StreamBatch`: the loader's batch, Time x Batch, with the bookkeeping that a recurrent network needs."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ class StreamBatch(KeptFields):
     """`(T, B)` int64: index into `sources`; -1 is padding."""
 
     position: torch.Tensor
-    """`(T, B)` int64: index of the time step within its stream; -1 is padding. Of sections, too, it is counted from the
-    source's beginning."""
+    """`(T, B)` int64: index of the time step within its stream; -1 is padding. With sections, it counts from the
+    source's beginning, too."""
 
     worker_id: torch.Tensor
     """`(B,)` int64: the worker that reads the lane; 0 with `num_workers=0`."""
@@ -66,22 +66,23 @@ class StreamBatch(KeptFields):
     epoch: int
     """The epoch's number."""
 
-    # by a factory: a default would be found in the class, where a `sealed` batch has not read its message yet
+    # These fields use a factory: a default would be a class attribute, and a `_sealed` batch that has not read its
+    # message yet would return it.
     is_last: torch.Tensor | None = dataclasses.field(default_factory=lambda: None)
-    """`(T, B)` bool: the time step is the last of its stream; never where an error ended it. None without the dataset's
+    """`(T, B)` bool: the time step is the last of its stream; not set if an error ended it. None without the dataset's
     `mark_ends=True` or known `lengths`."""
 
     stream_seed: torch.Tensor = dataclasses.field(default_factory=lambda: cast(torch.Tensor, None))
-    """`(T, B)` int64: random bits of this reading of the time step's source, for draws on the device; 0 is padding.
+    """`(T, B)` int64: random bits for draws on the device, the same for all time steps of a source; 0 is padding.
 
-    They are those of (seed, epoch, source), where each pass of `padding_mode="cycle"` counts as an epoch, and differ
-    each time that `interleave(..., exhausted="repeat")` brings a source again. All steps and sections of a source have
-    the same ones, in all of its batches, for any number of workers, and after a resume. A batch that is made without
-    them has zeros."""
+    They depend on (seed, epoch, source). Each pass of `padding_mode="cycle"` counts as an epoch, and they differ each
+    time that `interleave(..., exhausted="repeat")` draws a source again. All sections of a source have the same bits,
+    in all of its batches, for any number of workers, and after a resume. A batch that is built without them has
+    zeros."""
 
     member: torch.Tensor | None = dataclasses.field(default_factory=lambda: None)
-    """`(B,)` int64: the member of `side_by_side` whose lane it is, counted from 0; `source_index` counts within its
-    sources. None of other batches."""
+    """`(B,)` int64: the member of `side_by_side` that the lane belongs to, counted from 0; `source_index` counts within
+    the member's sources. None for other batches."""
 
     _state: InitVar[Callable[[], dict[str, Any]] | None] = None  # an InitVar: `dataclasses.replace` keeps it
     _kept: InitVar[Kept | None] = None
@@ -96,7 +97,7 @@ class StreamBatch(KeptFields):
         if self.stream_seed is None:
             self.__dict__["stream_seed"] = torch.zeros_like(self.source_index)
         if self.is_last is not None and self.is_last.shape != shape:
-            raise ValueError(f"is_last must be of mask's shape {tuple(shape)}, and is {tuple(self.is_last.shape)}")
+            raise ValueError(f"is_last must have mask's shape {tuple(shape)}, and has {tuple(self.is_last.shape)}")
 
     def __len__(self) -> int:
         """Number of lanes, B."""
@@ -109,7 +110,7 @@ class StreamBatch(KeptFields):
 
     @property
     def is_padding(self) -> torch.Tensor:
-        """`(T, B)` bool: no item was read for the cell. Unlike `~mask`, it is False where an item is read again.
+        """`(T, B)` bool: no item was read for the cell. Unlike `~mask`, it is False for items that are read again.
 
         Example:
             >>> from stream_dataloader import StreamDataLoader, StreamDataset
@@ -123,7 +124,7 @@ class StreamBatch(KeptFields):
     def worker(self) -> int:
         """The worker that reads all lanes of this batch, for `rnns[part.worker]`: a part has only one.
 
-        Where `host` needs not wait for a device, neither does this.
+        Like `host`, this does not wait for the GPU if the bookkeeping is already in host memory.
 
         Raises:
             ValueError: Several workers read the lanes.
@@ -137,16 +138,16 @@ class StreamBatch(KeptFields):
         workers = sorted(set(self._in_host("worker_id").tolist()))
         if len(workers) != 1:
             what = f"the lanes of this batch are read by workers {workers}"
-            raise ValueError(f"{what}; see worker_id, or loader.parts() for those of one worker")
+            raise ValueError(f"{what}; see worker_id, or use loader.parts() for the lanes of one worker")
         return int(workers[0])
 
     @property
     def host(self) -> StreamBatch:
-        """All but the data, in host memory: `reset`, `mask`, `source_index` and the others, to decide and to log by.
+        """The bookkeeping in host memory: `reset`, `mask`, `source_index` and the others, for decisions and logs.
 
-        To look at a tensor on a GPU (`if batch.reset.any()`) waits for all that the GPU was told to do. A batch that
-        was moved by `to`, `cuda`, or the loader's `device` keeps what its bookkeeping was copied from, so this does
-        not. Any other has it copied back. `data` is None.
+        Reading a tensor on a GPU (`if batch.reset.any()`) waits for all work that the GPU has queued. A batch that was
+        moved by `to`, `cuda`, or the loader's `device` keeps its bookkeeping in host memory, too, so `host` does not
+        wait. For any other batch it is copied back. `data` is None.
 
         Example:
             >>> from stream_dataloader import StreamDataLoader, StreamDataset
@@ -158,7 +159,7 @@ class StreamBatch(KeptFields):
         return dataclasses.replace(self, data=None, **there)
 
     def map(self, function: Callable[[torch.Tensor], torch.Tensor]) -> StreamBatch:
-        """A batch with `function` applied to every tensor, also to those within `data`."""
+        """Return a batch with `function` applied to every tensor, including those in `data`."""
         return self._mapped(function, function)
 
     def _mapped(
@@ -171,7 +172,7 @@ class StreamBatch(KeptFields):
         return dataclasses.replace(self, **changed)
 
     def state_dict(self) -> dict[str, Any]:
-        """The loader's state as of this batch: a loader that loads it continues with the next batch.
+        """Return the loader's state after this batch: a loader that loads it continues with the next batch.
 
         Raises:
             ValueError: The batch did not come from a `StreamDataLoader`, was pickled, or is a part.
@@ -189,7 +190,7 @@ class StreamBatch(KeptFields):
         *,
         non_blocking: bool = False,
     ) -> StreamBatch:
-        """A batch whose tensors are on `device`, and whose floating-point data has `dtype`.
+        """Return a batch whose tensors are on `device`, and whose floating-point data has `dtype`.
 
         Args:
             device: Target device, as `torch.Tensor.to` takes it; or a dtype, as there.
@@ -198,7 +199,7 @@ class StreamBatch(KeptFields):
             non_blocking: Copy asynchronously; has an effect from pinned memory to an accelerator.
 
         Raises:
-            TypeError: `dtype` is no floating-point dtype, or two dtypes are given.
+            TypeError: `dtype` is not a floating-point dtype, or two dtypes are given.
 
         Example:
             >>> from stream_dataloader import StreamDataLoader, StreamDataset
@@ -210,7 +211,7 @@ class StreamBatch(KeptFields):
         """
         if isinstance(device, torch.dtype):
             if dtype is not None:
-                raise TypeError(f"two dtypes are given, {device} and {dtype}; give to(device, dtype)")
+                raise TypeError(f"two dtypes are given, {device} and {dtype}; call to(device, dtype)")
             device, dtype = None, device
         if dtype is not None and not dtype.is_floating_point:
             raise TypeError(f"dtype is {dtype}, and to() converts floating-point data only; use map() for all tensors")
@@ -230,20 +231,20 @@ class StreamBatch(KeptFields):
         return there._moved_from(self)
 
     def split_lanes(self, count: int) -> list[StreamBatch]:
-        """Micro-batches of whole lanes, for gradients that are accumulated before a step of the optimiser.
+        """Split the batch into micro-batches of whole lanes, to accumulate gradients before a step of the optimiser.
 
-        Successive batches are no substitute: they hold the next windows of the same lanes. Weigh each micro-batch's
+        Successive batches are no substitute, as they hold the next windows of the same lanes. Weight each micro-batch's
         mean loss by its share of the steps that count. A `recurrent.RecurrentState` takes them in place of the batch.
-        Their `state_dict` is that of the whole batch: save it after the last of them.
+        Their `state_dict` is the whole batch's: save it after the last of them.
 
         Args:
-            count: How many, at most B. Their sizes differ by one lane at most.
+            count: Number of micro-batches, at most B. Their sizes differ by one lane at most.
 
         Returns:
             Batches whose tensors are views of this one's.
 
         Raises:
-            TypeError: `count` is no integer.
+            TypeError: `count` is not an integer.
             ValueError: It is below 1, or above B.
 
         Example:
@@ -259,33 +260,33 @@ class StreamBatch(KeptFields):
         return [self._of_lanes(slice(*ends)) for ends in itertools.pairwise(begins)]
 
     def flatten_lanes(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A tensor of the batch with its lanes laid end to end in one row, as `cu_seqlens` counts them.
+        """Lay the lanes of a tensor of the batch end to end in one row, as `cu_seqlens` counts them.
 
         Args:
-            tensor: `(T, B, ...)`: the data or a leaf of it, `mask`, or what a model made of them.
+            tensor: `(T, B, ...)`: the data or a leaf of it, `mask`, or a model's output for them.
 
         Returns:
             `(1, B * T, ...)`: lane 0's T steps, then lane 1's, and so on. flash-attention takes it without the leading
             1: `[0]`.
 
         Raises:
-            TypeError: `tensor` is none.
+            TypeError: `tensor` is not a tensor.
             ValueError: It is not `(T, B, ...)`.
         """
         steps, lanes = _checked(tensor, tuple(self.is_first.shape), "(T, B, ...)", "flatten_lanes")
         return tensor.transpose(0, 1).reshape(1, lanes * steps, *tensor.shape[2:])
 
     def unflatten_lanes(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The inverse of `flatten_lanes`.
+        """Undo `flatten_lanes`.
 
         Args:
             tensor: `(1, B * T, ...)`.
 
         Returns:
-            `(T, B, ...)`, a view where torch can make one.
+            `(T, B, ...)`, a view if torch can make one.
 
         Raises:
-            TypeError: `tensor` is none.
+            TypeError: `tensor` is not a tensor.
             ValueError: It is not `(1, B * T, ...)`.
         """
         steps, lanes = self.is_first.shape
@@ -293,15 +294,15 @@ class StreamBatch(KeptFields):
         return tensor.reshape(lanes, steps, *tensor.shape[2:]).transpose(0, 1)
 
     def cuda(self, device: torch.device | int | None = None, *, non_blocking: bool = False) -> StreamBatch:
-        """A batch whose tensors are on a CUDA device, by default the current one; see `to`."""
+        """Return a batch whose tensors are on a CUDA device, by default the current one; see `to`."""
         return self.to("cuda" if device is None else device, non_blocking=non_blocking)
 
     def cpu(self) -> StreamBatch:
-        """A batch whose tensors are in host memory; see `to`."""
+        """Return a batch whose tensors are in host memory; see `to`."""
         return self.to("cpu")
 
     def pin_memory(self, device: Any = None) -> StreamBatch:  # noqa: ARG002
-        """A batch in page-locked memory, from which copies to an accelerator are fast.
+        """Return a batch in page-locked memory, from which copies to an accelerator are fast.
 
         Args:
             device: Ignored; torch's pinning passes it. The memory is pinned for the current accelerator.
@@ -309,11 +310,11 @@ class StreamBatch(KeptFields):
         return self.map(lambda tensor: tensor.pin_memory() if is_dense(tensor) else tensor)
 
     def __copy__(self) -> StreamBatch:
-        """A batch of the same tensors, with the same `state_dict`."""
+        """Return a batch of the same tensors, with the same `state_dict`."""
         return dataclasses.replace(self)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> StreamBatch:
-        """A batch of copies of the tensors, with the same `state_dict`."""
+        """Return a batch of copies of the tensors, with the same `state_dict`."""
         copied = {field.name: copy.deepcopy(getattr(self, field.name), memo) for field in fields(self)}
         return dataclasses.replace(self, **copied)
 
@@ -326,7 +327,7 @@ class StreamBatch(KeptFields):
         )
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: a row a lane, with thumbnails of pictures; at most 100 kB."""
+        """Return HTML for notebooks: a row per lane, with thumbnails of pictures; at most 100 kB."""
         return page(self._html, self.__repr__)
 
     def _html(self) -> str:
@@ -334,7 +335,7 @@ class StreamBatch(KeptFields):
 
 
 def _seen(leaf: Any) -> Any:
-    """A leaf that can be looked into, or None."""
+    """Return a leaf if its values can be shown, or None."""
     return leaf if type(leaf) is list or (isinstance(leaf, torch.Tensor) and is_dense(leaf)) else None
 
 
@@ -343,9 +344,9 @@ def _on_tensor(function: Callable[[torch.Tensor], torch.Tensor], leaf: Any) -> A
 
 
 def _checked(tensor: object, shape: tuple[int, ...], form: str, method: str) -> tuple[int, ...]:
-    """`shape`, which the tensor's first dimensions must be."""
+    """Return `shape` after checking that the tensor's first dimensions have it."""
     if not isinstance(tensor, torch.Tensor):
-        raise TypeError(f"{method} takes a tensor {form}, not a {type(tensor).__name__}; give each leaf by itself")
+        raise TypeError(f"{method} takes a tensor {form}, not a {type(tensor).__name__}; pass each leaf by itself")
     if tuple(tensor.shape[:2]) != shape:
-        raise ValueError(f"{method} takes a tensor {form} that begins with {shape}, and is given {tuple(tensor.shape)}")
+        raise ValueError(f"{method} takes a tensor {form} that begins with {shape}, and got {tuple(tensor.shape)}")
     return shape

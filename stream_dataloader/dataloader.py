@@ -1,7 +1,7 @@
-"""`StreamDataLoader`: what users iterate over. Claims epochs for iterators, and takes the last step to each batch.
+"""`StreamDataLoader`, which users iterate over. It assigns epochs to iterators, and finishes each batch.
 
-Guarantees: the same batches whatever the number of workers; a batch is delivered if and only if its mask has
-a step set; an iteration left early leaves no process, thread or file behind.
+Guarantees: the same batches for any number of workers; a batch is delivered if and only if its mask has a step set; an
+iteration that ends early leaves no process, thread or file behind.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from typing_extensions import Never, TypeVar
 
     Batch_co = TypeVar("Batch_co", default=StreamBatch, covariant=True)
-else:  # a default is for type checkers; older Pythons have none
+else:  # only type checkers need the default, and older Pythons do not support it
     from typing import TypeVar
 
     Batch_co = TypeVar("Batch_co", covariant=True)
@@ -48,19 +48,19 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
     """Iterates over a `StreamDataset` in temporally coherent batches, read by several worker processes.
 
     Row b of a batch continues row b of the batch before it. The class is made to be subclassed: build the dataset in
-    `__init__` and pass it on. For type checkers it is generic in what it yields: `StreamBatch`, or what `collate_fn`
-    returns, which a subclass names: `class VideoLoader(StreamDataLoader[torch.Tensor])`.
+    `__init__` and pass it on. For type checkers it is generic in the type of its batches: `StreamBatch`, or the type
+    that `collate_fn` returns, which a subclass names: `class VideoLoader(StreamDataLoader[torch.Tensor])`.
 
     Args:
-        dataset: What to read, and how lanes and windows are made.
+        dataset: The dataset, which also says how lanes and windows are made.
         num_workers: Number of workers; 0 reads in the thread that asks for batches. A worker reads whole lanes, so at
             most `batch_size` workers are used.
-        collate_fn: Makes a batch of the list of the B lanes' windows, in lane order; the loader then yields what it
-            returns. None yields `StreamBatch`es. A window is a pytree of tensors `(T, ...)`, or, without the dataset's
-            `time_steps`, what the stream yielded. An idle lane's window is padding, or, without `time_steps`, the
-            dataset's `fill_value` itself. It runs in the main process.
-        prefetch_factor: Number of messages that workers, if any, read ahead; None stands for 2. A message is one
-            batch, or several where they are cheap: up to 64 that take a few milliseconds to read, and 4 MB together.
+        collate_fn: Makes a batch from the list of the B lanes' windows, in lane order; the loader then yields its
+            result. None yields `StreamBatch`es. A window is a pytree of tensors `(T, ...)`, or, without the dataset's
+            `time_steps`, the object that the stream yielded. An idle lane's window is padding, or, without
+            `time_steps`, the dataset's `fill_value` itself. The function runs in the main process.
+        prefetch_factor: Number of messages that workers, if any, read ahead; None means 2. A message is one batch, or
+            several if they are cheap: up to 64 that take a few milliseconds to read, and 4 MB together.
         pin_memory: Put batches into page-locked memory, for fast copies to an accelerator. If you copy on a CUDA stream
             of your own, hold the batch until the copy is done.
         persistent_workers: Keep the workers from one epoch to the next.
@@ -72,32 +72,33 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
             0 the wait for a worker has no limit, and the wait for a rank has the limit of torch.distributed's store.
         device: Move batches to this device. A CUDA device gets them one batch ahead of use, on a CUDA stream of the
             loader's own, from page-locked memory, with or without `pin_memory`. See also `to`.
-        transport: How batches come from workers. `"shared_memory"`: workers assemble them in place, in memory that is
-            used again once no tensor, view or array over it is left (a process that you fork meanwhile must clone what
-            it keeps). `"queue"`: in messages. `"auto"`: shared memory where the system offers it, else messages, with a
-            warning.
+        transport: The way from workers to the main process. `"shared_memory"`: workers assemble batches in place, in
+            memory that is reused once no tensor, view or array over it is left (a process that you fork in between must
+            clone the data that it keeps). `"queue"`: workers send messages. `"auto"`: shared memory if the system
+            offers it, otherwise messages, with a warning.
         max_restarts: How often in an epoch a worker may die. New workers then continue after the last batch delivered,
-            and no item is lost or read twice. A source over which three workers died, at the same place, is an error,
-            or is skipped with the dataset's `on_error="skip"`.
+            and no item is lost or read twice. If three workers die at the same place of a source, that is an error, or
+            the source is skipped with the dataset's `on_error="skip"`.
         virtual_ranks: Number of virtual ranks that the epoch's order is dealt to. Each has lanes of its own, and ranks
-            share them evenly. None: as many as ranks. With more a checkpoint can be continued with other world sizes,
+            share them evenly. None: as many as ranks. With more, a checkpoint can be continued with other world sizes,
             with the same global batches.
-        rank: Which rank this process is; needs `world_size`. None: ask torch.distributed, if it is initialised when an
+        rank: Rank of this process; needs `world_size`. None: ask torch.distributed, if it is initialised when an
             iteration begins; otherwise there is one rank.
         world_size: Number of ranks.
         process_group: The ranks that share the epoch, if they are not all ranks: a process group, or a dimension of a
             `DeviceMesh`, of torch.distributed. (Model-parallel ranks read the same data.)
-        worker_method: What workers are. `"process"`: processes, for streams in Python. `"thread"`: threads of this
-            process, for streams that let other threads run, as decoders do. Whatever streams share must be safe for
-            threads. A thread cannot be ended: after a `timeout` it is left alone until it comes back.
-        patience: Seconds that a batch waits for lanes that are late, once another lane is there; None waits for all. A
-            lane whose window is not whole by then is padded, and goes on with it in a later batch. For live and remote
-            sources; needs workers, and `deterministic=False` of the dataset. Each lane is read by its own thread.
+        worker_method: Kind of the workers. `"process"`: processes, for streams in Python. `"thread"`: threads of this
+            process, for streams that let other threads run, as decoders do. Objects that streams share must be
+            thread-safe. Threads cannot be killed: after a `timeout` a thread runs on until its stream returns.
+        patience: Seconds that a batch waits for late lanes, once another lane is ready; None waits for all. A lane
+            whose window is not complete by then is padded, and continues its window in a later batch. For live and
+            remote sources; needs workers, and `deterministic=False` of the dataset. Each lane is read by its own
+            thread.
 
     Raises:
-        TypeError: The dataset is no `StreamDataset`, or an option is not the loader's; says where it belongs.
-        ValueError: An option is out of range, needs workers and there are none, or does not go with another.
-        RuntimeError: With the first `next`: the system offers no shared memory, and `transport` insists on it.
+        TypeError: The dataset is not a `StreamDataset`, or an option is not the loader's; says where it belongs.
+        ValueError: An option is out of range, needs workers and there are none, or conflicts with another.
+        RuntimeError: With the first `next`: the system has no shared memory, and `transport` requires it.
 
     Example:
         >>> from stream_dataloader import StreamDataset, StreamDataLoader
@@ -168,16 +169,16 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
         self._kept_length = KeptLength()
 
     def _start_anew(self) -> None:
-        """Have a starter of this process, and nothing that is being read."""
+        """Create a starter for this process, with no current iteration."""
         self._turn = Turn()
         self._starter = Starter(self._ranks, self._settings, self._turn)
 
     def _dismiss_workers(self) -> None:
-        """End what is being read, and the workers; they are gone when this returns."""
+        """End the current iteration and the workers, and wait until they are gone."""
         self._starter.dismiss()
 
     def _find_place(self) -> None:
-        """Have the rules of this rank, which may be known only now, and workers that read by them."""
+        """Find this rank, which may be known only now, and adopt its rules, with new workers."""
         if self._ranks.find_place():
             self._starter.end()
             self._position.forget_place()
@@ -192,14 +193,14 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
 
     @property
     def batches_per_epoch(self) -> int | None:
-        """Number of batches of an epoch, as the loader was built with it."""
+        """Number of batches of an epoch, as given to the constructor."""
         return self._batches_per_epoch
 
     @property
     def epoch(self) -> int:
-        """The number of the epoch that is being read, or else of the one that `iter()` would begin.
+        """The number of the epoch that is being read; between epochs, of the one that `iter()` would begin.
 
-        After `load_state_dict`, `for epoch in range(loader.epoch, epochs)` is right.
+        So after `load_state_dict`, a loop `for epoch in range(loader.epoch, epochs)` continues correctly.
         """
         if self._starter.is_reading:
             return self._position.number
@@ -208,7 +209,7 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
 
     @property
     def failures(self) -> list[StreamError]:
-        """Errors of streams that were skipped, with the dataset's `on_error`, and gaps of live ones: `GapError`."""
+        """Errors of streams that the dataset's `on_error` skipped, and gaps of live streams (`GapError`)."""
         return self._position.failures
 
     @failures.setter
@@ -218,18 +219,19 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
     def set_epoch(self, epoch: int) -> None:
         """Set the number of the epoch that the next iteration reads; later iterations count on from it.
 
-        Without it the first epoch is 0. Each iteration takes the next number with its first `next`, whether it is
-        finished or not. The last call counts, on the loader or on the dataset.
+        Without it the first epoch is 0. Each iteration takes the next number with its first `next`, even if it is not
+        read to its end. The last call counts, on the loader or on the dataset.
 
-        With `batches_per_epoch` 0 begins the run anew. Any other number is given to the epoch that comes, with a
-        `RuntimeWarning` if it is another one: the run goes on where it stands.
+        With `batches_per_epoch`, 0 starts the run over. Any other number only renames the coming epoch; the run
+        continues where it is. A number that does not match the run raises a `RuntimeWarning`.
         """
         self._position.set_epoch(epoch)
 
     def __iter__(self) -> Iterator[Batch_co]:
-        """Read the next epoch. It begins with the first `next`: workers start, and a loaded state is used.
+        """Read the next epoch. It begins with the first `next`, which starts workers and uses a loaded state.
 
-        The iterator before, if any, is closed then, and raises from now on. Only one thread at a time may read.
+        This first `next` also closes the previous iterator, if any, which raises from then on. Only one thread at a
+        time may read.
         """
         return Deferred(functools.partial(self._begin, self.collate_fn), self._turn)
 
@@ -237,7 +239,7 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
         """Read the next epoch without regrouping: iterate over each worker's parts, step after step.
 
         A part is a `StreamBatch` of one worker's lanes, for a model with a state for each `worker_id`. `collate_fn` is
-        not called. Ranks do not wait for each other, and their numbers of parts differ.
+        not called. Ranks do not wait for each other, and may yield different numbers of parts.
         """
         options.check_items(self.dataset.rules)
         return Deferred(functools.partial(self._begin, None, parts=True), self._turn)
@@ -250,39 +252,39 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
         return self._starter.begin(self._position, output)
 
     def stats(self) -> LoaderStats:
-        """What was read since the loader was built, and where the time went: in the trainer's process and in workers.
+        """Return counts and times since the loader was built, of the trainer's process and of workers.
 
-        `print(loader.stats())` shows a short table; the difference of two is what happened between.
+        `print(loader.stats())` shows a short table; subtract earlier stats for the time in between.
         """
         return self._starter.stats()
 
     def progress(self, **options: Any) -> Iterator[Any]:
         """Iterate over the next epoch, with a progress bar: `for batch in loader.progress():`.
 
-        The bar counts batches where their number is known (`lengths`, `batches_per_epoch`), else sources done. It tells
-        items a second and the share of padding, works in notebooks, and is quiet where there is no terminal.
-        The bar of a resumed epoch begins where that stands. Of several ranks only the first draws one.
+        The bar counts batches if their number is known (`lengths`, `batches_per_epoch`), otherwise finished sources. It
+        shows items per second and the padding share, works in notebooks, and stays silent without a terminal. In a
+        resumed epoch it begins at the resumed place. With several ranks only the first one draws a bar.
 
         Args:
-            options: Of `tqdm`, such as `desc="train"`, `leave=False` or `disable=False`.
+            options: Options of `tqdm`, such as `desc="train"`, `leave=False` or `disable=False`.
         """
         return with_progress(self, options)
 
     def state_dict(self, batches: int | None = None) -> dict[str, Any]:
-        """Where the loader stands: after what was delivered, not after what workers have read ahead.
+        """Return the loader's position: after the batches that were delivered, not those that workers have read ahead.
 
-        The state is plain data that json can hold, unless a stream's own `state_dict` is not. During an epoch, also
+        The state is plain data that JSON can hold, unless a stream's own `state_dict` is not. During an epoch, also
         after a `break`, it is a place in that epoch. Before the first `next`, after an epoch's end and after
         `set_epoch` it is the beginning of the next epoch. An epoch ends with `StopIteration`, or, with the dataset's
         `lengths` or `batches_per_epoch`, with its last batch.
 
         Args:
-            batches: Number of batches after which the state is wanted; None stands for all that were delivered.
-                Trainers fetch batches ahead of those they have used. The last 64 are known. See also
+            batches: Return the state after this number of batches; None: after all that were delivered. Trainers fetch
+                batches ahead of those they have used. States of the last 64 batches are kept. See also
                 `StreamBatch.state_dict`.
 
         Raises:
-            ValueError: So many batches were not delivered, or their state is no longer kept.
+            ValueError: Fewer batches were delivered, or their state is no longer kept.
         """
         if self._position.is_between_epochs:
             self._find_place()
@@ -295,17 +297,17 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
         `iter()`, that epoch is read from its beginning.
 
         Args:
-            state: What `state_dict()` returned on this rank, with the same number of ranks; or what `merge_states` made
-                of the states of all ranks, whose number may have been another.
-            changes: Which of the differences between then and now are meant: `"time_steps"`, `"batch_size"`,
-                `"sources"` for a list that has become longer. What is left of the epoch is read once, as the options
-                say now. Lanes keep their streams; where there are fewer lanes, the streams of the others come next, and
-                begin with `is_first`. New sources come behind those that are left.
+            state: The result of `state_dict()` on this rank, with the same number of ranks; or the result of
+                `merge_states` for all ranks, with any number of ranks.
+            changes: Options that you changed on purpose since the state was saved: `"time_steps"`, `"batch_size"`, or
+                `"sources"` for a list that has become longer. The rest of the epoch is then read once, under the new
+                options. Lanes keep their streams. If there are fewer lanes, the streams of the others come next, and
+                begin with `is_first`. New sources come after the remaining ones.
 
         Raises:
             ValueError: `changes` has another name.
-            StateError: The state belongs to other sources or options, or to groups that this rank does not have; the
-                message says which.
+            StateError: The state belongs to other sources or options, or to virtual ranks that this rank does not have;
+                the message says which.
         """
         changes = options.check_changes(changes)
         with self._turn.taken():
@@ -322,17 +324,18 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
 
     @property
     def _kept_lanes(self) -> KeptLanes | None:
-        """What became of the lanes of the state that was loaded last, for carried states; None before one was."""
+        """The lanes of the state that was loaded last, as they go on here, for carried states; None before any was."""
         return self._position.kept_lanes
 
     def skip(self, batches: int) -> int:
-        """Pass over the next batches, to the epoch's end at most; the next `iter()` goes on behind them.
+        """Skip the next batches, at most to the epoch's end; the next `iter()` goes on after them.
 
-        With the dataset's `lengths` nothing is read: the schedule tells where each lane will be. Otherwise the batches
-        are read and dropped. A running iteration ends. An epoch of `batches_per_epoch` ends after that many batches.
+        With the dataset's `lengths` nothing is read, as the schedule gives the place of each lane. Otherwise the
+        batches are read and dropped. A running iteration ends. An epoch of `batches_per_epoch` batches ends after that
+        number.
 
         Args:
-            batches: Number of batches to pass over.
+            batches: Number of batches to skip.
 
         Returns:
             The number of batches skipped; fewer than `batches` if the epoch ended before.
@@ -348,10 +351,10 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
         return later[1]
 
     def __len__(self) -> int:
-        """Number of batches of the epoch being read, or of the one that `iter()` would begin.
+        """Return the number of batches of the epoch being read, or of the one that `iter()` would begin.
 
-        It is that of the whole epoch, also if a loaded state is of a place in it. It is exact, unless streams are
-        skipped, with the dataset's `on_error`: it counts from the dataset's `lengths` what would come without skips.
+        This counts the whole epoch, even when a loaded state starts in the middle of it. It is exact unless the
+        dataset's `on_error` skips streams: it is computed from the dataset's `lengths`, without skips.
 
         Raises:
             TypeError: Unknown without the dataset's `lengths`, or with `patience`; endless without `batches_per_epoch`.
@@ -359,7 +362,7 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
         if self.batches_per_epoch is not None:
             return self.batches_per_epoch
         if self._settings.patience is not None:
-            raise TypeError("the number of batches is not known, as with patience= lanes may be late")
+            raise TypeError("the number of batches is not known, because with patience= lanes may be late")
         epoch = self.epoch
         count = self._position.count(epoch)
         self._kept_length.asked(epoch, count)
@@ -371,11 +374,11 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
         return f"{type(self).__name__}({self.dataset!r}, num_workers={self.num_workers}{more})"
 
     def __bool__(self) -> bool:
-        """Always true; Python would ask `len`, which may not be known."""
+        """Return True; Python would call `len`, which may not be known."""
         return True
 
     def __getstate__(self) -> dict[str, Any]:
-        """Copy the loader: during an epoch, the copy has its state, and goes on behind the batch delivered last."""
+        """Copy the loader: during an epoch, the copy has its state, and goes on after the batch delivered last."""
         place = None if self._position.is_between_epochs else self._position.state_dict(None)
         return self.__dict__ | {
             "_copied_place": place,

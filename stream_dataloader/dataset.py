@@ -1,7 +1,7 @@
-"""`StreamDataset`: the sources, how to open them and how to schedule them.
+"""`StreamDataset`: the sources, the function that opens them, and their schedule.
 
-It is a description, and reads nothing: `plan` is what `_reading` follows. Iterated over by itself, or by torch's own
-`DataLoader`, it yields *parts*, the lanes of one process each, which `StreamDataLoader` regroups into batches.
+It is a description, and reads nothing: `_reading` follows its `plan`. Iterated over by itself, or by torch's own
+`DataLoader`, it yields *parts*, each with the lanes of one process, which `StreamDataLoader` regroups into batches.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ if TYPE_CHECKING:
 
 __all__ = ["StreamDataset"]
 
-_BY_VALUE = ("on_error", "fill_value", "retry_on")  # what is the user's own
+_BY_VALUE = ("on_error", "fill_value", "retry_on")  # objects of the user, which pickle may not be able to send
 
 _NO_INDICES = (
-    "a StreamDataset has no length and no items by index. Split the list of sources, and make a StreamDataset of each "
-    "part; to join several: interleave([...]), side_by_side([...])"
+    "a StreamDataset has no length and no items by index. To split it, split the list of sources, and build a "
+    "StreamDataset from each part; to join several: interleave([...]), side_by_side([...])"
 )
 
 
 @hinted
 class StreamDataset(IterableDataset[StreamBatch]):
-    """Sources, a factory that opens one of them, and how their streams fill the lanes of a batch.
+    """Sources, a factory that opens one of them, and the rules for filling the lanes of a batch with their streams.
 
     Args:
         sources: The list of sources: paths, texts, tuples, anything picklable. It is packed once into memory that all
@@ -56,13 +56,14 @@ class StreamDataset(IterableDataset[StreamBatch]):
         open_stream: `open_stream(source)` returns the stream of one source: an iterable of items in time order, such
             as a generator. See `protocols` for when and where it is called.
         batch_size: Number of lanes B, of all workers together.
-        padding_mode: What a lane does when no source is left. `"zeros"`: pad with `fill_value`.
-            `"data"`: read sources again, unmasked, until every source has been read once. `"drop"`: the epoch
+        padding_mode: Behaviour of a lane when no source is left. `"zeros"`: pad with `fill_value`.
+            `"data"`: read sources again, with `mask` False, until every source has been read once. `"drop"`: the epoch
             ends at the first step with an idle lane. `"cycle"`: never ends; each pass is an epoch of its own.
-        fill_value: What pads cells without an item: a number, or an array that broadcasts to every leaf; or a dict of
-            them, nested as items are: `{"label": -100, "boxes": {"x": -1}}`. Leaves that the dict does not name, or
-            gives None, are padded with 0, and objects always with None. It is checked with a stream's first item. With
-            a `collate_fn` and without `time_steps` it may be any object, and is an idle lane's window as it is.
+        fill_value: Padding of cells without an item: a number, or an array that broadcasts to every leaf; or a dict of
+            these, nested as items are: `{"label": -100, "boxes": {"x": -1}}`. Leaves that the dict does not name, or
+            sets to None, are padded with 0, and objects always with None. It is checked with a stream's first item.
+            With a `collate_fn` and without `time_steps` it may be any object: idle lanes pass it to `collate_fn`
+            unchanged.
         seed: Seeds the shuffle and the streams' generators, 0 to 2**63 - 1. None draws one from torch's
             generator now, so that `torch.manual_seed` makes a run repeatable.
         time_steps: Time steps T of a window, for streams that yield single time steps: the loader cuts the windows.
@@ -71,41 +72,41 @@ class StreamDataset(IterableDataset[StreamBatch]):
             `"packed"`: the next stream starts at the very next time step. `"given"`, without `time_steps`: the streams
             yield whole windows, with a leading time axis; shorter ones than a stream's first are padded.
         shuffle: Read the sources in a new order each epoch, seeded from (seed, epoch).
-        schedule: None: in the order of the list, or shuffled. With `lengths` also `"longest_first"`, which draws among
-            equal ones with `shuffle`; or, with `shuffle`, `"balanced"`: a random order in which long sources tend to
-            come early.
+        schedule: None: the order of the list, or shuffled. With `lengths` also `"longest_first"`, which with `shuffle`
+            shuffles sources of equal length; or, with `shuffle`, `"balanced"`: a random order in which long sources
+            tend to come early.
         deterministic: Assign sources in logical time: batches are the same for any number of workers. False assigns
             them first come, first served, for live sources.
         lookahead: Number of sources that each lane reserves, so that workers do not wait for each other. With 0 a lane
-            takes a source only when it needs one. None stands for 1, but for 0 with a `schedule`.
+            takes a source only when it needs one. None means 1, or 0 with a `schedule`.
         open_early: Whether workers open reserved sources in a background thread while they read other streams. None:
             if `open_stream`, and a sequence that computes the sources, declare that this is safe
             (`protocols.OpensEarly`). True: always, also with `num_workers=0`. False: never. Batches are the same.
-        lengths: Number of items of each source, if known: time steps, or windows without `time_steps`. None: what
-            `open_stream` says, as stores do (`protocols.KnowsLengths`). Makes `len(loader)` known. A stream of another
+        lengths: Number of items of each source, if known: time steps, or windows without `time_steps`. None: asks
+            `open_stream`, as for stores (`protocols.KnowsLengths`). Makes `len(loader)` known. A stream of another
             length is then an error.
-        on_error: `"raise"`; `"skip"`: the lane continues with its next source; or a callable that is given the
-            `StreamError`, in the worker, and returns one of the two; another answer is an error. Streams that do not
+        on_error: `"raise"`; `"skip"`: the lane continues with its next source; or a callable that gets the
+            `StreamError`, in the worker, and returns one of the two; another result is an error. Streams that do not
             fit each other always raise.
-        max_failures: How many sources may be skipped, over all epochs and resumes; one more is an error. A source that
-            fails in each epoch counts once. None: any number.
+        max_failures: The most sources that may be skipped, over all epochs and resumes; one more is an error. A source
+            that fails in each epoch counts once. None: any number.
         retries: How often in a row a stream that raises is opened again, at the item it had reached, after 0.1 s,
-            0.2 s, ..., 30 s at most. With `deterministic=False` a stream without a known length that can go to no item
-            (no `start=0`, `seek_item` or `state_dict`) counts as live: it goes on from now, and `loader.failures` gets
-            a `GapError`.
-        retry_on: The exceptions of the stream or `open_stream` for which it is opened again: a class, or several.
-        fingerprint: Names the list of sources in saved states; None hashes the list. Give one if paths may move.
-        mark_ends: Mark the last time step of each stream in `batch.is_last`. None: where `lengths` tell, so that
-            nothing is read ahead. True: everywhere. Unless `lengths` tell whether a stream goes on behind a window, its
-            next item is taken one step ahead. False: nowhere. With a `collate_fn` it has no effect.
+            0.2 s, ..., 30 s at most. With `deterministic=False`, a stream counts as live if its length is not known and
+            it cannot go to an item (no `start=0`, `seek_item` or `state_dict`): it goes on from now, and
+            `loader.failures` gets a `GapError`.
+        retry_on: The exceptions of the stream or `open_stream` after which it is opened again: a class, or several.
+        fingerprint: Identifies the list of sources in saved states; None hashes the list. Pass one if paths may move.
+        mark_ends: Mark the last time step of each stream in `batch.is_last`. None: only if `lengths` are known, so that
+            nothing is read ahead. True: always. Unless `lengths` tell whether a stream goes on after a window, its
+            next item is taken one step ahead. False: never. With a `collate_fn` it has no effect.
         seed_globals: Seed the global generators of `random`, numpy and torch for each stream, from (seed, epoch,
-            source), so that what a stream draws from them is the same for any number of workers. It costs up to a
+            source), so that a stream's draws from them are the same for any number of workers. It costs up to a
             millisecond for each window, streams are not opened early, and several threads in one process are refused.
-        sections: Cuts sources into shorter streams, see `Sections`: a number is the most items of one. With `shuffle`
-            they are cut at places drawn anew in each epoch, else at fixed ones. None reads sources whole.
+        sections: Cuts sources into shorter streams, see `Sections`; a number is the most items of a section. With
+            `shuffle` the cuts are drawn anew in each epoch, otherwise they are fixed. None reads sources whole.
 
     Raises:
-        ValueError: An option's value is out of range, unknown, or does not go with another.
+        ValueError: An option's value is out of range, unknown, or conflicts with another.
         TypeError: An option is of the wrong type, or a source cannot be pickled.
 
     Example:
@@ -149,14 +150,14 @@ class StreamDataset(IterableDataset[StreamBatch]):
             one = SourceList.checked(sources, open_stream, open_early, lengths, cut, fingerprint)
             sources = SourceLists([one])
         options.check_step_factory(open_stream, time_steps)
-        self.source_lists = lists = sources  # of `interleave` those of several datasets
+        self.source_lists = lists = sources  # `interleave` passes the lists of several datasets
         seed = (
             int(torch.randint(2**62, (), dtype=torch.int64, device="cpu").item())
             if seed is None
             else options.integer("seed", seed, 0)
         )
-        self.cuts: Cuts | None = lists.cuts(seed)  # what the schedule hands out in place of the sources
-        if time_steps is not None:  # else it may be an idle lane's window, of any type
+        self.cuts: Cuts | None = lists.cuts(seed)  # the sections that the schedule hands out in place of sources
+        if time_steps is not None:  # without it, `fill_value` may be an idle lane's window, of any type
             check_fill(fill_value)
         self.fill_value = fill_value
         self.on_error = (
@@ -170,7 +171,7 @@ class StreamDataset(IterableDataset[StreamBatch]):
         self.mark_ends = tells if mark_ends is None else options.flag("mark_ends", mark_ends)
         self.seed_globals = options.flag("seed_globals", seed_globals)
         self.given_lookahead = lookahead
-        self._steps: tuple[int, list[int]] | None = None  # of the epoch that was asked for last
+        self._steps: tuple[int, list[int]] | None = None  # of the epoch whose length was computed last
         draws = len(self.sources if self.cuts is None else self.cuts)
         rules = Rules(
             draws, batch_size, padding_mode, windows, time_steps, 0, shuffle, schedule, seed, deterministic, lists.mix
@@ -178,7 +179,7 @@ class StreamDataset(IterableDataset[StreamBatch]):
         self.rules = options.check_rules(rules, lookahead, has_lengths=lists.lengths is not None)
         self.session_table = SessionTable(self.rules)
         self._iterations = 0  # in this process
-        self.epoch_request = (0, 0)  # how often an epoch was set, and the last one
+        self.epoch_request = (0, 0)  # number of calls of set_epoch, and the last epoch
 
     @classmethod
     def from_map_style(
@@ -194,9 +195,9 @@ class StreamDataset(IterableDataset[StreamBatch]):
     ) -> Self:
         """Read a map-style dataset: each group of indices is a source, and an item is `dataset[i]`.
 
-        A window's `time_steps` items come by one call of `dataset.__getitems__`, if there is one. Lengths are known, so
-        `len(loader)` is exact, and resuming reads nothing again. The dataset is pickled once for each worker, or
-        inherited by fork. `sources[i]` is the i-th group: a `range`, or an array of indices.
+        The `time_steps` items of a window are fetched by one call of `dataset.__getitems__`, if it exists. Lengths are
+        known, so `len(loader)` is exact, and resuming reads nothing again. The dataset is pickled once for each worker,
+        or inherited by fork. `sources[i]` is the i-th group: a `range`, or an array of indices.
 
         Args:
             dataset: Any dataset with `__getitem__` and `__len__`.
@@ -206,12 +207,12 @@ class StreamDataset(IterableDataset[StreamBatch]):
             order: Puts scattered ids together: a sort key for each index (its time, say), or a function of the index.
                 `range(len(dataset))` keeps the order of indices. Groups come in the order of their first index.
             allow_partial: Leave out indices that are in no group, which is an error otherwise.
-            allow_repeats: Read indices again that are in several groups, which is an error otherwise.
-            **others: The options of `StreamDataset`, but for `sources`, `open_stream` and `lengths`.
+            allow_repeats: Read an index once for each group that it is in; several groups are an error otherwise.
+            **others: The options of `StreamDataset`, except `sources`, `open_stream` and `lengths`.
 
         Raises:
             ValueError: The groups do not fit the dataset, or as for `StreamDataset`.
-            TypeError: It is no map-style dataset, or as for `StreamDataset`.
+            TypeError: It is not a map-style dataset, or as for `StreamDataset`.
 
         Example:
             >>> from stream_dataloader import StreamDataset, StreamDataLoader
@@ -239,25 +240,25 @@ class StreamDataset(IterableDataset[StreamBatch]):
     __getitem__ = __add__ = __len__
 
     def __bool__(self) -> bool:
-        """Always true; Python would ask `len`."""
+        """Return True; Python would call `len`, which raises."""
         return True
 
     @property
     def sources(self) -> Sequence[Any]:
-        """The sources, of all datasets if it is interleaved."""
+        """The sources; those of all datasets if it is interleaved."""
         return self.source_lists.sources
 
     @property
     def open_stream(self) -> StreamFactory:
-        """What opens a source. Of an interleaved dataset it depends on the source's index: see `factory_of`."""
+        """The function that opens a source. In an interleaved dataset it depends on the source: see `factory_of`."""
         return self.source_lists.open_stream
 
     def factory_of(self, index: int) -> StreamFactory:
-        """What opens a source, by its index."""
+        """Return the function that opens a source, by the source's index."""
         return self.source_lists.of(index).open_stream
 
     def locate(self, index: int) -> tuple[int, int]:
-        """The number of the dataset, and the index in its `sources`, that a number in `batch.source_index` stands for.
+        """Return the number of the dataset, and the index in its `sources`, for a number in `batch.source_index`.
 
         Raises:
             IndexError: There is no such source; -1 in `batch.source_index` is padding.
@@ -266,16 +267,16 @@ class StreamDataset(IterableDataset[StreamBatch]):
 
     @property
     def sections(self) -> Sections | None:
-        """How sources are cut, with the lengths and the jitter that are used; None of an interleaved dataset."""
+        """The cut into sections, with the lengths and jitter in use; None for an interleaved dataset."""
         return self.source_lists.lists[0].sections if self.source_lists.mix is None else None
 
     @property
     def lengths(self) -> IntArray | None:
-        """`(num_sources,)`, number of items of each source, -1 where it is unknown; None if all are."""
+        """`(num_sources,)`, number of items of each source, -1 if it is unknown; None if all are unknown."""
         return self.source_lists.lengths
 
     def plan(self) -> ReadingPlan:
-        """The plan that whoever reads follows."""
+        """Return the plan that readers follow."""
         return ReadingPlan(
             rules=self.rules,
             lists=self.source_lists,
@@ -290,7 +291,7 @@ class StreamDataset(IterableDataset[StreamBatch]):
 
     @property
     def is_endless(self) -> bool:
-        """An epoch has no end."""
+        """Whether an epoch has no end."""
         return self.rules.padding_mode == "cycle"
 
     @property
@@ -306,11 +307,11 @@ class StreamDataset(IterableDataset[StreamBatch]):
 
     @property
     def fingerprint(self) -> str:
-        """Tells one list of sources from another."""
+        """Fingerprint that distinguishes one list of sources from another."""
         return self.source_lists.fingerprint
 
     def under(self, rules: Rules) -> StreamDataset:
-        """The same dataset under other rules: this one if the rules are its own, else a copy that shares the rest."""
+        """Return the dataset under other rules: this one if they are its own, otherwise a copy that shares the rest."""
         if rules == self.rules:
             return self
         other = object.__new__(type(self))
@@ -322,7 +323,7 @@ class StreamDataset(IterableDataset[StreamBatch]):
         return other
 
     def _scheduled_lengths(self) -> Lengths:
-        """Those by which batches are counted."""
+        """Return the lengths from which batches are counted."""
         if self.rules.padding_mode == "cycle":
             raise TypeError('padding_mode="cycle" has no len(); pass batches_per_epoch= to the loader')
         lengths = self.plan().scheduled_lengths
@@ -331,22 +332,22 @@ class StreamDataset(IterableDataset[StreamBatch]):
         return lengths
 
     def steps_of_groups(self, epoch: int) -> list[int]:
-        """For how many steps of an epoch each group has something to read; with `"drop"`, for all of its lanes."""
+        """Return the number of steps for which each group has data; with `"drop"`, data for all of its lanes."""
         lengths = self._scheduled_lengths()
         if self._steps is None or self._steps[0] != epoch:
             self._steps = epoch, steps_of_groups(self.rules, epoch, lengths)
         return self._steps[1]
 
     def steps_of(self, epoch: int, changed: Snapshot | None = None) -> int:
-        """Number of batches of an epoch; a `TypeError` without `lengths`, or without an end.
+        """Return the number of batches of an epoch; raise a `TypeError` without `lengths`, or without an end.
 
         Args:
-            changed: A place in it, if it goes on under other options than it began with.
+            changed: A place in the epoch, if it goes on under other options than it began with.
         """
         if changed is None:
             return count_steps(self.rules, self.steps_of_groups(epoch))
         if self.rules.groups.count < self.rules.groups.total:
-            raise TypeError("the number of batches depends on where all ranks stand, as options were changed")
+            raise TypeError("the number of batches depends on the places of all ranks, as options were changed")
         return steps_behind(changed, self.rules, epoch, self._scheduled_lengths())
 
     def __iter__(self) -> Iterator[StreamBatch]:
@@ -355,7 +356,7 @@ class StreamDataset(IterableDataset[StreamBatch]):
         Each iteration takes the next epoch number: in this process with its first `next`; in a worker, which begins to
         read at once, with `iter()`. All workers of one `DataLoader` iteration join the same session, in any order.
         """
-        # here, as only reading without a loader needs all of the engine
+        # Imported here, because only reading without a loader needs the whole engine.
         from stream_dataloader._reading.plain import plain_parts
 
         options.check_items(self.rules)
@@ -364,7 +365,7 @@ class StreamDataset(IterableDataset[StreamBatch]):
 
     def __getstate__(self) -> dict[str, Any]:
         state = by_value(self.__dict__, _BY_VALUE)
-        if not spawning():  # a dataset of its own, elsewhere
+        if not spawning():  # the copy is an independent dataset, so it counts epochs by itself
             state["session_table"] = None
             state["_next_epoch"] = self.session_table.take_epoch(os.getpid())
             self.session_table.set_epoch(os.getpid(), state["_next_epoch"])

@@ -1,6 +1,6 @@
-"""Every error the library raises while it runs; each is also of the nearest builtin type.
+"""Every error that the library raises while it runs; each is also a subclass of the nearest builtin error.
 
-A wrong option of a dataset or loader raises a plain `ValueError` or `TypeError`, where it is built. Every constructor
+A wrong option of a dataset or loader raises a plain `ValueError` or `TypeError` in the constructor. Every constructor
 works with the message alone, because torch's worker wrapper rebuilds exceptions that way.
 """
 
@@ -40,7 +40,7 @@ _QUERY = re.compile(r"\b([a-z][a-z0-9+.-]*://[^\s?#'\"]*)\?[^\s#'\"]*", re.IGNOR
 
 
 def without_secrets(text: str) -> str:
-    """Text without the user, the password and the query of URLs in it, for errors, logs and names of streams.
+    """Remove user, password and query from URLs in a text, for errors, logs and names of streams.
 
     Example:
         >>> without_secrets("https://me:secret@host/a.npy?signature=secret is not there")
@@ -50,7 +50,7 @@ def without_secrets(text: str) -> str:
 
 
 def shown(text: object) -> str:
-    r"""Text out of data as one line for a terminal: control characters are visible, and secrets of URLs are left out.
+    r"""Return a text from data as one line for a terminal: with visible control characters, without secrets of URLs.
 
     Example:
         >>> print(shown("a\x1b[2K\nb.mp4"))
@@ -66,7 +66,7 @@ def _visible(text: str) -> str:
 
 
 def shown_lines(text: str) -> str:
-    """Text of several lines, each as `shown` has it."""
+    """Return a text of several lines, each treated as in `shown`."""
     plain = without_secrets(text)
     return plain if plain.isprintable() else "\n".join(map(_visible, plain.expandtabs().split("\n")))
 
@@ -108,13 +108,13 @@ class StreamError(StreamDataLoaderError, RuntimeError):
 
     @property
     def place(self) -> dict[str, Any]:
-        """All of the attributes, for another error about the same place."""
+        """All of these attributes, for another error about the same place."""
         names = ("source_index", "source", "position", "lane", "worker_id")
         return {name: getattr(self, name) for name in names}
 
 
 class OpenError(StreamError):
-    """The factory raised for a source, or returned something that is no iterable."""
+    """The factory raised for a source, or did not return an iterable."""
 
 
 class ReadError(StreamError):
@@ -122,7 +122,7 @@ class ReadError(StreamError):
 
 
 class GapError(StreamError):
-    """A live stream broke and goes on from now: items may be missing before `position`. It is noted, not raised."""
+    """A live stream broke and goes on from now: items may be missing before `position`. It is recorded, not raised."""
 
 
 class ItemError(StreamError, ValueError):
@@ -142,15 +142,15 @@ class FailureLimitError(StreamError):
 
 
 class WorkerError(StreamDataLoaderError, RuntimeError):
-    """A worker died, or ended before its lanes did."""
+    """A worker died, or ended before its lanes were finished."""
 
 
 class WorkerDeathError(WorkerError):
-    """A worker process died, or something ended a thread.
+    """A worker process died, or a worker thread was ended.
 
     Attributes:
         suspects: Pairs of a source that the worker was reading and the logical time; -1 for one that it was opening.
-        member: The member of `side_by_side` that it read for; 0 of other loaders.
+        member: The member of `side_by_side` that it read for; 0 for other loaders.
     """
 
     def __init__(self, message: str, suspects: frozenset[tuple[int, int]] = frozenset()) -> None:
@@ -167,7 +167,7 @@ class RankError(StreamDataLoaderError, RuntimeError):
     """Ranks are about to read different data, or one of them left, died or is stuck.
 
     Attributes:
-        ranks: The ranks that the error is about, if they are known.
+        ranks: The ranks concerned, if they are known.
     """
 
     def __init__(self, message: str, ranks: Sequence[int] = ()) -> None:
@@ -176,10 +176,10 @@ class RankError(StreamDataLoaderError, RuntimeError):
 
 
 class DeviceError(StreamDataLoaderError, RuntimeError):
-    """A video cannot be decoded by the device that was asked for: it is not there, or its decoder cannot do it.
+    """The requested device cannot decode a video: it does not exist, or its decoder does not support the video.
 
     Attributes:
-        device: The device, as it was asked for.
+        device: The device, as requested.
         codec: FFmpeg's name of the decoder that the video needs; empty when unknown.
     """
 
@@ -201,17 +201,17 @@ class RemoteTraceback(Exception):
 
 
 class StateError(StreamDataLoaderError, ValueError):
-    """A state cannot be used: it belongs to other sources or options, to another batch, or is no state at all."""
+    """A state cannot be used: it belongs to other sources or options, to another batch, or is not a state at all."""
 
 
 class StoreError(StreamDataLoaderError, ValueError):
-    """A store is damaged, unfinished, was replaced while it was read, or does not hold what was asked for."""
+    """A store is damaged, unfinished, was replaced while it was read, or lacks the requested content."""
 
 
 class NonFiniteStateError(StreamDataLoaderError, FloatingPointError):
-    """A lane goes on with a carried state that holds NaN or infinity, which would never leave it by itself.
+    """A lane goes on with a carried state that contains NaN or infinity, which would never disappear by itself.
 
-    It is no `StreamError`: the model made the state, and the source may be sound.
+    This is not a `StreamError`: the model computed the state, and the source may be correct.
 
     Attributes:
         source_index: Index into `sources`; -1 when unknown.
@@ -225,16 +225,16 @@ class NonFiniteStateError(StreamDataLoaderError, FloatingPointError):
 
 
 class IteratorError(StreamDataLoaderError, RuntimeError):
-    """An iterator was used after a newer one of its loader had begun, or in a process that was forked meanwhile."""
+    """An iterator was used after a newer one of its loader had begun, or in a process that was forked since."""
 
 
 def format_traceback(error: BaseException) -> str:
-    """The full traceback text of `error`, causes included, as `shown_lines` has it."""
+    """Return the full traceback text of `error`, including causes, treated by `shown_lines`."""
     return shown_lines("".join(traceback.format_exception(type(error), error, error.__traceback__)))
 
 
 def shorten(value: object, limit: int = 200) -> str:
-    """`repr(value)`, cut in the middle to at most `limit` characters; never raises."""
+    """Return `repr(value)`, cut in the middle to at most `limit` characters; never raise."""
     try:
         text = repr(value)
     except Exception as error:  # a user's broken __repr__ must not hide the error being reported
@@ -252,11 +252,11 @@ class ErrorReport:
         self._cause = error.__cause__
         try:
             pickle.loads(pickle.dumps(self._cause))
-        except Exception:  # a user's exception that cannot be unpickled: its text is kept
+        except Exception:  # a user's exception that cannot be unpickled; only its text is kept
             self._cause = None
 
     def unpack(self) -> Exception:
-        """The exception, with the cause that it has in the process it comes from."""
+        """Return the exception, with the cause that it had in the process it comes from."""
         remote = RemoteTraceback(self._text)
         if self._cause is not None:
             self._cause.__cause__ = remote
@@ -265,12 +265,12 @@ class ErrorReport:
 
 
 def detached(error: Exception) -> Exception:
-    """`error`, to be kept and raised later: without the frames that it came through, and all that they hold.
+    """Return `error` without the frames that it came through, and the objects they hold, to raise it later.
 
-    The last of its causes shows what the frames were, as for an error that comes from another process.
+    The last of its causes shows the frames as text, as for an error that comes from another process.
     """
     report, left = ErrorReport(error), [error, error.__cause__, error.__context__]
-    seen: set[int] = set()  # causes may form a circle
+    seen: set[int] = set()  # causes may form a cycle
     while left:
         if (one := left.pop()) is not None and id(one) not in seen:
             seen.add(id(one))

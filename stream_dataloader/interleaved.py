@@ -1,6 +1,6 @@
 """`interleave`: lanes draw their sources from several datasets, by weight.
 
-Guarantees: all promises hold over the sources of all datasets. Each opens its sources, in its own order of them.
+Guarantees: all promises hold over the sources of all datasets. Each dataset opens its own sources, in its own order.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["SharedOptions", "interleave"]
 
 
 class SharedOptions(CommonOptions, total=False):
-    """Those that all datasets of one mix share."""
+    """Options that all datasets of one mix share."""
 
     batch_size: int
 
@@ -40,33 +40,34 @@ def interleave(
 ) -> StreamDataset:
     """Read several datasets together: each lane draws its next source from one of them, by weight.
 
-    The result is a `StreamDataset` of all sources, those of one dataset after those of the other. `batch.source_index`
-    and `get_stream_info().source_index` count over all datasets; `locate` returns the dataset and the index in it. Each
-    one's `open_stream`, `open_early`, `lengths`, `shuffle` and `schedule` still hold for its own sources.
+    The result is a `StreamDataset` of all sources, dataset after dataset. `batch.source_index` and
+    `get_stream_info().source_index` count over all datasets; `locate` returns the dataset and the index in it. Each
+    dataset's `open_stream`, `open_early`, `lengths`, `shuffle` and `schedule` still apply to its own sources.
 
     A weight is a share of the sources drawn. For shares of time steps, divide each by its streams' mean length.
 
     Args:
-        datasets: What to read.
-        weights: One positive number for each dataset, at any scale; None stands for equal weights.
-        exhausted: What happens when all sources of a dataset were drawn. `"leave_out"`: the dataset is left out, and
+        datasets: The datasets.
+        weights: One positive number for each dataset, at any scale; None means equal weights.
+        exhausted: Treatment of a dataset once all its sources were drawn. `"leave_out"`: the dataset is left out, and
             the others share the draws by their weights; every source comes once. `"repeat"`: the dataset starts again,
-            in a new order with its `shuffle`, and with new random numbers in its streams; what comes again counts as
-            new (`mask` is set). The epoch ends when each dataset was drawn once in full. None stands for `"leave_out"`,
-            but for `"repeat"` with `padding_mode="cycle"`: the mix then never ends, and each pass over a dataset is an
-            epoch for that dataset. With `"cycle"` and `"leave_out"`, each pass over all datasets is an epoch.
+            in a new order with its `shuffle`, and with new random numbers in its streams; repeated sources count as
+            new data (`mask` is set). The epoch ends when each dataset was drawn once in full. None means
+            `"leave_out"`, or `"repeat"` with `padding_mode="cycle"`: the mix then never ends, and each pass over a
+            dataset is an epoch for that dataset. With `"cycle"` and `"leave_out"`, each pass over all datasets is an
+            epoch.
         shuffle: True draws at random, seeded from (seed, epoch). False draws as evenly as possible, in the same order
-            each epoch. None stands for True if one of the datasets has `shuffle=True`. Each dataset's own `shuffle`
-            decides whether its sources are shuffled.
-        seed: Seeds everything random, also within the datasets. None stands for the first dataset's seed. The other
-            datasets' seeds are not used.
+            each epoch. None means True if one of the datasets has `shuffle=True`. Each dataset's own `shuffle` decides
+            whether its sources are shuffled.
+        seed: Seeds all random draws, also within the datasets. None means the first dataset's seed. The other datasets'
+            seeds are not used.
         **shared: `batch_size`, `padding_mode`, `fill_value`, `time_steps`, `windows`, `deterministic`, `lookahead`,
             `on_error`, `max_failures`, `retries`, `retry_on`, `mark_ends` and `seed_globals`, as for `StreamDataset`.
-            The datasets must agree on each of them that is not given.
+            The datasets must agree on each option that is not passed here.
 
     Raises:
-        ValueError: There are no datasets, they disagree on an option, or there is not one positive weight for each.
-        TypeError: One is no `StreamDataset`, or is interleaved itself.
+        ValueError: There are no datasets, they disagree on an option, or weights do not match the datasets.
+        TypeError: One is not a `StreamDataset`, or is interleaved itself.
 
     Example:
         >>> from stream_dataloader import StreamDataLoader, StreamDataset, interleave
@@ -92,7 +93,7 @@ def interleave(
     lists = SourceLists((one for dataset in listed for one in dataset.source_lists.lists), mix)
     return StreamDataset(
         lists,
-        listed[0].open_stream,  # each list has its own
+        listed[0].open_stream,  # not used, as each list has its own
         seed=listed[0].rules.seed if seed is None else seed,
         shuffle=shuffle,
         **agreed,
@@ -110,22 +111,22 @@ def _check_datasets(datasets: Any) -> list[StreamDataset]:
             raise TypeError(f"datasets[{number}] must be a StreamDataset, and is a {type(dataset).__name__}")
         if dataset.source_lists.mix is not None:
             what = f"datasets[{number}] is interleaved itself"
-            raise TypeError(f"{what}; pass what it is made of, with their weights in it times its own")
+            raise TypeError(f"{what}; pass its datasets instead, with their weights in it times its own weight")
     return listed
 
 
 def _agreed(datasets: Sequence[StreamDataset], given: SharedOptions) -> SharedOptions:
-    """The shared options: those that are given, and those that all datasets agree on."""
+    """Return the shared options: those that were passed, and those that all datasets agree on."""
     names = list(SharedOptions.__annotations__)
     if unknown := sorted(given.keys() - set(names)):
-        raise TypeError(f"interleave has no option {unknown[0]!r}; there are {', '.join(names)}")
+        raise TypeError(f"interleave has no option {unknown[0]!r}; its options are {', '.join(names)}")
     agreed: Any = dict(given)
     for name in (name for name in names if name not in given):
         found = [(n, getattr(own, name, getattr(own.rules, name, None))) for n, own in enumerate(datasets)]
-        if name == "lookahead":  # one that its schedule alone made 0 agrees with any
+        if name == "lookahead":  # a default of 0, which only follows from a schedule, agrees with any number
             free = [own.given_lookahead is None and own.rules.schedule is not None for own in datasets]
             found = [one for one, is_free in zip(found, free, strict=True) if not is_free] or [(0, None)]
-        if name == "mark_ends":  # one that its lengths decide agrees with any
+        if name == "mark_ends":  # a default, which follows from the lengths, agrees with any value
             said = [(n, own.given_mark_ends) for n, own in enumerate(datasets)]
             found = [one for one in said if one[1] is not None] or [(0, None)]
         first, agreed[name] = found[0]

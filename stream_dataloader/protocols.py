@@ -1,4 +1,4 @@
-"""The seams between the library and its users' code: who calls what, where and in which order.
+"""The interfaces between the library and its users' code, with the process, thread and order of each call.
 
 A *factory* is called once for each source a lane takes, in the process that owns the lane: a worker, or the main
 process with `num_workers=0`. It must be picklable for `spawn` and `forkserver`, by cloudpickle if not by pickle.
@@ -6,20 +6,20 @@ process with `num_workers=0`. It must be picklable for `spawn` and `forkserver`,
 A *stream* is iterated once, and then closed, if it has a `close` method (generators have one), also when an epoch is
 left early. A lane closes one stream before it opens the next. All of this runs in one thread: the worker's main thread,
 or the one that asks the loader for its next batch. So streams may share a buffer, a connection or a library that is not
-safe for threads; not so with `worker_method="thread"` or `patience`, by which a process has several.
+thread-safe. This does not hold with `worker_method="thread"` or `patience`, where a process has several such threads.
 
 A stream that must begin later than at its first item, after a resume or a lost worker, is read forward to that item,
-unless it or its factory offers something quicker::
+unless it or its factory has a faster way::
 
     def open_stream(source, start=0)        the factory has a parameter `start` whose default is the integer 0:
-                                            it is passed the number of the first item wanted
+                                            it is passed the number of the first item to yield
     iter(stream).seek_item(n)               the iterator goes to item n (`SeeksItems`); called before its first `next`
-    iter(stream).load_state_dict(state)     the iterator goes to where its `state_dict()` returned that state
+    iter(stream).load_state_dict(state)     the iterator goes to the place where its `state_dict()` returned that state
 
-The last two are used only if the iterator has them, since the iterator keeps the position: a stream's own methods are,
-if `iter(stream) is stream`.
+`seek_item` and `load_state_dict` are looked up on `iter(stream)`. A stream that defines them must return itself from
+`__iter__`.
 
-With the dataset's `mark_ends`, the item behind a full window is taken, and copied, before the batch is handed out. A
+With the dataset's `mark_ends`, the item after a full window is taken, and copied, before the batch is handed out. A
 leaf that is neither array nor tensor is not copied: yield a new object each time.
 """
 
@@ -59,7 +59,7 @@ Item_co = TypeVar("Item_co", covariant=True)
 
 @runtime_checkable
 class Stream(Protocol[Item_co]):
-    """What a factory returns: the items of one source, in time order.
+    """The items of one source, in time order, as a factory returns them.
 
     It may be any iterable: a generator, a list, a file. If it has a `close()` method, that is called once: after the
     last item, after an error, or when the epoch is left early.
@@ -74,7 +74,7 @@ class Stream(Protocol[Item_co]):
 class ReadsInto(Stream[Item_co], Protocol[Item_co]):
     """A stream of single time steps that writes them straight into the batch.
 
-    The first item is taken from the stream's iterator, and shows what items look like. From then on, with the dataset's
+    The first item is taken from the stream's iterator, and sets the layout of items. From then on, with the dataset's
     `time_steps`, only `read_into` is called, in the worker's main thread; it continues after the items that were
     iterated. Streams with leaves that are objects, and streams that cut their own windows, are only iterated.
 
@@ -99,26 +99,25 @@ class ReadsInto(Stream[Item_co], Protocol[Item_co]):
     """
 
     def read_into(self, out: Any) -> int:
-        """Write the next items, at most as many as there is room for.
+        """Write the next items, as far as there is room.
 
         Args:
             out: The structure of an item, whose leaves are NumPy arrays `(n, ...)` to write to, with the first item's
-                dtypes and shapes; tensors where NumPy lacks the dtype (bfloat16). Do not keep them.
+                dtypes and shapes; tensors if NumPy lacks the dtype (bfloat16). Do not keep them.
 
         Returns:
-            How many time steps were written, from the first row on: 1 to n, or 0 at the stream's end. If an error
-            follows some items, return their number, and raise the error in the next call.
+            Number of time steps written, from the first row on: 1 to n, or 0 at the stream's end. If an error follows
+            some items, return their number, and raise the error in the next call.
         """
         ...
 
 
 @runtime_checkable
 class MarksStarts(Stream[Item_co], Protocol[Item_co]):
-    """A stream of single time steps in which sequences begin, such as documents.
+    """A stream of single time steps that contains several sequences, such as documents.
 
-    The batch's `is_first` is set there too, also in the middle of a window, as
-    where packed streams begin. `reset`, `recurrent.seq_idx` and `recurrent.cu_seqlens`
-    follow.
+    The batch's `is_first` is also set at the beginning of each sequence, even in the middle of a window, as for packed
+    streams. `reset`, `recurrent.seq_idx` and `recurrent.cu_seqlens` follow it.
 
     Example:
         >>> from stream_dataloader import StreamDataLoader, StreamDataset, recurrent
@@ -133,17 +132,16 @@ class MarksStarts(Stream[Item_co], Protocol[Item_co]):
     """
 
     def starts_within(self, start: int, stop: int) -> Iterable[int]:
-        """Which of the items `[start, stop)` begin a sequence.
+        """Return the items in `[start, stop)` that begin a sequence.
 
-        It is asked after they were read, about each once, in order. Items are
-        counted from the stream's first, also if it was opened at a later one.
-        The first needs no mark.
+        It is called after these items were read, for each item once, in order. Items are counted from the stream's
+        first, even if the stream was opened at a later one. The first item needs no mark.
         """
         ...
 
 
 class SeeksItems(Iterator[Item_co], Protocol[Item_co]):
-    """An iterator that can go to any item: a stream itself, or what its `iter` returns.
+    """An iterator that can go to any item: a stream itself, or the object that its `__iter__` returns.
 
     Example:
         >>> class Ramp:
@@ -165,17 +163,17 @@ class SeeksItems(Iterator[Item_co], Protocol[Item_co]):
     """
 
     def seek_item(self, item: int) -> None:
-        """Go to an item, counted from 0: the next `next` returns it, or raises `StopIteration` at the stream's end."""
+        """Go to an item, counted from 0: the following `next` returns it, or raises `StopIteration` at the end."""
         ...
 
 
 class OpensEarly(Protocol):
-    """A factory that may run in another thread than the one that reads streams, up to a stream's first item.
+    """A factory that may run in a second thread, besides the one that reads streams, up to a stream's first item.
 
     Workers then open the sources that lanes reserve (`lookahead`) ahead of need. Calls on one stream never overlap, so
-    only what streams share needs a lock. Batches are the same either way.
+    only objects that streams share need a lock. Batches are the same either way.
 
-    The declaration holds for the class that makes it. A subclass that overrides `__call__` must declare again.
+    The declaration holds for the class that makes it. A subclass that overrides `__call__` must declare it again.
 
     Attributes:
         open_early: `True` itself; other true values do not count. A function may have it as an attribute.
@@ -190,10 +188,10 @@ class OpensEarly(Protocol):
 
 @runtime_checkable
 class KnowsLengths(Protocol):
-    """A factory that knows how many items there are, so that `StreamDataset` needs no `lengths`."""
+    """A factory that knows the numbers of items, so that `StreamDataset` needs no `lengths`."""
 
     def lengths_of(self, sources: Any) -> Any:
-        """Number of items of each source, `(sources,)`; None if only reading tells, or these are not its own."""
+        """Return the number of items of each source, `(sources,)`; None if not known, or for foreign sources."""
         ...
 
 

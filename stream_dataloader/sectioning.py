@@ -1,6 +1,7 @@
-"""`Sections`: sources cut into shorter streams, at places drawn anew in each epoch or at fixed ones.
+"""`Sections`: sources cut into shorter streams, at fixed places or at places drawn anew in each epoch.
 
-Guarantee: within an epoch all promises hold with sections in place of sources, cut by (seed, epoch, source) alone.
+Guarantee: within an epoch all promises hold with sections in place of sources. Cuts depend on (seed, epoch, source)
+alone.
 """
 
 from __future__ import annotations
@@ -23,31 +24,32 @@ _MOST_STEPS = 2**31  # drawn out of 32 random bits
 
 
 class Sections:
-    """How sources are cut into sections of at most `max_steps` items, for `StreamDataset(..., sections=...)`.
+    """Cut of sources into sections of at most `max_steps` items, for `StreamDataset(..., sections=...)`.
 
-    Each section is a stream of its own: `reset` and `is_first` are set at its first item, and shuffle and schedule deal
-    out sections. `batch.source_index` stays the index in the dataset's `sources`, and `batch.position` the number of
-    the item within the whole source. So (source, position) names the same item in each epoch, wherever it was cut.
+    Each section is a stream of its own: `reset` and `is_first` are set at its first item, and shuffle and schedule
+    apply to sections. `batch.source_index` stays the index in the dataset's `sources`, and `batch.position` the number
+    of the item within the whole source. So (source, position) identifies the same item in each epoch, regardless of
+    the cuts.
 
     A section is opened at its first item by the factory's parameter `start` or the iterator's `seek_item`. A stream
-    that offers neither is read from its beginning for each of its sections.
+    with neither is read from its beginning for each of its sections.
 
     Args:
         max_steps: The most items of a section, 1 to 2**31. With a multiple of `time_steps`, fixed cuts and aligned
             windows, only sources' last windows are padded.
         jitter: True: in each epoch a source's first section has 1 to `max_steps` items, drawn from (seed, epoch,
-            source); the others follow, of `max_steps` items but for the last. False: all have `max_steps` items but for
-            the last, in every epoch. None: the dataset's `shuffle`, so that validation is cut alike in each epoch.
+            source); the others have `max_steps` items, except the last. False: all have `max_steps` items, except the
+            last, in every epoch. None: the dataset's `shuffle`, so that validation has the same cuts in each epoch.
         lengths: Number of items of each source. None: the `lengths` of the dataset.
 
     Attributes:
         max_steps: As given.
-        jitter: As given. Of a dataset's `sections` it is True or False.
-        lengths: `(num_sources,)` int64. Of a dataset's `sections` they are known.
+        jitter: As given. In a dataset's `sections` it is True or False.
+        lengths: `(num_sources,)` int64. In a dataset's `sections` they are known.
 
     Raises:
         ValueError: `max_steps` is out of range, or a length is negative.
-        TypeError: `max_steps` is no integer, or `jitter` is not True, False or None.
+        TypeError: `max_steps` is not an integer, or `jitter` is not True, False or None.
 
     Example:
         >>> from stream_dataloader import Sections, StreamDataLoader, StreamDataset
@@ -71,7 +73,7 @@ class Sections:
         self.lengths = None if lengths is None else options.check_lengths(lengths, len(lengths))
 
     def of(self, source: int, *, epoch: int, seed: int) -> list[tuple[int, int]]:
-        """The sections `[start, stop)` of one source, in order, as a dataset with that seed cuts it in that epoch.
+        """Return the sections `[start, stop)` of one source, in order, for an epoch of a dataset with this seed.
 
         Args:
             source: Index of the source.
@@ -84,7 +86,7 @@ class Sections:
         """
         if self.lengths is None or self.jitter is None:
             missing = "lengths" if self.lengths is None else "jitter"
-            raise ValueError(f"{self!r} has the {missing} of a dataset; give {missing}=, or ask dataset.sections")
+            raise ValueError(f"{self!r} has the {missing} of a dataset; pass {missing}=, or use dataset.sections")
         if not 0 <= source < len(self.lengths):
             raise IndexError(f"source {source} is out of range for {len(self.lengths)} sources")
         cut = Cut(self.lengths[source : source + 1], self.max_steps, jitter=self.jitter, first=source)
@@ -100,7 +102,7 @@ class Sections:
 
 
 def check_sections(given: Any, time_steps: Any, shuffle: Any) -> Sections | None:
-    """The `sections` of a dataset, with the jitter that they have there."""
+    """Return the `sections` of a dataset, with the jitter that its `shuffle` sets."""
     if given is None:
         return None
     if isinstance(given, Sections):
@@ -108,7 +110,7 @@ def check_sections(given: Any, time_steps: Any, shuffle: Any) -> Sections | None
     else:
         cut = Sections(options.integer("sections, the most items of one,", given, 1, _MOST_STEPS))
     if time_steps is None:
-        what = "sections= counts time steps, of which windows may have any number"
+        what = "sections= counts time steps, and time_steps is None, so an item may be a whole window"
         raise ValueError(f"{what}; pass time_steps=, and streams that yield single time steps")
     if cut.jitter is not None:
         return cut
@@ -116,10 +118,10 @@ def check_sections(given: Any, time_steps: Any, shuffle: Any) -> Sections | None
 
 
 def with_lengths(sections: Sections, lengths: Any) -> Sections:
-    """Sections of the lengths that they or the dataset were given.
+    """Return sections with the lengths that were passed to them or to the dataset.
 
     Raises:
-        ValueError: There are none, or they differ.
+        ValueError: There are no lengths, or the two differ.
     """
     if sections.lengths is None:
         if lengths is None:
@@ -128,7 +130,7 @@ def with_lengths(sections: Sections, lengths: Any) -> Sections:
         return Sections(sections.max_steps, jitter=sections.jitter, lengths=lengths)
     if lengths is not None and not np.array_equal(np.asarray(lengths), sections.lengths):
         own = shorten(sections.lengths.tolist())
-        raise ValueError(f"lengths= is {shorten(lengths)}, and sections= has {own}; give lengths to one of them only")
+        raise ValueError(f"lengths= is {shorten(lengths)}, and sections= has {own}; pass lengths to one of them only")
     return sections
 
 
@@ -140,6 +142,6 @@ def cut_of(sections: Sections, first: int = 0) -> Cut:
 
 
 def described(cut: Cut) -> str:
-    """How a list is cut, as saved states have it."""
+    """Describe the cut of a list, for saved states."""
     lengths = hashlib.blake2b(cut.lengths.tobytes(), digest_size=16).hexdigest()
     return f"max_steps={cut.steps}, jitter={cut.jitter}, lengths={lengths}"

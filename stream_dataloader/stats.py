@@ -1,4 +1,4 @@
-"""What a loader has done so far, and what its time went into.
+"""Statistics of a loader: counts, and the use of its time.
 
 Guarantee: plain numbers, taken at one moment; they do not change afterwards.
 """
@@ -20,17 +20,17 @@ __all__ = ["LateLane", "LoaderStats", "TraceEvent", "WorkerStats"]
 
 
 class TraceEvent(NamedTuple):
-    """Something that took time.
+    """An event with its duration.
 
     Attributes:
         worker: The worker's number; -1 is the trainer's process.
-        kind: `"step"`: a worker reads its lanes' windows of a batch. `"open"`: it opens a stream. `"open ahead"`: so
-            does its background thread. `"grant"`: it waits until it may take the next source. `"batch"`: the trainer
-            waits for a batch. `"train"`: what the trainer does between two batches.
-        start_ns: When it began, by `time.monotonic_ns`.
-        stop_ns: When it was over.
+        kind: `"step"`: a worker reads its lanes' windows of a batch. `"open"`: it opens a stream. `"open ahead"`: its
+            background thread opens a stream. `"grant"`: it waits until it may take the next source. `"batch"`: the
+            trainer waits for a batch. `"train"`: the trainer works between two batches.
+        start_ns: Time of its start, by `time.monotonic_ns`.
+        stop_ns: Time of its end.
         number: The batch, or the source that is opened; -1 if there is none.
-        thread: Which of the worker's threads it was, counted from 0; with `patience` each lane has one.
+        thread: Number of the worker's thread, from 0; with `patience` each lane has one.
     """
 
     worker: int
@@ -42,13 +42,13 @@ class TraceEvent(NamedTuple):
 
 
 class LateLane(NamedTuple):
-    """A lane that the newest batch does without, with `patience`.
+    """A lane that is missing in the newest batch, with `patience`.
 
     Attributes:
         lane: The lane.
-        seconds: How long it has been late: since the first batch without it.
+        seconds: Time since the first batch without it.
         source_index: The source that it reads or opens; -1 if it waits for one.
-        source: That source, in words.
+        source: Text of that source.
     """
 
     lane: int
@@ -62,7 +62,7 @@ class LateLane(NamedTuple):
 
 
 class Events(Sequence[TraceEvent]):
-    """Events that are put together when they are first looked at, which takes longer than all that is counted."""
+    """Events that are assembled at the first access, because this takes longer than all other statistics."""
 
     def __init__(self, make: Callable[[], Iterable[TraceEvent]]) -> None:
         self._make = make
@@ -83,27 +83,27 @@ class Events(Sequence[TraceEvent]):
 
 @dataclass(frozen=True, kw_only=True)
 class LoaderStats(Figures):
-    """What a loader has done since it was built, over all epochs; the difference of two is what happened between.
+    """Statistics of a loader since it was built, over all epochs. Subtract earlier ones for the time in between.
 
     Attributes:
-        seconds: From the first `next` on, but for times in which no epoch was read.
+        seconds: Time since the first `next`, without times in which no epoch was read.
         batches: Batches that were handed out.
-        items: Time steps in them, padding left out.
-        begun: Streams that were begun in them, those without an item too.
-        cells: Time steps that they have room for, T x B a batch.
-        late_cells: Those of lanes that were late, with `patience`.
-        bytes: What the items' arrays and tensors take.
-        wait_seconds: How long the trainer waited for batches.
-        workers: What each worker did; with `num_workers=0` one, the process itself.
-        late: Lanes that the newest batch does without at this moment, with `patience`.
-        slots_in_use: Slots of shared memory that are held by batches, or being filled, at this moment.
-        slots: How many there are.
-        copies: Batches that were copied, as too many of those before are held.
+        items: Time steps in these batches, without padding.
+        begun: Streams that began in these batches, including those without an item.
+        cells: Cells of these batches, T x B for each batch.
+        late_cells: Cells of late lanes, with `patience`.
+        bytes: Bytes of the items' arrays and tensors.
+        wait_seconds: Time that the trainer waited for batches.
+        workers: Figures of each worker; with `num_workers=0` of one, the process itself.
+        late: Lanes that are missing in the newest batch, with `patience`.
+        slots_in_use: Slots of shared memory that batches hold, or that are being filled, at this moment.
+        slots: Number of slots.
+        copies: Batches that were copied, because too many earlier ones are held.
         skipped: Streams that were skipped after an error.
         gaps: How often a live stream was opened again after an error and went on from now: see `loader.failures`.
-        restarts: How often workers were started anew after one died.
-        events: What took time, the last few thousand of each process; see `save_trace`.
-        setup: How the loader was built, for `advice`; None if that is not known.
+        restarts: How often workers were restarted after one died.
+        events: The last few thousand events of each process, with their durations; see `save_trace`.
+        setup: Options of the loader, for `advice`; None if they are not known.
 
     Example:
         >>> from stream_dataloader import StreamDataLoader, StreamDataset
@@ -126,31 +126,31 @@ class LoaderStats(Figures):
 
     @property
     def batches_per_second(self) -> float:
-        """Batches a second; 0 before the first."""
+        """Batches per second; 0 before the first."""
         return rate(self.batches, self.seconds)
 
     @property
     def items_per_second(self) -> float:
-        """Time steps a second, padding left out."""
+        """Time steps per second, without padding."""
         return rate(self.items, self.seconds)
 
     @property
     def bytes_per_second(self) -> float:
-        """Bytes of items a second."""
+        """Bytes of items per second."""
         return rate(self.bytes, self.seconds)
 
     @property
     def opened(self) -> int:
-        """Streams that all workers opened."""
+        """Number of streams that all workers opened."""
         return int(self._sum("opened"))
 
     @property
     def retried(self) -> int:
-        """How often streams were opened again after an error, also those that are open."""
+        """Number of times that streams were opened again after an error, including streams that are still open."""
         return int(self._sum("retried"))
 
     def __sub__(self, earlier: LoaderStats) -> LoaderStats:
-        """What happened since `earlier`; slots and late lanes are as they are now."""
+        """Return the statistics since `earlier`; slots and late lanes have their current values."""
         if not isinstance(earlier, LoaderStats):
             return NotImplemented
         now: dict[str, Any] = {"slots": self.slots, "slots_in_use": self.slots_in_use, "setup": self.setup}
@@ -163,24 +163,24 @@ class LoaderStats(Figures):
         return dataclasses.replace(found, **now)
 
     def advice(self, *, padding_share: float | None = None, cores: int | None = None) -> Advice:
-        """A sentence about what would make the run faster, or say that nothing would; `print` it.
+        """Return one sentence: the change that would make the run faster, or that none would; `print` it.
 
-        Let some dozens of batches pass, and leave out the start of workers: `(loader.stats() - earlier).advice()`.
+        Read some dozens of batches first, and leave out the start of workers: `(loader.stats() - earlier).advice()`.
 
         Args:
-            padding_share: That of the whole epoch, if it is known; None computes it from `lengths`, or takes
-                that of the batches so far, without the lanes that were late.
-            cores: How many cores may be used; None asks the system.
+            padding_share: Share of padding in the whole epoch, if known; None computes it from `lengths`, or takes the
+                share in the batches so far, leaving out late lanes.
+            cores: Number of cores that may be used; None asks the system.
         """
         if self.setup is None:
-            return Advice("unknown", "There is nothing to tell: these figures are of no loader.")
+            return Advice("unknown", "There is no advice, as these figures do not belong to a loader.")
         if padding_share is None:
             outlook = self.setup.outlook
             padding_share = self.idle_share if outlook is None else outlook.padding_share
         return advise(self, self.setup, padding_share, available_cores() if cores is None else cores)
 
     def as_dict(self) -> dict[str, Any]:
-        """The numbers as plain data, for a log; without `events` and `setup`, with rates and shares."""
+        """Return the numbers as plain data, for a log; without `events` and `setup`, with rates and shares."""
         found = dataclasses.asdict(dataclasses.replace(self, events=(), setup=None))
         del found["events"], found["setup"]
         names = ("batches_per_second", "items_per_second", "bytes_per_second", "wait_share", "padding_share")
@@ -240,7 +240,7 @@ def _difference(now: Any, then: Any, leave_out: tuple[str, ...] = ()) -> Any:
 
 
 def _chrome_events(events: Sequence[TraceEvent]) -> Iterator[dict[str, Any]]:
-    """Events as Chrome's trace viewer takes them: microseconds from the first; a process and thread a row."""
+    """Yield events for Chrome's trace viewer: microseconds since the first, and a row per process and thread."""
     first = min((event.start_ns for event in events), default=0)
     yield {"ph": "M", "name": "process_name", "pid": 0, "args": {"name": "stream_dataloader"}}
     threads = sorted({(event.worker, event.thread) for event in events})

@@ -1,6 +1,6 @@
-"""What a running stream can know of itself: its source, epoch, lane, worker and random generators.
+"""Information for a running stream: its source, epoch, lane, worker and random generators.
 
-Guarantee: random numbers depend on (seed, epoch, source) alone, on `repeat` where a source comes again, and with
+Guarantee: random numbers depend on (seed, epoch, source) alone; on `repeat`, too, if a source is drawn again; and with
 `rng_at` on the position.
 """
 
@@ -18,26 +18,26 @@ from numpy.random import Generator, SeedSequence, default_rng
 
 __all__ = ["StreamInfo", "get_stream_info"]
 
-# part of each key, so that no two purposes share random numbers
+# Each purpose has a number of its own in its keys, so that no two purposes share random numbers.
 _ORDER, _STREAM, _POSITION, _CUTS, _PURPOSE, _WORKERS, _GLOBALS = range(7)
 
 _MASK = 2**64 - 1
 
 
 def order_rng(seed: int, epoch: int, *part: int) -> Generator:
-    """The generator that shuffles an epoch, or a part of it with an order of its own."""
+    """Return the generator that shuffles an epoch, or a part of it with an order of its own."""
     return default_rng(SeedSequence(seed, spawn_key=(_ORDER, epoch, *part)))
 
 
 def cuts_key(seed: int, epoch: int) -> int:
-    """64 random bits, from which it is drawn where the sources of an epoch are cut into sections."""
+    """Return 64 random bits, from which the cuts of an epoch's sources into sections are drawn."""
     return int(SeedSequence(seed, spawn_key=(_CUTS, epoch)).generate_state(1, np.uint64)[0])
 
 
 def stream_seed(info: StreamInfo) -> int:
-    """The `StreamBatch.stream_seed` of a stream's steps: 64 random bits, as a signed number.
+    """Return the `StreamBatch.stream_seed` of a stream's steps: 64 random bits, as a signed number.
 
-    A `SeedSequence` would take longer than to open a small stream; this is SplitMix64 with the keys as its steps.
+    A `SeedSequence` would take longer than opening a small stream; this is SplitMix64 with the keys as its steps.
     """
     bits = info.seed
     for key in (info.epoch, info.source_index, info.repeat):
@@ -49,13 +49,13 @@ def stream_seed(info: StreamInfo) -> int:
 
 
 def workers_seed(seed: int, *start: int) -> int:
-    """The seed of the global generators of worker processes, one for each of their starts."""
+    """Return the seed of worker processes' global generators, a different one for each start."""
     return int(SeedSequence(seed, spawn_key=(_WORKERS, *start)).generate_state(1, np.uint64)[0]) >> 1
 
 
 @dataclass(frozen=True, eq=False)
 class StreamInfo:
-    """What `get_stream_info()` returns inside a stream.
+    """Information about the running stream, as `get_stream_info()` returns it.
 
     Attributes:
         source_index: Index of the stream's source in `sources`.
@@ -64,10 +64,10 @@ class StreamInfo:
         worker_id: The worker that reads the stream; 0 with `num_workers=0`. Results that must not depend on the number
             of workers must not use it.
         seed: The dataset's seed.
-        repeat: How often the source was handed out before in this epoch as something new. Always 0, except with
+        repeat: How often the source was drawn before in this epoch as new data. Always 0, except with
             `interleave(..., exhausted="repeat")`.
-        start: The first item that is read of the source, and
-        stop: the item behind the last, if the dataset cuts its sources into `sections`; else 0 and None.
+        start: First item of the section, if the dataset cuts its sources into `sections`; otherwise 0.
+        stop: The item behind the section's last; None without sections.
     """
 
     source_index: int
@@ -81,9 +81,9 @@ class StreamInfo:
 
     @cached_property
     def rng(self) -> Generator:
-        """A generator seeded from (seed, epoch, source), for draws that are made while the stream opens.
+        """A generator seeded from (seed, epoch, source), for draws while the stream opens.
 
-        Of a section it is seeded from `start` too, so each section of a source has draws of its own.
+        For a section it is also seeded from `start`, so each section of a source has draws of its own.
         """
         key = (_STREAM, self.epoch, self.source_index, *self._again)
         if self.start:
@@ -94,8 +94,8 @@ class StreamInfo:
         """Return a new generator seeded from (seed, epoch, source, position), for the draws of one item.
 
         Unlike `rng` it does not depend on earlier draws. So a stream that starts in the middle draws the same numbers
-        there as one that is read from its beginning. Each call for a position returns the same numbers: where several
-        things are drawn independently, use `rng_for`.
+        there as one that is read from its beginning. Each call for a position returns the same numbers; for several
+        independent draws, use `rng_for`.
 
         Args:
             position: Index of the item within its stream, 0 or more.
@@ -107,14 +107,14 @@ class StreamInfo:
         """Return a new generator for one purpose, seeded from (seed, epoch, source, purpose) and the position, if any.
 
         Draws for different purposes are independent of each other, and of `rng` and `rng_at`. Without a position they
-        hold for the whole source: also for all of its sections, and after a resume.
+        hold for the whole source, including all of its sections, and after a resume.
 
         Args:
-            purpose: A name for what is drawn, such as "crop".
+            purpose: A name for the draws, such as "crop".
             position: Index of the item within its stream, for draws of one item.
 
         Raises:
-            TypeError: `purpose` is no string.
+            TypeError: `purpose` is not a string.
             ValueError: `position` is negative.
 
         Example:
@@ -139,7 +139,7 @@ class StreamInfo:
 
     @property
     def global_seed(self) -> SeedSequence:
-        """What the global generators are seeded with for the stream, with `seed_globals=True`."""
+        """The seed of the global generators for the stream, with `seed_globals=True`."""
         key = (_GLOBALS, self.epoch, self.source_index, self.repeat, self.start)
         return SeedSequence(self.seed, spawn_key=key)
 
@@ -152,17 +152,17 @@ class _Current(threading.local):
     info: StreamInfo | None = None
 
 
-#: What runs in this thread; `run_as` sets it, and inner loops do so themselves.
+#: The stream that runs in this thread; `run_as` sets it, and inner loops set it directly.
 running = _Current()
 
 
 def get_stream_info() -> StreamInfo | Any:
-    """Return the `StreamInfo` of the stream that is running, or None outside of one.
+    """Return the `StreamInfo` of the running stream, or None outside of a stream.
 
-    For type checkers the result is `StreamInfo | Any`: a stream need not check for None.
+    For type checkers the result is `StreamInfo | Any`, so that a stream need not check for None.
 
     It works in the factory and in the stream's iterator, in any worker, and in the background thread that opens streams
-    early. `torch.utils.data.get_worker_info` is its model.
+    early. It is modelled on `torch.utils.data.get_worker_info`.
 
     Example:
         >>> from stream_dataloader import StreamDataset, StreamDataLoader, get_stream_info
@@ -178,6 +178,6 @@ def get_stream_info() -> StreamInfo | Any:
 
 
 def run_as(info: StreamInfo | None) -> StreamInfo | None:
-    """Set what `get_stream_info` returns in this thread; returns the value before."""
+    """Set the result of `get_stream_info` in this thread; return the value before."""
     before, running.info = running.info, info
     return before

@@ -1,7 +1,7 @@
 """`LaneBatchSampler`: coherent lanes for torch's own `DataLoader`, and for frameworks that build one themselves.
 
-Guarantees: the rows are those of a `StreamDataLoader` over the same groups; ranks have as many batches as each other,
-and no index in common; `len` is exact; a state says where the trainer is.
+Guarantees: the rows are the same as those of a `StreamDataLoader` over the same groups. All ranks have the same number
+of batches, and no index in common. `len` is exact. A state describes the trainer's position.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ __all__ = ["LaneBatchSampler"]
 class LaneBatchSampler(Sampler[list[int]]):
     """Draws the indices of batches in which row b goes on where row b of the batch before stopped.
 
-    A batch is a list of `T * B` indices, time-major: those of all lanes at t = 0, then at t = 1. So what torch's
-    `DataLoader` collates has a first axis of `T * B`, to be viewed as `(T, B, ...)`. Each is a `LaneIndex`, which says
-    its lane and time step, whether its group starts there, and whether it is padding. Pass it as `batch_sampler=`, and
-    nothing else about batches.
+    A batch is a list of `T * B` indices, time-major: those of all lanes at t = 0, then at t = 1. So the output of
+    torch's `DataLoader` has a first axis of `T * B`, to be viewed as `(T, B, ...)`. Each index is a `LaneIndex`, with
+    its lane and time step, whether its group starts there, and whether it is padding. Pass the sampler as
+    `batch_sampler=`, and no other option about batches.
 
     A cell without an item cannot be left out of a list of indices. It repeats the index before it in its window; in a
-    window without any, it is the first index of the first group. Its `mask` is False.
+    window without any item, it is the first index of the first group. Its `mask` is False.
 
     Args:
         batch_size: Number of lanes B on this rank.
@@ -56,25 +56,25 @@ class LaneBatchSampler(Sampler[list[int]]):
             `StreamDataset.from_map_style`. Either this or `lengths` is required.
         lengths: The number of indices of each group, if groups follow each other.
         windows: `"aligned"` or `"packed"`, as for `StreamDataset`, like the options that follow up to `seed`.
-        padding_mode: What a lane does when no group is left. With `"cycle"` batches never end; pass
-            `batches_per_epoch` to trainers that count them.
+        padding_mode: Behaviour of a lane when no group is left. With `"cycle"` batches never end; pass
+            `batches_per_epoch` for trainers that count them.
         shuffle: Draw the groups in a new order each epoch.
         schedule: None, `"longest_first"` or, with `shuffle`, `"balanced"`.
         lookahead: Number of groups that each lane reserves.
-        seed: Seeds the order; None draws it from torch's generator. Several ranks must be given the same.
-        rank: Which rank this process is; needs `world_size`. None: torch.distributed is asked.
+        seed: Seeds the order; None draws it from torch's generator. All ranks need the same seed.
+        rank: Rank of this process; needs `world_size`. None: ask torch.distributed.
         world_size: Number of ranks.
         virtual_ranks: Number of virtual ranks that the epoch's order is dealt to, see `StreamDataLoader`.
         batches_per_epoch: Number n of batches of an epoch; needs `"cycle"`. The endless run is drawn in epochs of n
-            batches, each of which goes on where the one before stopped.
+            batches, and each epoch goes on where the one before stopped.
         order: Puts scattered ids together: a sort key for each index, or a function of the index.
         dataset_length: Number of items of the dataset, to check the groups by; None: one more than the largest index.
         sections: Cuts groups into shorter ones, as for `StreamDataset`: the most indices of one, or `Sections`.
         allow_partial: Leave out indices that are in no group, which is an error otherwise.
-        allow_repeats: Draw indices again that are in several groups, which is an error otherwise.
+        allow_repeats: Draw an index once for each group that it is in; several groups are an error otherwise.
 
     Raises:
-        ValueError: An option's value is out of range, unknown, or does not go with another.
+        ValueError: An option's value is out of range, unknown, or conflicts with another.
         TypeError: An option is of the wrong type.
 
     Example:
@@ -87,7 +87,7 @@ class LaneBatchSampler(Sampler[list[int]]):
         (3, ['adbe', 'cfcg', 'ahah'])
     """
 
-    #: Frameworks look here for a sampler of single indices, whose epoch they would set; this one counts by itself.
+    #: Frameworks look here for a sampler of single indices, to set its epoch; this sampler counts epochs by itself.
     sampler = None
 
     def __init__(
@@ -118,7 +118,7 @@ class LaneBatchSampler(Sampler[list[int]]):
         left_out = {"allow_partial": allow_partial, "allow_repeats": allow_repeats}
         self._groups = given_groups(groups, lengths, dataset_length, order=order, **left_out)
         time_steps = self.time_steps = options.integer("time_steps", time_steps, 1, 2**31)
-        self._seed_is_given = seed is not None  # and so every rank's
+        self._seed_is_given = seed is not None  # only a given seed is the same on all ranks
         seed = int(torch.randint(2**62, (), dtype=torch.int64, device="cpu").item()) if seed is None else seed
         seed = options.integer("seed", seed, 0)
         cut = check_sections(sections, time_steps, shuffle)
@@ -134,7 +134,7 @@ class LaneBatchSampler(Sampler[list[int]]):
         self.batches_per_epoch = options.batches_per_epoch(batches_per_epoch, self._rules.padding_mode)
         self._position = Position(self.batches_per_epoch)
         self._drawing: Drawing | None = None  # the epoch that began last
-        self._steps: tuple[Rules, int, int] | None = None  # of the epoch that was asked for last
+        self._steps: tuple[Rules, int, int] | None = None  # of the epoch whose length was computed last
         self._find_rank()
 
     def _lengths(self, seed: int) -> Lengths:
@@ -142,7 +142,7 @@ class LaneBatchSampler(Sampler[list[int]]):
         return self._groups.lengths if self._sections is None else Cuts([cut_of(self._sections)], seed)
 
     def _find_rank(self) -> Rules:
-        """The rules of this rank, which may be known only now."""
+        """Find this rank, which may be known only now, and return its rules."""
         place = self._rank.now()
         groups = Groups.of_rank(self._total_groups or place.world_size, place.rank, place.world_size)
         rules = replace(self._rules, groups=groups)
@@ -165,14 +165,16 @@ class LaneBatchSampler(Sampler[list[int]]):
         yield from drawing.batches()
 
     def __len__(self) -> int:
-        """Number of batches of the epoch that began last; of the one that comes, if none did or `set_epoch` was called.
+        """Return the number of batches of the epoch that began last.
+
+        It is that of the coming epoch if none has begun, or if `set_epoch` was called.
 
         Raises:
-            TypeError: There is no end.
+            TypeError: The epoch has no end.
         """
         self._find_rank()
         if self._drawing is not None and not self._position.is_set:
-            total = self._drawing.total  # also when all was drawn: the trainer may have batches of it to come
+            total = self._drawing.total  # also when all batches were drawn, as the trainer may still use some of them
         else:
             total = self._total(self._position.coming().run)
         if total is None:
@@ -180,7 +182,7 @@ class LaneBatchSampler(Sampler[list[int]]):
         return total
 
     def _total(self, run: int) -> int | None:
-        """Number of batches of an epoch; None without an end."""
+        """Return the number of batches of an epoch; None without an end."""
         if self.batches_per_epoch is not None or self._rules.padding_mode == "cycle":
             return self.batches_per_epoch
         if self._steps is None or self._steps[:2] != (self._rules, run):
@@ -192,7 +194,7 @@ class LaneBatchSampler(Sampler[list[int]]):
         return f"{type(self).__name__}({len(self._groups):,} groups, {options.given_options(self._rules)})"
 
     def __bool__(self) -> bool:
-        """Always true; Python would ask `len`, which may not be known."""
+        """Return True; Python would call `len`, which may not be known."""
         return True
 
     def set_epoch(self, epoch: int) -> None:
@@ -227,7 +229,7 @@ class LaneBatchSampler(Sampler[list[int]]):
             coming = self._position.coming()
             if batches not in (None, coming.epoch.delivered):
                 begins = f"epoch {coming.epoch.number} begins with batch {coming.epoch.delivered}"
-                raise ValueError(f"the state after {batches} batches is not known: {begins}, and has not begun")
+                raise ValueError(f"the state after {batches} batches is not known: {begins}, and has not begun yet")
             return self._plain(coming)
         run, _, (number, _) = drawing.start
         batches = drawing.fetched if batches is None else batches
@@ -252,14 +254,15 @@ class LaneBatchSampler(Sampler[list[int]]):
         return state if length is None else state | saved_state.plain_epoch(start.epoch, length)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a saved state with the next `iter()`; with the cost of a lookup a lane.
+        """Go on from a saved state with the next `iter()`, at the cost of a lookup per lane.
 
-        The sampler adopts the state's seed and virtual ranks. The state of one rank does for any number of ranks that
-        share its virtual ranks evenly. A state of a `StreamDataLoader` over the same groups
-        (`StreamDataset.from_map_style`) will do, too.
+        The sampler adopts the state's seed and virtual ranks. The state of one rank suffices for any number of ranks
+        that share its virtual ranks evenly. A state of a `StreamDataLoader` over the same groups
+        (`StreamDataset.from_map_style`) can be loaded, too.
 
         Raises:
-            StateError: The state is of other groups, of a dataset of another length, or of other options; says which.
+            StateError: The state belongs to other groups, to a dataset of another length, or to other options; the
+                message says which.
         """
         total, place = saved_state.groups_of(state), self._rank.now()
         try:
@@ -268,25 +271,26 @@ class LaneBatchSampler(Sampler[list[int]]):
             raise StateError(f"the state cannot be loaded here: {error}") from None
         if self._rules.lanes % groups.count:
             what = (
-                f"it is of {total} virtual ranks, of which {groups.count} cannot share {self._rules.lanes} lanes evenly"
+                f"it has {total} virtual ranks, {groups.count} on this rank, which cannot share {self._rules.lanes} "
+                "lanes evenly"
             )
             raise StateError(f"the state cannot be loaded here: {what}")
         rules = replace(self._rules, groups=groups)
         loaded = saved_state.from_plain(self._with_own(state, rules), rules, self._identity())
         if loaded.snapshot is not None and loaded.snapshot.changed is not None:
-            raise StateError("the state is of an epoch whose options were changed; load it into a StreamDataLoader")
+            raise StateError("options were changed in the state's epoch; load it into a StreamDataLoader")
         self._total_groups, self._seed_is_given = total, True
         self._rules = replace(self._rules, seed=loaded.seed)
         rules = self._find_rank()
         run, snapshot = loaded.epoch, loaded.snapshot
         has_end = self.batches_per_epoch is None and rules.padding_mode != "cycle"
-        if has_end and snapshot is not None and snapshot.step >= (self._total(run) or 0):  # behind the last batch
+        if has_end and snapshot is not None and snapshot.step >= (self._total(run) or 0):  # after the last batch
             run, snapshot = run + 1, None
         self._position.load(run, snapshot, loaded.epoch_place)
         self._drawing = None
 
     def _with_own(self, state: Mapping[str, Any], rules: Rules) -> Mapping[str, Any]:
-        """A state with the places of this rank's groups, which follow from the number of batches."""
+        """Add the places of this rank's groups to a state, computed from the number of batches."""
         if not saved_state.missing_groups(state, rules.groups) or not {"seed", "epoch", "step"} <= state.keys():
             return state
         saved_state.check_held(state)  # before batches are counted up to the step that it says

@@ -227,9 +227,9 @@ def test_streams_start_with_a_value_of_the_users():
 @pytest.mark.parametrize(
     ("ask", "error", "told"),
     [
-        (lambda b, s: b.flatten_lanes(torch.zeros(4, 5)), ValueError, r"begins with \(5, 4\), and is given \(4, 5\)"),
+        (lambda b, s: b.flatten_lanes(torch.zeros(4, 5)), ValueError, r"begins with \(5, 4\), and got \(4, 5\)"),
         (lambda b, s: b.flatten_lanes({"x": torch.zeros(5, 4)}), TypeError, "dict"),
-        (lambda b, s: b.unflatten_lanes(torch.zeros(20, 3)), ValueError, r"\(1, 20\), and is given \(20, 3\)"),
+        (lambda b, s: b.unflatten_lanes(torch.zeros(20, 3)), ValueError, r"\(1, 20\), and got \(20, 3\)"),
         (lambda b, s: recurrent.position_ids(b, "lane"), ValueError, "lane"),
         (lambda b, s: s.to_segments(torch.zeros(3, 2)), ValueError, r"4 lanes, but the state is \(3, 2\)"),
         (lambda b, s: s.to_lanes(torch.zeros(99), before=None), ValueError, r"segments, but the state is \(99,\)"),

@@ -318,7 +318,7 @@ def test_datasets_that_are_mixed_are_cut_by_their_own_shuffle():
         ({"sections": (4, 5)}, TypeError, "sections, the most items of one, must be an integer, and is"),
         ({"sections": Sections(4, jitter=True)}, ValueError, "takes the dataset's lengths"),
         ({"sections": Sections(4, jitter=True, lengths=[1, 2])}, ValueError, "lengths must be 5 integers"),
-        ({"lengths": [1] * 5}, ValueError, "give lengths to one of them only"),
+        ({"lengths": [1] * 5}, ValueError, "pass lengths to one of them only"),
         ({"time_steps": None}, ValueError, "pass time_steps"),
     ],
 )

@@ -46,7 +46,7 @@ SPLITS = [
 
 @pytest.mark.parametrize("split", SPLITS)
 def test_a_split_by_index_says_what_to_build(split):
-    with pytest.raises(TypeError, match=r"Split the list of sources.*interleave|StreamDataset\(sources, "):
+    with pytest.raises(TypeError, match=r"split the list of sources.*interleave|StreamDataset\(sources, "):
         split(dataset())
 
 

@@ -49,7 +49,7 @@ def test_given_windows_are_batches_in_each_way_to_read(collate_fn):
 
 
 def test_given_windows_and_time_steps_are_an_error():
-    with pytest.raises(ValueError, match=r'time_steps is 4, and windows="given" says .*; leave out one of the two'):
+    with pytest.raises(ValueError, match=r'time_steps is 4, and windows="given" means .*; leave out one of the two'):
         dataset_of(windows="given", time_steps=4)
 
 

@@ -329,7 +329,7 @@ def test_the_field_goes_wherever_a_batch_goes():
     assert batch.is_last.dtype == torch.bool
     assert batch.is_last.tolist() == [[False, False], [True, False]]
     assert batch.to(torch.bfloat16).is_last.dtype == torch.bool
-    with pytest.raises(ValueError, match=r"is_last must be of mask's shape"):
+    with pytest.raises(ValueError, match=r"is_last must have mask's shape"):
         dataclasses.replace(batch, is_last=torch.zeros(3, dtype=torch.bool))
     batch.is_last[:] = True  # a user's own memory
     assert batch.to("meta").is_last.device.type == "meta"

@@ -111,7 +111,7 @@ def test_regrouping_refuses_what_it_cannot_put_side_by_side():
     ]:
         with pytest.raises(TypeError, match=text):
             regroup(loader)
-    with pytest.raises(TypeError, match="collate_fn made a Tensor"):
+    with pytest.raises(TypeError, match="collate_fn turned a part into a Tensor"):
         next(iter(regroup(plain(CASE.dataset(), 0, collate_fn=lambda part: part.data))))
     with pytest.raises(ValueError, match="only batches that come straight"):
         next(iter(regroup(plain(CASE.dataset(), 0)))).state_dict()

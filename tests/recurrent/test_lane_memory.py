@@ -261,7 +261,7 @@ def test_states_of_other_kinds_are_refused():
     with pytest.raises(StateError, match="from a LaneMemory, but this is a RecurrentState"):
         merge_states([carry.state_dict(), memory.state_dict()])
     for states in ([loader_of().state_dict(), memory.state_dict()], [memory.state_dict(), loader_of().state_dict()]):
-        with pytest.raises(StateError, match=r"state \d is what a model carries, and state \d is not"):
+        with pytest.raises(StateError, match=r"state \d is a carried state of a model, and state \d is not"):
             merge_states(states)
     with pytest.raises(StateError, match="another number of values"):
         memory.load_state_dict(memory.state_dict() | {"values": []})

@@ -230,7 +230,7 @@ WRONG = [
     (TWO | {"time_steps": 0}, "time_steps"),
     ({"groups": ["b", "a", "b"]}, r"id 'b' at index 0, and, with other ids between, again at index 2.*order="),
     ({"groups": [7, 7, 4], "dataset_length": 18}, "3 ids, and the dataset 18 items.* add up to 18"),
-    (TWO | {"rank": 1}, "give both, or neither"),
+    (TWO | {"rank": 1}, "pass both, or neither"),
     (TWO | {"rank": 0, "world_size": 3}, "2 sources for 3 virtual ranks"),
     (TWO | {"rank": 0, "world_size": 2, "virtual_ranks": 3}, "virtual_ranks is 3, which 2 ranks cannot share evenly"),
     (TWO | {"virtual_ranks": 0}, "virtual_ranks is 0"),

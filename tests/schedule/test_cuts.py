@@ -109,9 +109,9 @@ def test_what_is_no_cut_is_refused(lengths, steps, error):
 def test_sections_of_a_source_that_is_not_there():
     with pytest.raises(IndexError, match="source 2 is out of range for 2"):
         Sections(2, jitter=True, lengths=[3, 4]).of(2, epoch=0, seed=0)
-    with pytest.raises(ValueError, match=r"Sections\(2, jitter=True\) has the lengths of a dataset; give lengths="):
+    with pytest.raises(ValueError, match=r"Sections\(2, jitter=True\) has the lengths of a dataset; pass lengths="):
         Sections(2, jitter=True).of(0, epoch=0, seed=0)
     with pytest.raises(
-        ValueError, match=r"Sections\(2, lengths of 1 sources\) has the jitter of a dataset; give jitter="
+        ValueError, match=r"Sections\(2, lengths of 1 sources\) has the jitter of a dataset; pass jitter="
     ):
         Sections(2, lengths=[3]).of(0, epoch=0, seed=0)
