@@ -338,7 +338,7 @@ def two():
         (two, {"weights": [1, 1e-12]}, ValueError, r"weights\[1\]"),
         (two, {"weights": ["a", 1]}, TypeError, "weights"),
         (two, {"exhausted": "stop"}, ValueError, "exhausted"),
-        (two, {"lanes": 3}, TypeError, "no option 'lanes'; there are padding_mode"),
+        (two, {"lanes": 3}, TypeError, "no option 'lanes'; its options are padding_mode"),
         (lambda: [plain([1])], {"padding_mode": "drop"}, ValueError, "lanes idle"),
     ],
 )
