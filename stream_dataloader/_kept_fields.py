@@ -52,7 +52,7 @@ class KeptFields:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
 
     def _books_for(self, name: str) -> Bookkeeping | None:
-        """What a field is to be made of; None if it was made, and may have been changed since."""
+        """Return the bookkeeping that a field will be made from; None if it was made, and may have been changed."""
         later = None if name in self.__dict__ else self.__dict__.get("_later")
         return later if isinstance(later, Bookkeeping) else None
 

@@ -23,7 +23,7 @@ from stream_dataloader._assembly.part import RUN_NUMBERS
 Array = np.ndarray[Any, Any]
 
 
-#: Fields that repeat one of a run's numbers: which, what padding has, and the dtype.
+#: Fields that repeat one of a run's numbers: the index of that number, the value in padding, and the dtype.
 _REPEATED: Mapping[str, tuple[int, int, Any]] = {
     "mask": (5, False, np.bool_),
     "source_index": (3, -1, np.int64),
@@ -42,16 +42,16 @@ asked = Asked()
 
 @lru_cache(maxsize=1)
 def _time_steps(steps: int, lanes: int) -> Array:
-    """Return `(T, B)`, each cell's time step; kept, as a loader's batches have one shape."""
+    """Return `(T, B)`, each cell's time step; cached, as the batches of a loader share a shape."""
     cells: Array = np.arange(steps).repeat(lanes).reshape(steps, lanes)
     return cells
 
 
 class Bookkeeping:
-    """The bookkeeping of one batch, to be made; the names are those of `StreamBatch`, and `shape` is `(T, B)`.
+    """The bookkeeping of one batch, made on request; the names are those of `StreamBatch`, and `shape` is `(T, B)`.
 
-    In lane order a field is a few stretches of one number each, so `numpy.repeat` makes it. Where a field lies step by
-    step, whole rows are repeated instead: between two steps at which any run begins or ends, all rows are alike.
+    In lane order, a field consists of a few numbers that repeat, so `numpy.repeat` makes it. In step order, whole rows
+    repeat instead: between two steps at which any run begins or ends, all rows are equal::
 
         lane 0  a a a b b       rows    a c  1 time         (T = 5, two lanes, `.` is padding)
         lane 1  c d d . .               a d  2 times
@@ -64,13 +64,13 @@ class Bookkeeping:
         self.shape = time_steps, len(lanes)
 
     def made_before(self) -> dict[str, torch.Tensor]:
-        """All fields, where a compiled function will ask for them."""
+        """Make all fields beforehand, for compiled functions."""
         names = "is_first", "mask", "source_index", "position", "stream_seed"
         return {made: tensor for name in names for made, tensor in self(name).items()}
 
     def __call__(self, name: str) -> dict[str, torch.Tensor]:
-        """Make a field, and what is a view of it."""
-        if torch.compiler.is_compiling():  # here, as what calls this may not be traced, or not to its end
+        """Make a field, and the fields that are views of it."""
+        if torch.compiler.is_compiling():  # checked here, because the callers may not be traced, or not to their end
             asked.by_compiled = True
             return self._traced()
         if name in ("reset", "is_first"):
@@ -84,14 +84,14 @@ class Bookkeeping:
         return {name: torch.from_numpy(self._repeated(self._numbers[number], padding, dtype))}
 
     def starts(self) -> Array:
-        """Return where streams start, in the row of lanes laid end to end."""
+        """Return the starts of streams, as places in the row of lanes laid end to end."""
         lane, t, *_, starts, _ = self._numbers
         places: Array = lane * self.shape[0] + t
         started: Array = places[starts != 0]
         return started
 
     def padding_edges(self) -> Array:
-        """Return where padding begins or ends in that row; at a lane's end only if the next one goes on with it."""
+        """Return the places in that row where padding begins or ends; padding may span two lanes."""
         lane, t, steps = self._numbers[:3]
         begin = lane * self.shape[0] + t
         return np.setxor1d(begin, begin + steps) if self._has_padding else begin[:0]
@@ -133,7 +133,7 @@ class Bookkeeping:
         return np.maximum(position, -1, out=position) if self._has_padding else position
 
     def _repeated(self, values: Array | bool, padding: int, dtype: Any) -> Array:
-        """`(T, B)` of one value a run."""
+        """Return a field `(T, B)` with one value per run."""
         if self._is_full:
             field = np.empty(self.shape, dtype)
             field[:] = values
@@ -146,7 +146,7 @@ class Bookkeeping:
 
     @cached_property
     def _numbers(self) -> Array:
-        """The runs, `(RUN_NUMBERS, runs)`, lanes counted from the first one."""
+        """The runs, `(RUN_NUMBERS, runs)`, with lanes counted from the first one."""
         found = np.concatenate([np.empty(0, np.int64), *(np.array(runs, np.int64) for runs in self._runs)])
         numbers: Array = found.reshape(-1, RUN_NUMBERS).T
         numbers[0] -= self._lanes.start
@@ -154,7 +154,7 @@ class Bookkeeping:
 
     @cached_property
     def _is_full(self) -> bool:
-        """Whether each lane has one run, of its whole window."""
+        """Whether each lane has one run that fills its whole window."""
         time_steps, width = self.shape
         steps: list[int] = self._numbers[2].tolist()
         return steps == [time_steps] * width
@@ -165,10 +165,10 @@ class Bookkeeping:
 
     @cached_property
     def _lengths(self) -> tuple[Array, Array]:
-        """Lengths in rows, of padding and runs by turns in lane order, and how many time steps each row is."""
+        """Lengths, in rows, of alternating padding and runs in lane order; and the number of time steps of each row."""
         (lane, t, steps), (time_steps, width) = self._numbers[:3], self.shape
         end = t + steps
-        bounds = np.concatenate((t, end, (0, time_steps)))  # those that are equal make rows of no time step
+        bounds = np.concatenate((t, end, (0, time_steps)))  # equal bounds make rows of no time step, which do no harm
         bounds.sort()
         rows = len(bounds) - 1
         edges = np.zeros(2 * len(t) + 2, np.int64)

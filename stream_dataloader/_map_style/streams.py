@@ -63,11 +63,11 @@ class OpenGroup:
 
 
 def fetch(dataset: Any, wanted: list[int]) -> Iterator[Any]:
-    """Yield some items, fetched in one call of the dataset's `__getitems__` if there is one.
+    """Yield some items, fetched in one call of the dataset's `__getitems__` if it exists.
 
-    An error comes at the item it belongs to, behind those before it.
+    An error is raised at the item it belongs to, after the items before it were yielded.
     """
-    get_many = getattr(dataset, "__getitems__", None)  # torch's own DataLoader asks the same
+    get_many = getattr(dataset, "__getitems__", None)  # torch's own DataLoader uses it, too
     if get_many is None:
         for index in wanted:
             yield dataset[index]
@@ -77,7 +77,7 @@ def fetch(dataset: Any, wanted: list[int]) -> Iterator[Any]:
     except Exception:
         if len(wanted) == 1:
             raise
-        for index in wanted:  # those before the broken one are items all the same
+        for index in wanted:  # one by one, so that the items before the broken one are still read
             yield _checked(get_many([index]), [index])[0]
     else:
         yield from items

@@ -1,4 +1,4 @@
-"""Coherent lanes for torch's own `DataLoader`: `LaneBatchSampler`, and what makes a `StreamBatch` of its batches."""
+"""Coherent lanes for torch's own `DataLoader`: `LaneBatchSampler`, and functions that make a `StreamBatch` from it."""
 
 from stream_dataloader.batch_sampler.drawing import LaneIndex
 from stream_dataloader.batch_sampler.lane_batches import collate_lanes, lane_dataset

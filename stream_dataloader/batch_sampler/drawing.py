@@ -1,7 +1,7 @@
-"""Batches of `LaneBatchSampler`: `Drawing` draws those of an epoch, and a `LaneIndex` is one cell.
+"""Batches of `LaneBatchSampler`: `Drawing` draws the batches of an epoch, and a `LaneIndex` is one cell.
 
-Guarantees: the state after each batch is known. A batch is a list of plain integers to code that reads it in C (NumPy,
-torch, `json`); a loop over it gets `LaneIndex`es.
+Guarantees: the state after each batch is known. Code in C that reads a batch (NumPy, torch, `json`) sees plain
+integers, and iteration yields `LaneIndex`es.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from stream_dataloader.stream_info import StreamInfo, stream_seed
 
 __all__ = ["LaneIndex"]
 
-_KEPT_PLACES = 8  # a block of steps is between one and the next
-_KEPT_ORIGINS = 1 << 12  # a long group is in many batches
+_KEPT_PLACES = 8  # one place is kept per block of steps
+_KEPT_ORIGINS = 1 << 12  # kept because a long group is in many batches
 _ALL = 1 << 62
 
 
 class LaneIndex(int):
-    """An index that `LaneBatchSampler` drew: an `int` that also says where in the batch its item goes.
+    """An index that `LaneBatchSampler` drew: an `int` with the cell of the batch that its item fills.
 
-    A dataset's `__getitem__` may look at it. In calculations it is a plain `int`.
+    A dataset's `__getitem__` may read these attributes. In calculations it is a plain `int`.
 
     Attributes:
         lane: Row of the batch, 0 to B - 1.
         t: Time step of the window, 0 to T - 1.
-        is_first: The item is the first of its group, or section: what was carried in this lane ends here.
+        is_first: The item is the first of its group, or section, so the state carried in this lane must be reset.
         mask: The item is read for the first time this epoch. False: it is padding, or is read again.
         source_index: Number of the item's group; -1 is padding.
         position: Index of the item within its group; -1 is padding.
@@ -76,7 +76,7 @@ class LaneIndex(int):
         epoch: int = 0,
         batch_index: int = 0,
     ) -> LaneIndex:
-        """Build one."""
+        """Build an index with its cell."""
         made = super().__new__(cls, index)
         made.lane, made.t, made.is_first, made.mask = lane, t, is_first, mask
         made.source_index, made.position, made.is_last = source_index, position, is_last
@@ -93,10 +93,10 @@ class LaneIndices(list[int]):
 
     Attributes:
         lanes: Number of lanes, B.
-        runs: The numbers of `Run`s, in lane order; cells that are in none are padding.
+        runs: The numbers of `Run`s, in lane order; all other cells are padding.
         ends: Lane and time step of groups' last items, one pair after the other.
         epoch: Number of the epoch.
-        batch_index: Number of the batch in it.
+        batch_index: Number of the batch in the epoch.
     """
 
     __slots__ = ("batch_index", "ends", "epoch", "lanes", "runs")
@@ -153,11 +153,11 @@ class Drawing:
     """Draws one epoch, from `start` on.
 
     Args:
-        lengths: Numbers of items of what the schedule hands out: groups, or sections of them.
+        lengths: Numbers of items of the units that the schedule hands out: groups, or sections of them.
         total: Number of the epoch's batches; None without an end.
 
     Attributes:
-        fetched: Number of batches drawn so far, with those before a resume.
+        fetched: Number of batches drawn so far, including those before a resume.
     """
 
     def __init__(
@@ -196,7 +196,7 @@ class Drawing:
         return runs, ends
 
     def _origin(self, *drawn: int) -> tuple[int, int, int]:
-        """Return the group of what the schedule hands out, its first item there, and its stream seed.
+        """Return the group of a unit of the schedule, the unit's first item in the group, and its stream seed.
 
         Args:
             drawn: The number of a group or section, the epoch and the repeat, as in `Assignment`.
@@ -226,7 +226,7 @@ class Drawing:
         number, first = self.start.epoch
         if not first <= batches <= self.fetched:
             what = f"the state after {batches} batches is not known: batches {first} to {self.fetched}"
-            raise ValueError(f"{what} of epoch {number} were drawn; pass how many of them the trainer has used")
+            raise ValueError(f"{what} of epoch {number} were drawn; pass the number that the trainer has used")
         step = self.first_step + batches - first
         before = [place for place in self._kept if place.step <= step]
         replay = self._replay(before[-1] if before else self.start.place)

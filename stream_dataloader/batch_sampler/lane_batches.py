@@ -1,6 +1,7 @@
 """`lane_dataset` and `collate_lanes`: torch's own `DataLoader` over a `LaneBatchSampler` yields `StreamBatch`.
 
-Guarantee: every field but `worker_id` is that of a `StreamDataLoader` over the same groups. Padded cells cost no item.
+Guarantee: every field except `worker_id` is the same as with a `StreamDataLoader` over the same groups. No items are
+read for padded cells.
 """
 
 from __future__ import annotations
@@ -30,10 +31,10 @@ _UNWRAPPED = "these items do not know their lanes; wrap the dataset in lane_data
 
 
 def lane_dataset(dataset: Any) -> Dataset[Any]:
-    """Wrap a map-style dataset so that `collate_lanes` can make a `StreamBatch` of its items.
+    """Wrap a map-style dataset so that `collate_lanes` can make a `StreamBatch` from its items.
 
     Pass the result to torch's `DataLoader` with `batch_sampler=LaneBatchSampler(...)` and `collate_fn=collate_lanes`.
-    The dataset is asked for plain integers, by its `__getitems__` if it has one, and for no item of a padded cell.
+    The dataset is indexed by plain integers, by its `__getitems__` if it has one, and not at all for padded cells.
 
     Args:
         dataset: Any dataset with `__getitem__` and `__len__`.
@@ -70,7 +71,7 @@ class _LaneItems(list[Any]):
     """The items of a batch as torch's `DataLoader` hands them to `collate_fn`: one for each index.
 
     Attributes:
-        indices: What the sampler drew.
+        indices: The indices that the sampler drew.
         cells: Places of the items that were read, lane by lane.
     """
 
@@ -90,7 +91,7 @@ class _LaneDataset(Dataset[Any]):
 
     def __getitems__(self, indices: Sequence[int]) -> _LaneItems:
         if not isinstance(indices, LaneIndices):
-            what = f"index {shorten(next(iter(indices), None))} is a plain int, and says no lane"
+            what = f"index {shorten(next(iter(indices), None))} is a plain int without a lane"
             raise TypeError(f"{what}; pass batch_sampler=LaneBatchSampler(...) to the DataLoader")
         cells = _cells_of(indices)
         read = _fetch(self.dataset, cells)
@@ -104,7 +105,7 @@ class _LaneDataset(Dataset[Any]):
 
 
 def _cells_of(indices: LaneIndices) -> list[_Cell]:
-    """Return the cells that have an item, lane by lane; the first one if none has, to show what items look like."""
+    """Return the cells that have an item, lane by lane; if none has, the first one, to learn the layout of items."""
     plain, width = array("q", indices), indices.lanes
     cells = [
         _Cell(run.lane, t, run.source, run.position + t - run.t, plain[t * width + run.lane])
@@ -144,20 +145,20 @@ def _error_at(kind: type[StreamError], text: str, cell: _Cell) -> StreamError:
 def collate_lanes(
     items: Sequence[Any], collate_fn: Callable[[list[Any]], Any] | None = None, *, fill_value: Any = 0
 ) -> StreamBatch:
-    """Make a `StreamBatch` of the items of a `lane_dataset`; for torch's `DataLoader(..., collate_fn=collate_lanes)`.
+    """Make a `StreamBatch` from items of a `lane_dataset`; for torch's `DataLoader(..., collate_fn=collate_lanes)`.
 
-    `batch.data` has tensors `(T, B, ...)`; what no tensor holds are lists `[t][b]`, None where padded. The state as of
-    a batch is `sampler.state_dict(batch)`.
+    `batch.data` has tensors `(T, B, ...)`; leaves that no tensor can hold are lists `[t][b]`, None where padded. The
+    state after a batch is `sampler.state_dict(batch)`.
 
     Args:
         items: The items that `lane_dataset` returned for one batch.
-        collate_fn: Collates a list of n items, such as `torch.utils.data.default_collate`: each leaf of what it returns
-            is a tensor `(n, ...)` or a list of n, and is put into the items' cells. None: as `StreamDataLoader` does.
-            Pass `functools.partial(collate_lanes, collate_fn=...)` to the `DataLoader`.
+        collate_fn: Collates a list of n items, such as `torch.utils.data.default_collate`: each leaf of its result is a
+            tensor `(n, ...)` or a list of n, and is put into the items' cells. None: as `StreamDataLoader` does. Pass
+            `functools.partial(collate_lanes, collate_fn=...)` to the `DataLoader`.
         fill_value: Pads tensors, as for `StreamDataset`; with `collate_fn` it must be a number.
 
     Raises:
-        TypeError: The items are not those of a `lane_dataset`, or `collate_fn` returned something else.
+        TypeError: The items do not come from a `lane_dataset`, or `collate_fn` returned something else.
         ItemError: An item differs in structure, dtype or shape from the first one of the batch.
         ValueError: `fill_value` cannot pad them.
     """
@@ -189,7 +190,7 @@ def collate_lanes(
 
 
 def _laid_out(read: Sequence[Any], cells: Sequence[_Cell], shape: tuple[int, int], fill_value: Any) -> Any:
-    """Lay items out as a `StreamDataLoader` does; those of a batch without a real item are only looked at."""
+    """Lay items out as a `StreamDataLoader` does; in a batch without a real item, only the layout is used."""
     layout = None
     for item, cell in zip(read, cells, strict=True):
         try:
@@ -205,14 +206,14 @@ def _laid_out(read: Sequence[Any], cells: Sequence[_Cell], shape: tuple[int, int
             raise _error_at(ItemError, f"{text}; return items of one structure, dtype and shape", cell) from None
         if cell.source >= 0:
             block.put_step(cell.lane, cell.t, leaves)
-    assert layout is not None  # there is one item at least
+    assert layout is not None  # there is at least one item
     block.pad(FillValue(fill_value).of(layout))
     pairs = zip(layout.specs, columns, strict=True)
     return layout.build([column if spec.dtype is None else as_tensor(column, spec.dtype) for spec, column in pairs])
 
 
 def _scattered(collated: Any, cells: Sequence[_Cell], shape: tuple[int, int], fill_value: float) -> Any:
-    """Put what a `collate_fn` made of n items into their cells."""
+    """Put a `collate_fn`'s result for n items into their cells."""
     structure, leaves = flatten(collated)
     real = [(number, cell) for number, cell in enumerate(cells) if cell.source >= 0]
     rows, at = [cell.lane for _, cell in real], [cell.t for _, cell in real]
@@ -231,6 +232,6 @@ def _scattered(collated: Any, cells: Sequence[_Cell], shape: tuple[int, int], fi
         else:
             found = tuple(leaf.shape) if isinstance(leaf, torch.Tensor) else shorten(leaf)
             what = f"collate_fn was given {len(cells)} items, and made {found}, a {type(leaf).__name__}"
-            raise TypeError(f"{what}; each leaf must be a tensor or a list with one entry an item, in order")
+            raise TypeError(f"{what}; each leaf must be a tensor or a list with one entry per item, in order")
         made.append(grid)
     return unflatten(structure, iter(made))

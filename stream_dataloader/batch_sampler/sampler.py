@@ -68,8 +68,8 @@ class LaneBatchSampler(Sampler[list[int]]):
         batches_per_epoch: Number n of batches of an epoch; needs `"cycle"`. The endless run is drawn in epochs of n
             batches, and each epoch goes on where the one before stopped.
         order: Puts scattered ids together: a sort key for each index, or a function of the index.
-        dataset_length: Number of items of the dataset, to check the groups by; None: one more than the largest index.
-        sections: Cuts groups into shorter ones, as for `StreamDataset`: the most indices of one, or `Sections`.
+        dataset_length: Number of items of the dataset, to check the groups; None: the largest index plus 1.
+        sections: Cuts groups into shorter ones, as for `StreamDataset`: the most indices of a section, or `Sections`.
         allow_partial: Leave out indices that are in no group, which is an error otherwise.
         allow_repeats: Draw an index once for each group that it is in; several groups are an error otherwise.
 
@@ -138,7 +138,7 @@ class LaneBatchSampler(Sampler[list[int]]):
         self._find_rank()
 
     def _lengths(self, seed: int) -> Lengths:
-        """Numbers of items of what the schedule hands out: groups, or sections of them."""
+        """Return the numbers of items of the units that the schedule hands out: groups, or sections of them."""
         return self._groups.lengths if self._sections is None else Cuts([cut_of(self._sections)], seed)
 
     def _find_rank(self) -> Rules:
@@ -205,19 +205,19 @@ class LaneBatchSampler(Sampler[list[int]]):
         self._position.set_epoch(options.integer("epoch", epoch, 0, 2**62))
 
     def state_dict(self, batches: int | StreamBatch | None = None) -> dict[str, Any]:
-        """Return where the sampler stands; plain data.
+        """Return the sampler's position as plain data.
 
         A loader with workers draws batches ahead of those that the trainer has used. `state_dict(batch)` is the state
-        after a batch that `collate_lanes` made, `state_dict(n)` that after n batches of the epoch, however many were
-        drawn.
+        after a batch that `collate_lanes` made. `state_dict(n)` is the state after n batches of the epoch, even if more
+        were drawn.
 
         Args:
             batches: The last batch that the trainer has used; or the number of the epoch's batches that it has used,
-                with those before a resume. None: all that were drawn.
+                including those before a resume. None: all that were drawn.
 
         Raises:
-            ValueError: That batch was not drawn, is of another epoch than the one that began last, or the sampler went
-                on from a state behind it.
+            ValueError: This batch was not drawn, belongs to another epoch than the one that began last, or the sampler
+                was resumed after it.
         """
         self._find_rank()
         if isinstance(batches, StreamBatch):
@@ -241,7 +241,7 @@ class LaneBatchSampler(Sampler[list[int]]):
         return self._plain(EpochStart(run, place, EpochPlace(number + 1, 0)))
 
     def _count_of(self, batch: StreamBatch) -> int:
-        """Number of batches that a trainer has used when it has used this one."""
+        """Return the number of batches that a trainer has used, given the last one."""
         drawing = self._drawing
         if drawing is not None and batch.epoch != (number := drawing.start.epoch.number):
             what = f"the batch is batch {batch.batch_index} of epoch {batch.epoch}, and epoch {number} is being drawn"
@@ -293,7 +293,7 @@ class LaneBatchSampler(Sampler[list[int]]):
         """Add the places of this rank's groups to a state, computed from the number of batches."""
         if not saved_state.missing_groups(state, rules.groups) or not {"seed", "epoch", "step"} <= state.keys():
             return state
-        saved_state.check_held(state)  # before batches are counted up to the step that it says
+        saved_state.check_held(state)  # a damaged step could make the replay below take for ever
         rules, place = replace(rules, seed=state["seed"]), None
         if state["step"]:
             lengths = self._lengths(rules.seed)
