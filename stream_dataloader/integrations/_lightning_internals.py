@@ -191,6 +191,6 @@ def fetches_batches(trainer: Any) -> bool:
 
 
 def set_batch_size(trainer: Any, lanes: int) -> None:
-    """Set the batch size by which `self.log` weighs. Lightning would take the first dimension, which is time."""
+    """Set the batch size that `self.log` uses as weight. Lightning would take the first dimension, which is time."""
     if trainer._results is not None and trainer._results.batch_size is None:
         trainer._results.batch_size = lanes

@@ -42,7 +42,7 @@ _OF_OURS: Keys = {
 
 
 def _of_sampler(name: str) -> Callable[[Any], Any]:
-    """The key that reads an attribute of `LaneIndex`es, as `(T, B)`."""
+    """Return a key that reads an attribute of `LaneIndex`es, as `(T, B)`."""
     return lambda batch: np.array([getattr(index, name) for index in batch]).reshape(-1, batch[-1].lane + 1)
 
 
@@ -56,7 +56,7 @@ _OF_INDICES: Keys = {
 
 
 def _own_keys(batch: Any) -> Keys | None:
-    """The keys of batches that know themselves; None of others."""
+    """Return the keys of a batch of this library, or None for other batches."""
     if isinstance(batch, StreamBatch):
         return _OF_OURS
     is_drawn = isinstance(batch, (list, tuple)) and batch and isinstance(batch[-1], LaneIndex)
@@ -64,12 +64,12 @@ def _own_keys(batch: Any) -> Keys | None:
 
 
 def knows_itself(batch: Any) -> bool:
-    """Whether a batch needs no keys."""
+    """Return True if a batch needs no keys."""
     return _own_keys(batch) is not None
 
 
 class Ids:
-    """Numbers ids of any type; -1 and None are padding."""
+    """Numbers for ids of any type; -1 and None are padding."""
 
     def __init__(self) -> None:
         self._number: dict[Any, int] = {}

@@ -214,7 +214,7 @@ def test_what_does_not_know_its_lanes_is_refused():
         next(iter(mapped))
     with pytest.raises(TypeError, match="a generator, which has no items by index; read it with StreamDataset"):
         lane_dataset(number for number in range(3))
-    with pytest.raises(TypeError, match=r"this is a dict; .* use lane_dataset and collate_lanes"):
+    with pytest.raises(TypeError, match=r"not a dict; .* use lane_dataset and collate_lanes"):
         RecurrentState().before({"data": torch.zeros(2)})
 
 

@@ -29,7 +29,7 @@ __all__ = ["Bar", "ErrorChoice", "PackReport", "Run", "size_text"]
 
 LOOKED_SECONDS = 2.0
 
-#: Number of messages by which a worker may be ahead of another.
+#: Number of messages that a worker may be ahead of another.
 _AHEAD = 64
 _MOST_RESTARTS = 8
 

@@ -202,7 +202,7 @@ def check_size(name: str, dataset: Any) -> None:
         there, whole = written(dataset)
         if there * _MOST_TIMES < whole:
             found = f"{there:,} of {whole:,} {'values' if dataset.is_virtual else 'chunks'}"
-            raise StoreError(f"{name} is {dataset.dtype} {dataset.shape}, of which there are {found}")
+            raise StoreError(f"{name} is {dataset.dtype} {dataset.shape}, but the file has only {found}")
 
 
 def written(dataset: Any) -> tuple[int, int]:
