@@ -312,6 +312,7 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
         changes = options.check_changes(changes)
         with self._turn.taken():
             self._position.loaded = None
+            # Read first: a state that is refused must leave a running iteration alone.
             loaded = self._position.read(state, changes)
             self._starter.end()
             self._find_place()

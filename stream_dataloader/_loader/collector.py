@@ -59,7 +59,7 @@ class StepCollector:
         self._report = REPORT_SECONDS
 
     def start(self, record: PackedSnapshot, recovery: Recovery = NO_RECOVERY) -> bool:
-        self._work.tally.meters.stop_clocks()
+        self._work.tally.meters.stop_clocks()  # workers that died left their times running
         if (begun := self._begin(record, recovery)) is None:
             return False
         self.session, self._local = begun
@@ -85,6 +85,7 @@ class StepCollector:
             if fifo:
                 part = fifo.popleft()
                 if isinstance(part, Failure):
+                    # After a death, new workers read this step from its beginning, so earlier parts of it are dropped.
                     self._heed(part.error, epoch)
                     parts = []
                     continue
@@ -93,8 +94,9 @@ class StepCollector:
                 parts.append(None if self._local.ended else next(self._local))
             elif self._ended[len(parts)] or self.late[len(parts)]:
                 parts.append(None)
-            elif not self._receive(epoch):
+            elif not self._receive(epoch):  # a worker died, and the step starts over
                 parts = []
+        # With `patience`, each reader gets credit by its own step, so that a late one does not hold up the others.
         if self._patience is not None and self.session is not None:
             for taken in parts:
                 if taken is not None:
@@ -132,6 +134,7 @@ class StepCollector:
         return [not fifo and not ended for fifo, ended in states]
 
     def _makes_batch(self) -> bool:
+        # An error counts like new data: it must be raised without waiting for late lanes.
         return any(fifo and (isinstance(fifo[0], Failure) or fifo[0].fresh) for fifo in self._fifos)
 
     def _receive(self, epoch: Epoch, seconds: float = math.inf) -> bool:
@@ -163,6 +166,7 @@ class StepCollector:
     def _start_again(self, death: WorkerDeathError, record: PackedSnapshot) -> bool:
         """Let new workers go on from a record; return False after too many deaths."""
         dataset = self._work.dataset
+        # One death proves nothing, as the system may kill a worker for lack of memory. Several at one place do.
         self._deaths.update(death.suspects)
         proven = {source: time for source, time in death.suspects if self._deaths[source, time] >= _PROOF}
         unknown = proven.keys() - self._killers.keys()

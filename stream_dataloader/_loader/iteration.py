@@ -96,6 +96,7 @@ class Iteration:
             judge.layout = self._position.layout or self.epoch.steps.layout()
         made: Any
         if isinstance(self._make, Regrouper):
+            # The record is bound now, so that later batches do not change this batch's state.
             state = functools.partial(self._position.state_of, self.epoch, self.epoch.last)
             made = self._make.batch(step, self.epoch.number, parts, slot, state)
         else:
@@ -172,8 +173,10 @@ class Iteration:
             if delivered := epoch.steps.delivers(epoch.step, has_data):
                 slot = self._collector.slot(epoch.step) if any(parts) else None
                 self._raise_first_error(parts, slot)
+                # Advance only now: after an error, the state is still that of the last delivered batch.
                 epoch.advance([None if part is None else part.reports for part in sent])
         except BaseException:
+            # An error or Ctrl-C may have come in the middle of a step, so this iteration cannot go on.
             self.close()
             raise
         if not delivered:
@@ -201,7 +204,7 @@ class Iteration:
         for part in parts:
             if part is not None and part.faults:
                 errors += [(fault.lane, fault.error.unpack()) for fault in part.faults]
-        if self.output.collate_fn is None:
+        if self.output.collate_fn is None:  # windows for a `collate_fn` may differ in layout, a batch may not
             try:
                 self._judge.judge(parts, slot)
             except StreamError as misfit:

@@ -132,7 +132,7 @@ class LoaderPosition(Standing[Epoch]):
         epoch.epochs = self._position.epochs
         self._resumed_at = record.step if start.epoch.delivered and not continued else None
         self.loaded, self.epoch = None, epoch
-        if not record.step:
+        if not record.step:  # a new epoch may have items of another layout
             self.states.layout = None
 
     def note_failure(self, failure: StreamError) -> None:

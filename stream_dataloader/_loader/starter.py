@@ -96,6 +96,7 @@ class Starter:
         batches = self._on_device(iteration, left) if kept is None or output.parts else kept[1]
         if left is None:
             return batches, iteration.close
+        # The next epoch of a run can go on with the same iteration only if its workers stay.
         keeps = self._work.settings.persistent_workers or not self._work.settings.num_workers
         if keeps:
             self._kept = iteration, batches
@@ -145,10 +146,12 @@ class Starter:
         # iterator that the user drops are closed, even if the loader lives on.
         collector = StepCollector(begin_again, work)
         collector.start(epoch.last)
+        # A run that goes on has met the other ranks before, and parts are yielded without them.
         if not output.parts and not position.goes_on:
             try:
                 self._meet_ranks(epoch, position)
             except BaseException:
+                # The workers have started. They would read on for an epoch that does not begin.
                 epoch.steps.close()
                 collector.close()
                 raise

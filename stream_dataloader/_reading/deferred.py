@@ -161,6 +161,7 @@ class Deferred(Generic[Batch]):
         except BaseException:
             self._owner = 0
             raise
+        # A weak reference, so that an iterator that the user drops is collected, which ends its epoch.
         turn.newest, turn.reader = self._number, weakref.ref(self)
         return batches
 

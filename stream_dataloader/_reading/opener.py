@@ -74,6 +74,7 @@ class Opener:
         take_out = self._take_early if self.opens_early else self.queue.take
         take, wait = functools.partial(take_out, lane, time), functools.partial(self._wait, lane, time)
         grant, self._held[lane] = next_grant(self._held[lane], self._plan.rules.lookahead, take, wait)
+        # `NONE` is reported, too: the main process repeats each draw to follow the cursors.
         self.taken.setdefault(lane, []).append(grant)
         stream = None
         if grant != NONE:
@@ -224,6 +225,7 @@ class EarlyOpener:
             self._reserved[lane].append(stream)
             self._waiting[stream] = lane, ticket
             if self._thread is None:
+                # A daemon, so that a factory that hangs does not keep the program from exiting.
                 self._thread = threading.Thread(target=self._run, name="stream-opener", daemon=True)
                 self._thread.start()
             self._changed.notify()

@@ -186,7 +186,7 @@ class PartReader:
         """Close all streams and leave the session; no part follows."""
         self.ended = True
         self._meter.stop(BUSY_NS)
-        self.queue.leave()
+        self.queue.leave()  # before streams are closed, which may take long while other readers wait
         try:
             with worker_info_hidden:
                 self.opener.close()

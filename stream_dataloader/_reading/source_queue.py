@@ -219,8 +219,10 @@ class SessionQueue(SourceQueue):
         begun = clock.monotonic()
         delay, next_look = _FIRST_WAIT_SECONDS, begun + _LIVENESS_SECONDS
         while not condition():
+            # A reader that left without finishing publishes no further time, so this wait would never end.
             if self._is_over() or (self._row.status == LEFT).any():
                 raise Abandoned
+            # A process that was killed could not set its status, so processes are checked from time to time.
             if (now := clock.monotonic()) > next_look:
                 next_look += _LIVENESS_SECONDS
                 running = self._row.pid[self._row.status == RUNNING]

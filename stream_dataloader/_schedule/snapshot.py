@@ -210,6 +210,7 @@ class Progress:
             if report.taken:
                 self._take(report.taken)
             if report.streams or self._streams:
+                # A new dict, because snapshots that are kept refer to the old one.
                 self._streams = {**self._streams, **report.streams}
         self._keep()
 

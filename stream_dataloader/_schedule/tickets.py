@@ -138,6 +138,8 @@ class Ledger:
     def grant(self, horizon: int) -> None:
         """Decide, in order, the shown tickets up to time `horizon`; the caller holds the lock."""
         tickets, places, shown, decided = self._tickets, self._places, self._shown, self._decided
+        # A time belongs to one lane, whose tickets are decided in their own order. So tickets at the horizon itself can
+        # be decided, too.
         behind = 2 * min(horizon, NEVER - 1) + 2
         waiting = np.flatnonzero(shown > decided).tolist()
         heads = [(tickets[lane * places + int(decided[lane]) % places], lane) for lane in waiting]

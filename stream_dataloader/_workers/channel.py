@@ -210,7 +210,7 @@ class ProcessMail:
                 number = self._ready.popleft()
                 try:
                     message = self._ends[number].take()
-                except EOFError:
+                except EOFError:  # a closed socket would be ready for ever; the sentinel reports the process's end
                     self._poll.unregister(self._ends[number])
                     continue
                 if message is not None:

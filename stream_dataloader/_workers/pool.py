@@ -85,7 +85,7 @@ class Pool:
             )
         try:
             return self._start(start, recovery)
-        except BaseException:
+        except BaseException:  # workers of an interrupted start may be half set up
             self.discard()
             raise
 
@@ -187,6 +187,7 @@ class Pool:
         process.start()
         torch_quirks.heed_reaping(process)
         workers.add(process)
+        # The worker has its own copy. If this process kept one, the socket of a dead worker would never report its end.
         for port in job.ports:
             port.close()
 

@@ -69,13 +69,15 @@ class Job:
                 self._serve_in_threads()
         except KeyboardInterrupt:  # a stream raised it, which the main process reports
             sys.exit(1)
+        # The loader's end was closed without EXIT, so its process may be dying. Then this one removes the folder of the
+        # other's sockets and ends at once.
         if any(port.is_lone for port in self.ports) and parent.dies_soon():
             _leave(self.folder)
 
     def _set_up(self, parent: Parent) -> None:
         open_standard()
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # a forkserver does not pass the blocked signal on to its children
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a forked worker has inherited the program's handler
         if self.mail is not None:
             note_fork()
             self.mail.close_in_worker(self.ports)
@@ -95,6 +97,7 @@ class Job:
                 self.init.value(self.number)
             except Exception as error:
                 self.ports[0].send((FAILED, ErrorReport(error)))
+                # Wait for EXIT: a process that ended by itself would be reported as a death, not by this error.
                 while self.ports[0].receive() != EXIT:
                     pass
                 sys.exit(1)

@@ -100,6 +100,7 @@ class Session:
         except BaseException as error:
             if workers.left and isinstance(error, Exception):  # another thread has ended the workers in the meantime
                 raise self._ended(step) from None
+            # An interrupt may have lost parts between the socket and the FIFOs, so these workers cannot be used again.
             workers.spoiled = workers.hurries = True
             workers.farewell_seconds = _HURRIED_SECONDS
             if not workers.threads:  # threads get their chance to close their streams in `close`

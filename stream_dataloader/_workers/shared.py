@@ -60,7 +60,7 @@ class Rows(SharedFields):
         number, order = session % KEPT_ROWS, reading.order(reading.start.epoch)
         row = SessionRow(Carver(self._bytes[number]), self._rules)
         with self.locked():
-            if self._session[number] != session:
+            if self._session[number] != session:  # the first reader clears the row, which still holds an older session
                 self._bytes[number] = 0
                 row.begin(order.epoch, reading.times, order.again.first)
                 self._session[number] = session

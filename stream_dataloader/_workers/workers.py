@@ -95,7 +95,7 @@ class Workers:
         with self._turn:
             if self._over:
                 return
-            self.left = True
+            self.left = True  # set first, so that a thread that waits in `receive` learns of it
             try:
                 self.order(CLOSE)
                 self.order(EXIT)
@@ -104,7 +104,7 @@ class Workers:
                     for process in self.processes:
                         if process.pid is not None:
                             process.join(max(deadline - clock.monotonic(), 0))
-            finally:
+            finally:  # even if Ctrl-C interrupts the wait, no process may stay behind
                 for process in self.processes:
                     if process.pid is not None and process.exitcode is None:
                         process.kill()

@@ -148,6 +148,7 @@ class Join:
 
     def _compare(self, side: Side, batch: StreamBatch, layout: Layout) -> None:
         """Check that a member's items have the layout of the first member's; once for each layout object."""
+        # A batch of padding is not compared, as it has no item that an error could name.
         if self._fitting.get(side.number) is layout or not (batch.source_index >= 0).any():
             return
         if self._layout is None:

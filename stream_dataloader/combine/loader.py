@@ -67,6 +67,7 @@ class JointLoader(StreamDataLoader[Any]):
         self._members = []
         for member, side, count in zip(dataset.members, sides, workers, strict=True):
             own = {name: value for name, value in loader_options.items() if count or name not in _OF_WORKERS}
+            # Only the joined batch is pinned. Pinning members' batches first would copy everything twice.
             own |= {"pin_memory": False, "worker_init_fn": shifted(own.get("worker_init_fn"), side.first_worker)}
             loader = StreamDataLoader(member, count, **own, **of_ranks)
             self._members.append(Member(side, loader, member.is_endless))

@@ -150,6 +150,7 @@ class JointPosition(Standing[JointEpoch]):
         self.loaded, self.epoch = None, epoch
 
     def _record(self, step: int, over: Sequence[bool]) -> Record:
+        # Functions are kept, not states, as making a state of each member at each batch would take too long.
         members: list[Callable[[], State] | None] = []
         for loader, is_over in zip(self._loaders, over, strict=True):
             members.append(None if is_over else loader._position.state_later())

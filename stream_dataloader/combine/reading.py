@@ -122,12 +122,14 @@ class JointIteration:
         self._taken.clear()
         try:
             is_end = epoch.step == position.stop
+            # Members that end come first. Only then is it known whether the step will be delivered, and an endless
+            # member is asked only if so: otherwise its batch would be lost.
             for endless in (False, True):
                 is_end = is_end or (endless and position.ends(epoch))
                 for number, member in enumerate(self._members):
                     if member.endless is endless and not is_end:
                         self._take(number, given, errors)
-            if errors and not is_end:
+            if errors and not is_end:  # at the epoch's end the step is not delivered, nor are its errors
                 raise errors[0]
         except BaseException:
             self.close()
@@ -154,7 +156,7 @@ class JointIteration:
         except Exception as error:
             errors.append(member.side.tell(error))
             errors.sort(key=lambda error: getattr(error, "lane", -1))
-        finally:
+        finally:  # streams that were skipped before an error must be reported, too
             for failure in failures[known:]:
                 found = member.side.tell(failure)
                 assert isinstance(found, StreamError)
