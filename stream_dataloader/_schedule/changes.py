@@ -33,7 +33,7 @@ def with_changes(place: Snapshot, saved: Rules, rules: Rules, epoch: int, given:
 
     Args:
         saved: The rules before.
-        given: How many grants, to each group that the state holds.
+        given: Number of grants of each group that the state holds.
 
     Raises:
         StateError: The list grew, and the state does not hold all groups.
