@@ -6,6 +6,7 @@ iteration that ends early leaves no process, thread or file behind.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -25,6 +26,7 @@ from stream_dataloader._memory.pickling import ByValue
 from stream_dataloader._progress import with_progress
 from stream_dataloader._ranks.ranks import Ranks
 from stream_dataloader._reading.deferred import Begun, Deferred, Turn
+from stream_dataloader._reading.lists import SourceLists
 from stream_dataloader._workers.settings import WorkerSettings, check_dataset
 from stream_dataloader.batch import StreamBatch
 from stream_dataloader.dataset import StreamDataset
@@ -167,11 +169,39 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
         self._position = LoaderPosition(self.dataset, self._ranks, self._batches_per_epoch)
         self._start_anew()
         self._kept_length = KeptLength()
+        self.dataset.followers.add(self)
 
     def _start_anew(self) -> None:
         """Create a starter for this process, with no current iteration."""
         self._turn = Turn()
         self._starter = Starter(self._ranks, self._settings, self._turn)
+
+    @contextlib.contextmanager
+    def _hold(self) -> Iterator[Callable[[SourceLists], None]]:
+        """Stand still while the dataset's list becomes longer, see `Follower`."""
+        position, starter, turn = self._position, self._starter, self._turn
+        with turn.taken():
+            reader, iteration = (turn.reader(), starter.newest) if starter.is_reading else (None, None)
+            is_inside = reader is not None or position.coming()[0].resume is not None
+            if is_inside:
+                self._ranks.check_growth()
+            state = position.coming_state() if reader is None else position.reached_state()
+
+            def go_on(lists: SourceLists) -> None:
+                rest = [] if iteration is None or not iteration.output.parts else iteration.rest_of_step()
+                starter.dismiss()
+                if self.dataset.source_lists is not lists:  # a member of `side_by_side` is a copy
+                    self.dataset.take_up(lists)
+                self._ranks.find_place()
+                starter.renew(self._settings)
+                if is_inside:
+                    position.load(state, ("sources",), position.read(state, ("sources",)))
+                    position.expect_no_look()
+                if reader is not None and iteration is not None:
+                    batches, end = starter.begin(position, iteration.output)
+                    reader.go_on(itertools.chain(rest, batches), end)
+
+            yield go_on
 
     def _dismiss_workers(self) -> None:
         """End the current iteration and the workers, and wait until they are gone."""
@@ -302,7 +332,8 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
             changes: Options that you changed on purpose since the state was saved: `"time_steps"`, `"batch_size"`, or
                 `"sources"` for a list that has become longer. The rest of the epoch is then read once, under the new
                 options. Lanes keep their streams. If there are fewer lanes, the streams of the others come next, and
-                begin with `is_first`. New sources come after the remaining ones.
+                begin with `is_first`. New sources come after the remaining ones; with `"cycle"` they join at the next
+                pass.
 
         Raises:
             ValueError: `changes` has another name.

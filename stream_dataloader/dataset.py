@@ -6,6 +6,8 @@ It is a description, and reads nothing: `_reading` follows its `plan`. Iterated 
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
@@ -18,6 +20,7 @@ from stream_dataloader._hints import hinted
 from stream_dataloader._items.fill import check_fill
 from stream_dataloader._map_style.streams import map_style
 from stream_dataloader._memory.pickling import by_value, spawning
+from stream_dataloader._reading.growth import Followers, as_listed
 from stream_dataloader._reading.lists import SourceList, SourceLists
 from stream_dataloader._reading.plan import ReadingPlan
 from stream_dataloader._reading.sessions import SessionTable
@@ -150,6 +153,7 @@ class StreamDataset(IterableDataset[StreamBatch]):
             one = SourceList.checked(sources, open_stream, open_early, lengths, cut, fingerprint)
             sources = SourceLists([one])
         options.check_step_factory(open_stream, time_steps)
+        self.followers = Followers()
         self.source_lists = lists = sources  # `interleave` passes the lists of several datasets
         seed = (
             int(torch.randint(2**62, (), dtype=torch.int64, device="cpu").item())
@@ -234,6 +238,54 @@ class StreamDataset(IterableDataset[StreamBatch]):
         cut = "" if self.sections is None else f", sections={self.sections.max_steps}"
         return f"{type(self).__name__}({of}, {factory}, {options.given_options(self.rules)}{cut})"
 
+    def extend(self, sources: Iterable[Any], lengths: Sequence[int] | IntArray | None = None) -> None:
+        """Add sources while training runs, such as recordings that have arrived.
+
+        Loaders that read the dataset go on behind the last batch that was delivered: their streams are opened again
+        where they stand, by new workers. The new sources come behind those that are left of the epoch; with `"cycle"`
+        they join at the next pass, and are shuffled with the others there. A saved state says where that was, so build
+        the dataset with the longer list to load it. Any thread may call it.
+
+        All ranks call it between the same two batches, with the same sources. Iterators of torch's own `DataLoader`
+        have a copy of the list: there the new sources are read from the next iteration on.
+
+        Args:
+            sources: The sources to add, at least one.
+            lengths: The number of items of each, if the dataset knows those of its other sources.
+
+        Raises:
+            TypeError: A source cannot be pickled, or the dataset's sources are no list of its own: those of
+                `interleave`, `from_map_style`, a `range` or another sequence.
+            ValueError: Lengths are missing, or given and not known of the others. Or several ranks read with `"cycle"`,
+                and would have to agree where the sources join.
+
+        Example:
+            >>> from stream_dataloader import StreamDataLoader, StreamDataset
+            >>> dataset = StreamDataset(["ab", "cd"], iter, batch_size=1, time_steps=2)
+            >>> for batch in StreamDataLoader(dataset):
+            ...     print(batch.data)
+            ...     if len(dataset.sources) == 2:
+            ...         dataset.extend(["ef"])
+            [['a'], ['b']]
+            [['c'], ['d']]
+            [['e'], ['f']]
+        """
+        if self.source_lists.mix is not None:
+            what = "the lists of interleaved datasets cannot become longer while they are read"
+            raise TypeError(f"{what}; extend a dataset before it is interleaved")
+        if not (more := as_listed(sources)):
+            return
+        lists = SourceLists([self.source_lists.lists[0].longer(more, lengths)])
+
+        self.followers.while_held(functools.partial(self.take_up, lists), lists)
+
+    def take_up(self, lists: SourceLists) -> None:
+        """Have a longer list from now on."""
+        self.source_lists, self.cuts = lists, lists.cuts(self.rules.seed)
+        draws = len(lists.sources if self.cuts is None else self.cuts)
+        self.rules = dataclasses.replace(self.rules, num_sources=draws)
+        self.session_table, self._steps = SessionTable(self.rules), None
+
     def __len__(self, *_: Any) -> NoReturn:
         raise TypeError(_NO_INDICES)
 
@@ -311,9 +363,7 @@ class StreamDataset(IterableDataset[StreamBatch]):
         return self.source_lists.fingerprint
 
     def under(self, rules: Rules) -> StreamDataset:
-        """Return the dataset under other rules: this one if they are its own, otherwise a copy that shares the rest."""
-        if rules == self.rules:
-            return self
+        """Return a copy under other rules, which shares the rest, and does not change when the list becomes longer."""
         other = object.__new__(type(self))
         other.__dict__.update(self.__dict__)
         other.rules = rules
@@ -360,6 +410,7 @@ class StreamDataset(IterableDataset[StreamBatch]):
         from stream_dataloader._reading.plain import plain_parts
 
         options.check_items(self.rules)
+        self.source_lists.check_given()
         self._iterations += 1
         return plain_parts(self.plan(), self.session_table, self._iterations)
 

@@ -72,6 +72,7 @@ class Iteration:
         self._pads_by_value = output.collate_fn is not None and time_steps is None
         self._noted: Any = ...  # the layout that was noted last; None is a layout that is not known
         self._skipped: set[int] = set()
+        self._of_step: Iterator[StreamBatch] = iter(())
         self._owner = os.getpid()
         ends = collector.elsewhere or isinstance(epoch.steps, AgreedSteps)
         self.ending = Ending(self, functools.partial(_end, epoch.steps, collector.elsewhere)) if ends else None
@@ -141,7 +142,12 @@ class Iteration:
             except StopIteration:
                 return
             self._tally.batch(begin, step, parts, self._judge.layout)
-            yield self._parts_of(step, parts, slot, regroupers)
+            self._of_step = self._parts_of(step, parts, slot, regroupers)
+            yield self._of_step
+
+    def rest_of_step(self) -> list[StreamBatch]:
+        """Take the parts of the last step that were not yielded yet; a state is of whole steps."""
+        return list(self._of_step)
 
     def _parts_of(
         self,

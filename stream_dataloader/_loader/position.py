@@ -174,7 +174,7 @@ class LoaderPosition(Standing[Epoch]):
         if at is not None and length is not None:
             whole, delivered = divmod(at.delivered + count, length)
             at = EpochPlace(at.number + whole, delivered)
-        return self.states.of(later[0], at), later[1]
+        return self.states.of(self._ranks.reading, later[0], at), later[1]
 
     def forget_place(self) -> None:
         """Forget the loaded or reached place, because it belongs to another rank."""
@@ -183,6 +183,10 @@ class LoaderPosition(Standing[Epoch]):
         if self._position.length is not None:
             self.epoch = None
 
+    def expect_no_look(self) -> None:
+        """Take the place for one that was read up to, not for a loaded state that somebody may look at beforehand."""
+        self._resumed_at = None
+
     def begin_anew(self, epoch: int) -> None:
         """Make an epoch the coming one, from its beginning, regardless of what was read or loaded."""
         self._position.load(epoch, None, None)
@@ -190,12 +194,21 @@ class LoaderPosition(Standing[Epoch]):
 
     def coming_state(self) -> dict[str, Any]:
         """Return the state of what comes next."""
-        return self.states.of(*self.coming())
+        return self.states.of(self._ranks.reading, *self.coming())
 
     def state_of(self, epoch: Epoch, record: PackedSnapshot) -> dict[str, Any]:
         """Return the state at a place in an epoch; at its end, the state of the next epoch's beginning."""
         at = None if epoch.epochs is None else epoch.epochs.at(record.step)
-        return self.states.of_record(epoch.number, record, at)
+        return self.states.of_record(epoch.dataset, epoch.number, record, at)
+
+    def reached_state(self) -> dict[str, Any]:
+        """Return the state of the epoch that is being read, also behind what is known to be its last batch."""
+        epoch = self.epoch
+        assert epoch is not None
+        record = epoch.record()
+        at = None if epoch.epochs is None else epoch.epochs.at(record.step)
+        place = record.unpack(epoch.dataset.rules)
+        return self.states.of(epoch.dataset, Start(epoch.number, place), at)
 
     def state_later(self) -> Callable[[], dict[str, Any]]:
         """Return a function for the state after the last batch; it may be called after later batches, too."""
@@ -233,7 +246,7 @@ class LoaderPosition(Standing[Epoch]):
         record, length, left = epoch.record(), self._position.length, self._position.left
         count = record.step - self._resumed_at
         if left is None:
-            is_used_up = count <= 1 and not self.states.is_end(epoch.number, record)
+            is_used_up = count <= 1 and not self.states.is_end(epoch.dataset, epoch.number, record)
             of, then = f"epoch {epoch.number}", f"reads epoch {epoch.number + 1} from its beginning"
         else:
             is_used_up = count == 1 and left > 1

@@ -81,6 +81,11 @@ class Starter:
         """Whether an epoch is being read: its iterator exists, and has not seen the end."""
         return is_being_read(self._newest(), self._turn)
 
+    @property
+    def newest(self) -> Iteration | None:
+        """The iteration that began last, unless it is gone."""
+        return self._newest()
+
     def begin(self, position: LoaderPosition, output: Output) -> Reads[Any]:
         """Begin to read what comes next: a kept run goes on, any other iteration ends."""
         kept = self._kept
@@ -136,6 +141,7 @@ class Starter:
         """Start the next iteration; the position is told once it has begun."""
         begin, whole_windows = clock(), output.collate_fn is not None
         work = self._work
+        work.dataset.source_lists.check_given()
         epoch = position.coming_epoch(len(work.readers))
         if not whole_windows and epoch.dataset.rules.time_steps is None:
             _check_counted(epoch.start(epoch.last).resume)

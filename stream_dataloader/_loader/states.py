@@ -50,18 +50,18 @@ class States:
         """Forget the skipped sources of a loaded state, because it belongs to another rank."""
         self._failed = {}
 
-    def is_end(self, epoch: int, record: PackedSnapshot) -> bool:
+    def is_end(self, reading: StreamDataset, epoch: int, record: PackedSnapshot) -> bool:
         """Return whether an epoch is known to have no batch after a place in it.
 
         Making the order of very many sources takes seconds, so this is done only near the epoch's end.
         """
-        plan = self.ranks.reading.plan()
+        plan = reading.plan()
         rules, lists = plan.rules, plan.lists
         if not lists.knows_lengths or rules.padding_mode == "cycle":
             return False
         if not self.ranks.alone or rules.padding_mode == "drop":
             changed = record.unpack_changed(rules)
-            steps = known_count(self.ranks.reading, epoch, changed)  # of all ranks; None if a stream can change it
+            steps = known_count(reading, epoch, changed)  # of all ranks; None if a stream can change it
             return steps is not None and record.step >= steps
         to_come = sum(max(0, share - cursor) for share, cursor in zip(rules.shares, record.cursors, strict=True))
         if rules.mix is None and to_come > lists.most_empty:
@@ -72,18 +72,20 @@ class States:
             self._order = rules, epoch, growth, Order(rules, epoch, plan.scheduled_lengths, place)
         return not has_rest(place, rules, self._order[3], plan.section)
 
-    def of_record(self, epoch: int, record: PackedSnapshot, at: EpochPlace | None = None) -> dict[str, Any]:
+    def of_record(
+        self, reading: StreamDataset, epoch: int, record: PackedSnapshot, at: EpochPlace | None = None
+    ) -> dict[str, Any]:
         """Return the state at a place in an epoch; at its end, the state of the next epoch's beginning."""
-        if self.is_end(epoch, record):
-            return self.of(Start(epoch + 1), at)
-        return self.of(Start(epoch, record.unpack(self.ranks.reading.rules)), at)
+        if self.is_end(reading, epoch, record):
+            return self.of(reading, Start(epoch + 1), at)
+        return self.of(reading, Start(epoch, record.unpack(reading.rules)), at)
 
-    def of(self, start: Start, at: EpochPlace | None = None) -> dict[str, Any]:
-        """Return the state at a place."""
-        rules, length = self.ranks.reading.rules, self._length
+    def of(self, reading: StreamDataset, start: Start, at: EpochPlace | None = None) -> dict[str, Any]:
+        """Return the state at a place, of the dataset as it was read there."""
+        rules, length = reading.rules, self._length
         failed = [self._failed.get(group, ()) for group in range(rules.groups.count)]
         items = None if self.layout is None else layout_to_plain(self.layout)
-        state = to_plain(rules, start.epoch, start.resume, identity_of(self._dataset), failed, items)
+        state = to_plain(rules, start.epoch, start.resume, identity_of(reading), failed, items)
         return state if length is None or at is None else state | plain_epoch(at, length)
 
     def count_failure(self, failure: StreamError) -> None:

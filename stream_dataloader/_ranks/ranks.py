@@ -41,7 +41,7 @@ class Ranks:
         self._groups = groups
         self._seed = dataset.rules.seed
         self._place = RankPlace()
-        self.reading = dataset  # the dataset as this rank reads it, under the rules of its groups
+        self.reading = dataset.under(dataset.rules)  # the dataset as this rank reads it, under the rules of its groups
 
     @property
     def alone(self) -> bool:
@@ -79,6 +79,18 @@ class Ranks:
         loaded = from_plain(state, dataclasses.replace(self._dataset.rules, groups=groups), identity, changes)
         self._seed, self._groups = loaded.seed, total
         return loaded
+
+    def check_growth(self) -> None:
+        """Refuse a longer list where ranks would have to agree on the place where its sources join.
+
+        Raises:
+            ValueError: They would.
+        """
+        rules = self.reading.rules
+        if rules.padding_mode == "cycle" and rules.groups.count < rules.groups.total:
+            what = 'with padding_mode="cycle" several ranks cannot agree on the pass in which new sources join'
+            remedy = 'merge all ranks\' states, and load them with changes=["sources"] into a longer dataset'
+            raise ValueError(f"{what}; {remedy}")
 
     def resumed(self, loaded: LoadedState) -> tuple[int, Snapshot | None]:
         rules, snapshot = self.reading.rules, loaded.snapshot

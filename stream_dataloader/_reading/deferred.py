@@ -165,6 +165,11 @@ class Deferred(Generic[Batch]):
         turn.newest, turn.reader = self._number, weakref.ref(self)
         return batches
 
+    def go_on(self, batches: Iterator[Batch], end: Callable[[], None]) -> None:
+        """Read on from what was begun anew; the caller holds the turn's lock."""
+        self._batches, self._end = batches, end
+        self._turn.reader = weakref.ref(self)
+
     def _leave(self) -> None:
         """End the epoch, unless a newer iterator has already done so."""
         end, self._end, self._batches = self._end, None, iter(())

@@ -11,6 +11,7 @@ Guarantee: lists never change, so datasets share them.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import operator
 from bisect import bisect_right
@@ -25,8 +26,9 @@ import numpy as np
 from stream_dataloader import _options as options
 from stream_dataloader._items.content import hash_content
 from stream_dataloader._memory.pickling import ByValue
+from stream_dataloader._reading.growth import GivenList
 from stream_dataloader._reading.opening import declares_early, takes_start
-from stream_dataloader._reading.sources import MadeSources, Sources, is_safe_anywhere, sources_of
+from stream_dataloader._reading.sources import MadeSources, PackedSources, Sources, is_safe_anywhere, sources_of
 from stream_dataloader._schedule.mix import Mix
 from stream_dataloader._schedule.rules import IntArray
 from stream_dataloader._schedule.sections import Cut, Cuts
@@ -48,6 +50,7 @@ class SourceList:
         lengths: `(sources,)`, number of items of each; None if they are not known.
         sections: The cut into sections; None if sources are read whole.
         named: The fingerprint that was given, if any.
+        given: The user's own list.
     """
 
     sources: Sequence[Any]
@@ -56,6 +59,7 @@ class SourceList:
     lengths: IntArray | None = None
     sections: Sections | None = None
     named: str | None = None
+    given: GivenList = dataclasses.field(default_factory=GivenList)
 
     @classmethod
     def checked(
@@ -80,7 +84,30 @@ class SourceList:
             raise TypeError(f"fingerprint must be a string, and is {fingerprint!r}, a {type(fingerprint).__name__}")
         if open_early is not None and not isinstance(open_early, bool):
             raise TypeError(f"open_early must be True, False or None, and is {open_early!r}")
-        return cls(packed, open_stream, open_early, lengths, sections, fingerprint)
+        return cls(packed, open_stream, open_early, lengths, sections, fingerprint, GivenList(sources))
+
+    def longer(self, more: list[Any], lengths: Any) -> SourceList:
+        """Return this list with more sources behind its own.
+
+        Raises:
+            ValueError: Their lengths are needed and not given, or given and not needed.
+            TypeError: The sources are made by a rule, or one cannot be pickled.
+        """
+        if not isinstance(self.sources, PackedSources):
+            of = type(self.sources.sequence if isinstance(self.sources, MadeSources) else self.sources).__name__
+            raise TypeError(f"the dataset's sources are a {of}, which knows its own; build the dataset of a list")
+        known = self.lengths
+        if isinstance(self.open_stream, KnowsLengths) and lengths is None:
+            lengths = self.open_stream.lengths_of(more)
+        if (known is None) != (lengths is None):
+            what = "lengths= is missing: the dataset knows those" if lengths is None else "the dataset has no lengths"
+            raise ValueError(f"{what} of its {len(self.sources)} sources; give lengths to both or to neither")
+        if known is not None:
+            lengths = np.concatenate([known, options.check_lengths(lengths, len(more))])
+        cut = self.sections and Sections(self.sections.max_steps, jitter=self.sections.jitter)
+        every = [*self.sources, *more]
+        longer = SourceList.checked(every, self.open_stream, self.open_early, lengths, cut, self.named)
+        return replace(longer, given=GivenList())  # the user may add to his list what he extends the dataset by
 
     @cached_property
     def fingerprint(self) -> str:
@@ -165,6 +192,18 @@ class SourceLists(Sources):
             raise IndexError(f"source {index}{padding} is out of range for {len(self.sources)} sources")
         number = bisect_right(self.starts, index) - 1
         return number, index - self.starts[number]
+
+    def check_given(self) -> None:
+        """Refuse to read lists that the user changed.
+
+        Raises:
+            ValueError: One has other sources than when it was packed.
+        """
+        for one in self.lists:
+            one.given.check()
+        if (count := len(self.sources)) != self._count:  # of a sequence that makes them
+            what = f"the sequence of sources had {self._count} when the dataset was built, and has {count}"
+            raise ValueError(f"{what}; it must not change: build a new dataset, or give a list and use dataset.extend")
 
     def early(self, *, locally: bool) -> Callable[[int], bool] | None:
         """Return a function that says by index whether a background thread may open a source ahead of need.

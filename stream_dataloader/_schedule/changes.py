@@ -6,7 +6,7 @@
     loaded with 2            a b go on;     then, as lanes are free:    c d from where they stood, e f g h ...
     loaded with 6            a b c d go on; the others take             e f
 
-Sources that the list gained are handed out after the rest of the current pass.
+Sources that the list gained are handed out after the rest of the epoch; with `"cycle"` they join at the next pass.
 
 Guarantee: a pure function of the state; each item that is left is read once.
 """
@@ -40,7 +40,7 @@ def with_changes(place: Snapshot, saved: Rules, rules: Rules, epoch: int, given:
     """
     growth = () if place.changed is None else place.changed.growth
     if rules.num_sources > saved.num_sources:
-        growth = *growth, (_last_pass(place, saved, epoch, given), saved.num_sources)
+        growth = *growth, (_pass_to_join(place, saved, epoch, given), saved.num_sources)
     order, returned = Order(saved, epoch, None, place), returned_by_group(rules, place.returned)
     states = [lane if lane.grant != NONE and order.is_fresh(lane.grant) else LaneState() for lane in place.lanes]
     lanes: list[LaneState] = []
@@ -66,14 +66,14 @@ def with_changes(place: Snapshot, saved: Rules, rules: Rules, epoch: int, given:
     return Snapshot(place.step, cursors, tuple(again), tuple(lanes), Changed(waiting, growth))
 
 
-def _last_pass(place: Snapshot, saved: Rules, epoch: int, given: Mapping[int, int]) -> int:
-    """Return the last pass over the list that any group has begun; no group has finished it."""
+def _pass_to_join(place: Snapshot, saved: Rules, epoch: int, given: Mapping[int, int]) -> int:
+    """Return the pass over the list in which new sources are: with `"cycle"` the first that no group has begun."""
     if saved.padding_mode != "cycle":
-        return 0  # only "cycle" has more than one pass
+        return 0  # the only pass
     if len(given) < saved.groups.total:
         raise StateError(
             f"the state holds virtual ranks {sorted(given)} of {saved.groups.total}, and a longer list needs all with "
             'padding_mode="cycle"; load all ranks\' states: merge_states([...])'
         )
     order = Order(saved, epoch, None, place)
-    return max(order.in_pass(max(count - 1, 0), group)[0] for group, count in given.items())
+    return 1 + max(order.in_pass(max(count - 1, 0), group)[0] for group, count in given.items())

@@ -146,7 +146,7 @@ class Order:
     def _sizes(self, turn: int) -> tuple[int, ...]:
         """Return the list's numbers of sources in a pass: at its beginning, and each time that it grew."""
         later = [size for begin, size in self._growth if begin > turn]
-        own = [size for begin, size in self._growth if begin == turn]
+        own = [] if self._cycles else [size for begin, size in self._growth if begin == turn]
         return *own, later[0] if later else self._rules.num_sources
 
 

@@ -498,3 +498,43 @@ def test_epochs_of_n_batches_are_alike_on_all_ranks(ranks, workers):
     assert merge_states(states)["stretch"] == {"number": 1, "delivered": 0, "batches_per_epoch": 5}
     otherwise = ranks.run(2, read_epochs, 2, [3, 4], [1, 1], workers, failing=True)
     assert any("batches_per_epoch" in str(rank) for rank in otherwise)
+
+
+def extend_midway(rank, world_size, knows):
+    """New items that a rank reads if all ranks extend the list behind their second batch; the numbers of batches."""
+    lengths = [5, 3, 4, 6]
+    dataset = StreamDataset(
+        [*range(10, 50, 10)], Tens(lengths), 1, time_steps=2, shuffle=True, seed=1, lengths=lengths if knows else None
+    )
+    options = {"process_group": group(world_size), "timeout": PATIENCE}
+    loader, found, counts = StreamDataLoader(dataset, rank, **options), [], []
+    for _ in range(2):
+        batches = 0
+        for batch in loader:
+            batches += 1
+            found += batch.data[batch.mask].tolist()
+            if batches == 2 and len(dataset.sources) == 4:
+                dataset.open_stream.lengths += [2, 7, 3]
+                dataset.extend([50, 60, 70], lengths=[2, 7, 3] if knows else None)
+        counts.append(batches)
+    return found, counts
+
+
+@dataclasses.dataclass
+class Tens:
+    """Source 10 n has so many items as the n-th length says."""
+
+    lengths: list
+
+    def __call__(self, source, start=0):
+        yield from range(source * 100 + start, source * 100 + self.lengths[source // 10 - 1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("knows", [False, True])
+def test_ranks_extend_their_lists_together(ranks, knows):
+    """Lengths known or not: two epochs have each item once, in as many batches on each rank."""
+    found, counts = zip(*ranks.run(2, extend_midway, 2, knows), strict=True)
+    assert counts[0] == counts[1]
+    every = [source * 1000 + i for source, length in enumerate([5, 3, 4, 6, 2, 7, 3], 1) for i in range(length)]
+    assert sorted(itertools.chain(*found)) == sorted(every * 2)
