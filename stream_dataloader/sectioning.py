@@ -134,11 +134,13 @@ def with_lengths(sections: Sections, lengths: Any) -> Sections:
     return sections
 
 
-def cut_of(sections: Sections, first: int = 0) -> Cut:
-    """Return how a list is cut whose first source has this index; lengths and jitter are known."""
-    assert sections.lengths is not None
+def cut_of(sections: Sections, lengths: IntArray, first: int = 0) -> Cut:
+    """Return how a list of these lengths is cut; `first` is the index of its first source.
+
+    The lengths may be the first ones of `sections.lengths`: a list has grown since.
+    """
     assert sections.jitter is not None
-    return Cut(sections.lengths, sections.max_steps, jitter=sections.jitter, first=first)
+    return Cut(lengths, sections.max_steps, jitter=sections.jitter, first=first)
 
 
 def described(cut: Cut) -> str:

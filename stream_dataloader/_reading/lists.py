@@ -122,8 +122,8 @@ class SourceList:
 
     def cut(self, first: int) -> Cut:
         """Return the list's cut into sections, given the index `first` of its first source."""
-        if self.sections is not None:
-            return cut_of(self.sections, first)
+        if self.sections is not None and self.lengths is not None:
+            return cut_of(self.sections, self.lengths, first)
         lengths = np.full(len(self.sources), -1, np.int64) if self.lengths is None else self.lengths
         return Cut(lengths, None, jitter=False, first=first)
 

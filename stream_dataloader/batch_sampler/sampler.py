@@ -139,7 +139,8 @@ class LaneBatchSampler(Sampler[list[int]]):
 
     def _lengths(self, seed: int) -> Lengths:
         """Return the numbers of items of the units that the schedule hands out: groups, or sections of them."""
-        return self._groups.lengths if self._sections is None else Cuts([cut_of(self._sections)], seed)
+        lengths = self._groups.lengths
+        return lengths if self._sections is None else Cuts([cut_of(self._sections, lengths)], seed)
 
     def _find_rank(self) -> Rules:
         """Find this rank, which may be known only now, and return its rules."""
@@ -306,5 +307,5 @@ class LaneBatchSampler(Sampler[list[int]]):
 
     def _identity(self) -> saved_state.SourceIdentity:
         lengths = hashlib.blake2b(self._groups.lengths.tobytes(), digest_size=16).hexdigest()
-        cut = None if self._sections is None else described(cut_of(self._sections))
+        cut = None if self._sections is None else described(cut_of(self._sections, self._groups.lengths))
         return saved_state.SourceIdentity(self._groups.fingerprint, lengths, cut)

@@ -233,3 +233,11 @@ def test_ddp_goes_on_after_deaths_where_torchrun_starts_ranks_again(tmp_path):
         ("c10d", "--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{free_port()}"),
     ]:
         assert train_with_deaths(tmp_path / backend, where, [6, 17]) == whole, backend
+
+
+@pytest.mark.slow
+def test_a_watched_folder_is_read_whole(run):
+    """Recordings that are written meanwhile are read in later passes, again and again."""
+    output = run("watch_folder.py", "--batches", 60)
+    assert re.search(r"^read 10 of 10 recordings, each at least [1-9]\d* times$", output, re.MULTILINE)
+    assert output.startswith("batch 0: 4 recordings")
