@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import torch
 
-from stream_dataloader._assembly.bookkeeping import Bookkeeping
+from stream_dataloader._items.bookkeeping import Bookkeeping
 from stream_dataloader._items.layout import INLINE_BYTES, as_array, as_tensor, is_dense
 from stream_dataloader._items.structure import flatten, unflatten
 from stream_dataloader._memory.pickling import Message

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from stream_dataloader._assembly.block import Block
+from stream_dataloader._items.bookkeeping import RUN_NUMBERS
 from stream_dataloader._items.layout import Layout
 from stream_dataloader._schedule.snapshot import LaneReports
 from stream_dataloader.errors import ErrorReport, StreamError
@@ -64,8 +65,7 @@ class Run(NamedTuple):
             )
 
 
-#: Number of fields of a run.
-RUN_NUMBERS = len(Run._fields)
+assert len(Run._fields) == RUN_NUMBERS
 
 
 def runs_of(numbers: Iterable[int]) -> Iterator[Run]:

@@ -12,10 +12,10 @@ import numpy as np
 import torch
 
 from stream_dataloader._assembly.block import Block, new_column
-from stream_dataloader._assembly.bookkeeping import Bookkeeping, asked
 from stream_dataloader._assembly.judge import Judge
 from stream_dataloader._assembly.part import Part
 from stream_dataloader._assembly.slots import Slot, blocks_of
+from stream_dataloader._items.bookkeeping import Bookkeeping, asked
 from stream_dataloader._items.fill import FillValue
 from stream_dataloader._items.layout import Layout, as_tensor
 from stream_dataloader._schedule.rules import Reader

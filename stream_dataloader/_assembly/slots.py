@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from stream_dataloader._assembly.block import Block, new_column
-from stream_dataloader._assembly.part import RUN_NUMBERS, Contents
+from stream_dataloader._assembly.part import Contents
+from stream_dataloader._items.bookkeeping import RUN_NUMBERS
 from stream_dataloader._items.layout import Layout, storage_dtype
 
 MOST_STEPS_A_MESSAGE = 64

@@ -11,8 +11,9 @@ from array import array
 from collections.abc import Iterator
 from typing import Any
 
-from stream_dataloader._assembly.part import IS_FRESH, RUN_NUMBERS, Contents, Part, PartDraft, runs_of
+from stream_dataloader._assembly.part import IS_FRESH, Contents, Part, PartDraft, runs_of
 from stream_dataloader._assembly.writer import PartWriter
+from stream_dataloader._items.bookkeeping import RUN_NUMBERS
 from stream_dataloader._memory.endings import WeakItems, in_thread, when_gone
 from stream_dataloader._notices import warn
 from stream_dataloader._reading.activity import BUSY_NS

@@ -15,8 +15,8 @@ import torch
 from torch.utils.data import Dataset, get_worker_info
 
 from stream_dataloader._assembly.block import Block, new_column
-from stream_dataloader._assembly.bookkeeping import Bookkeeping
 from stream_dataloader._assembly.part import runs_of
+from stream_dataloader._items.bookkeeping import Bookkeeping
 from stream_dataloader._items.fill import FillValue
 from stream_dataloader._items.layout import Layout, Leaves, as_tensor
 from stream_dataloader._items.structure import Misfit, flatten, unflatten

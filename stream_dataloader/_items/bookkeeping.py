@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from stream_dataloader._assembly.part import RUN_NUMBERS
+#: Numbers of a run, in the order of `part.Run`: lane, t, steps, source, position, fresh, starts, seed.
+RUN_NUMBERS = 8
 
 Array = np.ndarray[Any, Any]
 
