@@ -1,12 +1,14 @@
-"""Adds to the site what is written elsewhere: the front page's buttons and facts, and a page of examples.
+"""Adds to the site what is written elsewhere: the front page's buttons and facts, pages of examples and the tutorial.
 
 A hook of mkdocs. The version is the package's. The public address is that of `[project.urls]` in pyproject.toml: while
 there is none, the site has no link to it. The page of examples is `examples/README.md`, with the first file in full.
+The tutorial's page has the notebook's cells, without what they display.
 `docs/published.py` makes links of the README with the same address.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -55,8 +57,16 @@ def examples_page(table: str, program: str) -> str:
     return f"{table}\n## train.py\n\n```python\n{program}```\n"
 
 
-def with_examples(markdown: str, depth: int) -> str:
-    """A page with its links to examples in the repository, which lead to the page of examples instead."""
+def tutorial_page(notebook: str) -> str:
+    """The cells of the notebook, one after the other."""
+    cells = [(cell["cell_type"], "".join(cell["source"])) for cell in json.loads(notebook)["cells"]]
+    parts = [f"```python\n{text}\n```" if kind == "code" else text for kind, text in cells]
+    return "\n\n".join([*parts[:1], "A notebook to run: `docs/tutorial.ipynb`.", *parts[1:]]) + "\n"
+
+
+def with_pages(markdown: str, depth: int) -> str:
+    """A page whose links to examples and to the notebook lead to their pages."""
+    markdown = markdown.replace("](tutorial.ipynb)", "](tutorial.md)")
     page = "../" * depth + "examples.md"
     markdown = re.sub(r"\]\((?:\.\./)+examples/README\.md\)", f"]({page})", markdown)
     return re.sub(r"\]\((?:\.\./)+examples/train\.py\)", f"]({page}#trainpy)", markdown)
@@ -69,19 +79,21 @@ def on_config(config: Any) -> Any:
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """Add the page of examples."""
+    """Add the pages of examples and of the tutorial."""
     from mkdocs.structure.files import File
 
     table, program = (
         (ROOT / "examples" / name).read_text("utf-8") for name in ("README.md", "train.py")
     )
     files.append(File.generated(config, "examples.md", content=examples_page(table, program)))
+    tutorial = tutorial_page((ROOT / "docs" / "tutorial.ipynb").read_text("utf-8"))
+    files.append(File.generated(config, "tutorial.md", content=tutorial))
     return files
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, **_: Any) -> str:
-    """Complete the front page, and let links to examples lead to their page."""
-    markdown = with_examples(markdown, page.file.src_uri.count("/"))
+    """Complete the front page, and let links to what has a page lead there."""
+    markdown = with_pages(markdown, page.file.src_uri.count("/"))
     if page.file.src_uri != "index.md":
         return markdown
     return front_page(markdown, config.repo_url or "", version_of_package())

@@ -4,6 +4,7 @@ import ast
 import difflib
 import importlib.metadata
 import inspect
+import json
 import re
 import runpy
 import subprocess
@@ -260,6 +261,7 @@ def test_the_site_is_built_without_complaint_and_needs_no_network(tmp_path):
     front = (tmp_path / "index.html").read_text()
     assert re.findall(r'<a class="md-button[^"]*" href="?([^" >]+)', front)[:2] == ["get-started.html", "examples.html"]
     assert "importlib.util" in (tmp_path / "examples.html").read_text()  # the source of train.py
+    assert 'href="tutorial.html"' in (tmp_path / "get-started.html").read_text()
     assert 'href="examples.html#trainpy"' in (tmp_path / "get-started.html").read_text()
     loaded = re.compile(
         r"""<(?:script|img|iframe|source)[^>]*\ssrc=["']?(?:https?:)?//|<link[^>]*href=["']?(?:https?:)?//"""
@@ -299,11 +301,21 @@ def test_a_published_readme_has_no_relative_link_left():
     assert site["version_of_package"]() == stream_dataloader.__version__
 
 
-def test_links_to_examples_lead_to_their_page_on_the_site():
-    with_examples = runpy.run_path(str(DOCS / "site.py"))["with_examples"]
+def test_links_to_examples_and_to_the_notebook_lead_to_their_pages_on_the_site():
+    with_pages = runpy.run_path(str(DOCS / "site.py"))["with_pages"]
     text = "[a](../examples/train.py), [b](../../examples/README.md), [c](examples/train.py)"
-    assert with_examples(text, 0) == "[a](examples.md#trainpy), [b](examples.md), [c](examples/train.py)"
-    assert with_examples("[b](../../examples/README.md)", 1) == "[b](../examples.md)"
+    assert with_pages(text, 0) == "[a](examples.md#trainpy), [b](examples.md), [c](examples/train.py)"
+    assert with_pages("[b](../../examples/README.md)", 1) == "[b](../examples.md)"
+    assert with_pages("[d](tutorial.ipynb)", 0) == "[d](tutorial.md)"
+
+
+def test_the_tutorials_page_has_all_cells_of_the_notebook():
+    notebook = (DOCS / "tutorial.ipynb").read_text()
+    page = runpy.run_path(str(DOCS / "site.py"))["tutorial_page"](notebook)
+    cells = [("".join(cell["source"]), cell["cell_type"] == "code") for cell in json.loads(notebook)["cells"]]
+    assert page.startswith(cells[0][0])
+    assert len(cells) > 10
+    assert [text for text, is_code in cells if ("```python\n" * is_code + text) not in page] == []
 
 
 def test_the_navigation_is_collapsed_and_ends_with_internals():
