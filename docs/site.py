@@ -47,7 +47,7 @@ def front_page(page: str, address: str, version: str) -> str:
     ]
     facts = f"Version {version} · MIT licence · Python 3.10 or later · Linux"
     heading, first, rest = page.split("\n\n", 2)
-    install = "```sh\npip install .  # in a clone of the repository\n```"
+    install = "```sh\npip install .  # in a clone\n```"
     return "\n\n".join([heading, first, " ".join(buttons), install, facts, rest])
 
 
