@@ -9,6 +9,10 @@ that the ratio is what the loader costs:
 - `tokens`: 32 texts of 1 MB, by a BPE tokenizer of 8,000 words, inputs and targets, 256 time steps a batch.
 - `characters`, `bytes`: the same texts, 64 of them of 4 MB, 4,096 time steps a batch.
 
+Besides, `tokens of a file`: a file of tokens with documents of some 700, inputs and targets, 16 lanes of 1,024. The
+loader keeps documents apart and in order; the usual loop of small language models takes windows at random offsets of
+the mapped file, in the training process, and knows no documents. The start of workers is not counted.
+
 Contenders take turns; see `interleaved`. Run it as `python benchmarks/audio_text.py [--quick] [--json PATH]`.
 """
 
@@ -17,21 +21,25 @@ from __future__ import annotations
 import multiprocessing
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import av
 import numpy as np
+import torch
 from interleaved import Result, figure, ratio, take_turns
 from program import run
+from store_rows import rate_of
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
-from stream_dataloader import StreamDataLoader, StreamDataset
+from stream_dataloader import Sections, StreamBatch, StreamDataLoader, StreamDataset, recurrent, stores
 from stream_dataloader.streams import AudioStream, TextStream
 
 LANES, WORKERS = 8, 2
+ROWS, STEPS, END = 16, 1024, 0
+FILE = "tokens of a file"
 KINDS = ("audio", "audio, overlapping", "tokens", "characters", "bytes")
 OURS, ALONE = "stream_dataloader", "2 processes"
 
@@ -149,6 +157,63 @@ def measure(name: str, work: Work, quick: bool) -> list[Result]:
     ]
 
 
+def write_tokens(path: Path, count: int) -> Path:
+    """A file of 16-bit tokens, in documents of 200 to 1,200 that end with `END`."""
+    rng = np.random.default_rng(0)
+    tokens = rng.integers(1, 50_000, count).astype(np.uint16)
+    ends = np.cumsum(rng.integers(200, 1_200, count // 200))
+    tokens[ends[ends < count]] = END
+    tokens.tofile(path)
+    return path
+
+
+def tokens_of_file(path: Path, ask: Callable[[StreamBatch], object], batches: int) -> float:
+    """Tokens a second from the loader."""
+    options: dict[str, Any] = {"stored_dtype": "uint16", "dtype": "int64", "eos_token": END, "targets": True}
+    sources, tokens = stores.open(path, **options)
+    cut: dict[str, Any] = {"windows": "packed", "sections": Sections(16 * STEPS, jitter=False), "padding_mode": "cycle"}
+    dataset = StreamDataset(sources, tokens, ROWS, time_steps=STEPS, shuffle=True, seed=0, **cut)
+
+    def asked() -> Iterator[StreamBatch]:
+        for batch in StreamDataLoader(dataset, WORKERS):
+            ask(batch)
+            yield batch
+
+    return rate_of(asked(), lambda _: ROWS * STEPS, 4, batches)
+
+
+def random_offsets(path: Path, batches: int) -> float:
+    """Tokens a second from windows at random offsets: inputs, and the same one further."""
+    tokens = np.memmap(path, np.uint16, "r")
+
+    def windows(begins: list[int]) -> torch.Tensor:
+        return torch.stack([torch.from_numpy(tokens[begin : begin + STEPS].astype(np.int64)) for begin in begins])
+
+    def drawn() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        while True:
+            begins = torch.randint(len(tokens) - STEPS, (ROWS,)).tolist()
+            yield windows(begins), windows([begin + 1 for begin in begins])
+
+    return rate_of(drawn(), lambda _: ROWS * STEPS, 4, batches)
+
+
+def measure_file(folder: Path, quick: bool) -> list[Result]:
+    """Tokens a second, with `seq_idx` asked of each batch and without."""
+    path, batches = write_tokens(folder / "tokens.bin", 20_000_000), 600 if quick else 3_000
+    with_index, without, peer = f"{OURS}, seq_idx", f"{OURS}, no seq_idx", "random offsets"
+    contenders = {
+        with_index: partial(tokens_of_file, path, recurrent.seq_idx, batches),
+        without: partial(tokens_of_file, path, id, batches),
+        peer: partial(random_offsets, path, batches),
+    }
+    figures = take_turns(contenders, 3 if quick else 5, "tokens", warm_up=not quick)
+    return [
+        *(figure(FILE, contender, values, "it/s") for contender, values in figures.items()),
+        ratio(FILE, f"{with_index} / {peer}", figures, with_index, peer, 1.2, at_most=False),
+        ratio(FILE, f"{without} / {peer}", figures, without, peer, 1.2, at_most=False),
+    ]
+
+
 def main() -> None:
     """Run all parts; what they read is made once."""
     with tempfile.TemporaryDirectory() as folder:
@@ -157,7 +222,7 @@ def main() -> None:
         def section(name: str, quick: bool) -> list[Result]:
             return measure(name, works(quick)[name], quick)
 
-        run(__doc__, {name: partial(section, name) for name in KINDS})
+        run(__doc__, {**{name: partial(section, name) for name in KINDS}, FILE: partial(measure_file, Path(folder))})
 
 
 if __name__ == "__main__":

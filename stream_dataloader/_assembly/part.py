@@ -52,20 +52,21 @@ class Run(NamedTuple):
         goes_on = self.position == last.position + last.steps and not self.starts
         return self.lane == last.lane and self.source == last.source and goes_on
 
-    def cut(self, starts: Sequence[int]) -> Iterator[Run]:
-        """Cut this run where sequences begin within it, given their positions."""
-        within = [start for start in starts if start > self.position]
-        bounds = [self.position, *within, self.position + self.steps]
-        for begin, stop in itertools.pairwise(bounds):
-            yield self._replace(
-                t=self.t + begin - self.position,
-                steps=stop - begin,
-                position=begin,
-                starts=self.starts or begin in starts,
-            )
-
 
 assert len(Run._fields) == RUN_NUMBERS
+
+
+def cut_run(run: Sequence[int], starts: Sequence[int]) -> list[int]:
+    """Return the numbers of a run that is cut where sequences begin within it, by position, in order."""
+    lane, t, steps, source, position, fresh, is_start, seed = run
+    numbers: list[int] = []
+    begin, stop = position, position + steps
+    for start in starts:
+        if start > begin:
+            numbers += (lane, t + begin - position, start - begin, source, begin, fresh, is_start, seed)
+        begin, is_start = start, True
+    numbers += (lane, t + begin - position, stop - begin, source, begin, fresh, is_start, seed)
+    return numbers
 
 
 def runs_of(numbers: Iterable[int]) -> Iterator[Run]:

@@ -10,9 +10,7 @@ Guarantee: every item of a stream is written once, in order, with no other strea
 
 from __future__ import annotations
 
-import itertools
-
-from stream_dataloader._assembly.part import Run
+from stream_dataloader._assembly.part import cut_run
 from stream_dataloader._assembly.writer import PartWriter
 from stream_dataloader._reading.opener import Opener
 from stream_dataloader._reading.stream import OpenedStream
@@ -88,7 +86,7 @@ class Lane:
                     source, starts = stream.info.source_index, position == current.begin
                     run = (self.index, t, count, source, position, stream.fresh, starts, stream.seed)
                     if stream.marks and self._rules.time_steps is not None:
-                        draft.runs += itertools.chain.from_iterable(Run._make(run).cut(stream.starts()))
+                        draft.runs += cut_run(run, stream.starts())
                     else:
                         draft.runs += run
                     t += count

@@ -190,7 +190,8 @@ class MappedTokens(LeafFile):
             token, ends = self._marker
             begin = max(first, int(ends))
             found = self.tokens[begin - ends : stop - ends] == token
-            return begin + np.flatnonzero(found)
+            places: NDArray[np.int64] = found.nonzero()[0] + begin
+            return places
         if self._bounds is None:
             return np.zeros(0, np.int64)
         begin, end = self._bounds.searchsorted((first, stop)).tolist()

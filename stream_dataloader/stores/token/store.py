@@ -44,7 +44,7 @@ class TokenStream(StoreStream):
     def starts_within(self, start: int, stop: int) -> Iterable[int]:
         steps, first = self._steps, self._first
         assert isinstance(steps, TokenSteps)
-        return steps.starts(first + start, first + stop) - first
+        return [found - first for found in steps.starts(first + start, first + stop)]
 
 
 class TokenStore(Store):
@@ -218,6 +218,7 @@ class TokenSteps:
         self._lease, self._file, self._dtypes = lease, lease.handle, dtypes
         self._first, self._stop, self.marks = first, stop, marks
         self._ignore_index = ignore_index
+        self._found: tuple[int, int, list[int]] = 0, 0, []  # tokens read last: first, stop, starts among them
 
     def __len__(self) -> int:
         return self._stop - self._first
@@ -241,18 +242,24 @@ class TokenSteps:
         stop = first + len(room)
         room[...] = file.tokens[first:stop]
         if has_targets:
-            ends = file.starts(first + 1, stop + 1) - first - 1 if self.marks else slice(0)
+            ends: Any = slice(0)
+            if self.marks:  # they tell the starts of these steps, too, which are asked for next
+                found = file.starts(first, stop + 1)
+                self._found = first, stop, found.tolist()
+                ends = found[found > first] - (first + 1)
             after = file.tokens[first + 1 : min(stop + 1, self._stop)]
             put_targets(out["target"], after, self._ignore_index, ends)
         file.check()
 
-    def starts(self, start: int, stop: int) -> NDArray[np.int64]:
+    def starts(self, start: int, stop: int) -> list[int]:
         """Return the starts of documents in steps `[start, stop)`."""
         first = self._first
-        self._file.check_size()
-        found = self._file.starts(first + start, first + stop) - first
-        self._file.check()
-        return found
+        begin, end, found = self._found
+        if first + start < begin or first + stop > end:
+            self._file.check_size()
+            found = self._file.starts(first + start, first + stop).tolist()
+            self._file.check()
+        return [place - first for place in found if start <= place - first < stop]
 
     def close(self) -> None:
         self._lease.close()
