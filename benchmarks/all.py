@@ -33,6 +33,7 @@ from interleaved import Result, Row, line_of, rows_of
 
 HERE = Path(__file__).resolve().parent
 LIMITS = {True: 300, False: 10_800}  # seconds; on a quiet machine a quick run takes less than sixty
+QUICK_SECONDS = 480  # of all programs together, on a quiet machine
 _GRACE_SECONDS = 10  # to write what was measured
 _MISSING = re.compile(r"ModuleNotFoundError: No module named '(?!stream_dataloader)(\w+)")
 
@@ -173,7 +174,10 @@ def print_summary(outcomes: Mapping[str, Outcome], found: Comparison, now: Mappi
         listed(f"{what} beyond the spread", lines)
     for title, keys in (("not in what was saved", found.only_now), ("only in what was saved", found.only_saved)):
         listed(title, [_named(key) for key in keys])
-    listed("targets missed", [f"{_named(key)}: {_told(one)}" for key, one in now.items() if one.met is False])
+    judged = {key: one for key, one in now.items() if one.met is not None}
+    missed = [f"{_named(key)}: {_told(one)}, {_target(one)}" for key, one in judged.items() if not one.met]
+    live.say(f"\ntargets met: {len(judged) - len(missed)} of {len(judged)}")
+    listed("targets missed", missed)
     listed("programs left out", [f"{name}: {one.left_out}" for name, one in outcomes.items() if one.left_out])
     failed = {name: one for name, one in outcomes.items() if one.problem}
     listed("programs that failed", [f"{name}: {one.problem}" for name, one in failed.items()])
@@ -188,6 +192,10 @@ def _named(key: Key) -> str:
 def _told(result: Result) -> str:
     low, high = result.spread
     return f"{result.value:.4g} ({low:.4g} to {high:.4g})"
+
+
+def _target(result: Result) -> str:
+    return f"{'at most' if result.at_most else 'at least'} {result.target:.3g}"
 
 
 def machines_of(programs: Iterable[Mapping[str, Any]]) -> str:
@@ -234,6 +242,9 @@ def main() -> None:
     found = compare(now, saved, {*good, *(set(before) - set(programs))})
     print_all(outcomes, found, saved)
     print_summary(outcomes, found, now)
+    seconds = sum(one.seconds for one in outcomes.values())
+    verdict = f", at most {QUICK_SECONDS} {'met' if seconds <= QUICK_SECONDS else 'MISSED'}" if options.quick else ""
+    live.say(f"\nall programs took {seconds:.0f} s{verdict}")
     if before:
         live.say(f"\n{found.judged} ratios were compared with {against}: {machines_of(before.values())}")
     if good:

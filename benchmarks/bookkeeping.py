@@ -51,8 +51,8 @@ def measure_packed(quick: bool) -> Iterator[Result]:
     """All fields, each by epochs of its own."""
     lengths = np.random.default_rng(0).integers(300, 1066, STREAMS)
     sources = [np.arange(length) for length in lengths]
-    contenders = {name: partial(fastest, ask, sources, 50 if quick else 100) for name, (ask, _) in ASKED.items()}
-    rounds = take_turns(contenders, 5 if quick else 9, "packed windows")
+    contenders = {name: partial(fastest, ask, sources, 30 if quick else 100) for name, (ask, _) in ASKED.items()}
+    rounds = take_turns(contenders, 3 if quick else 9, "packed windows")
     for name, (_, limit) in ASKED.items():
         yield figure("packed windows, 16 x 1,024, some 40 streams", name, rounds[name], "us", limit)
 

@@ -155,6 +155,8 @@ def line_of(row: Row, width: int, beside: str = "") -> str:
     if row.target is not None:
         limit = "at most" if row.at_most else "at least"
         line += f"  {limit} {row.target:<7,.3g} {'met' if row.met else 'MISSED'}"
+    elif row.unit == "x":  # other figures are only what a ratio is made of
+        line += "  no target"
     return "  ".join(filter(None, (line.rstrip(), beside, row.note)))
 
 

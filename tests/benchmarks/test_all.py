@@ -76,7 +76,10 @@ def test_one_table_of_everything_tells_what_failed_and_what_was_left_out(folder)
     assert any(line.startswith("broken: FAILED: ValueError: no disk") for line in lines)
     assert lines[lines.index("programs that failed: 1") + 1] == "broken: ValueError: no disk"
     assert "programs left out: 2" in lines
-    assert lines[lines.index("targets missed: 1") + 1] == "good: speed: ours / theirs: 2.1 (2 to 2.2)"
+    assert lines[lines.index("targets missed: 1") + 1] == ("good: speed: ours / theirs: 2.1 (2 to 2.2), at least 3")
+    assert "targets met: 0 of 1" in lines
+    assert any(line.startswith("all programs took") and line.endswith("at most 480 met") for line in lines)
+    assert any(line.startswith("theirs / ours") and line.endswith("no target") for line in lines)
     assert "good: speed, 0 s: round 3 of 3: ours, theirs\n" in said
     assert "\r" not in said
     assert not any("part_of_one" in line or "_private" in line for line in lines)
@@ -129,7 +132,7 @@ def test_programs_that_fail_are_told_and_not_saved(folder, failing, options):
     assert f"programs that failed: {len(failing)}" in lines
     for name, (_, text) in failing.items():
         assert any(line.startswith(f"{name}: FAILED: {text}") for line in lines)
-    assert "quick 1 x 1 to 1" in lines, "what was measured before"
+    assert "quick 1 x 1 to 1 no target" in lines, "what was measured before"
     assert not (folder / "results").exists()
 
 
