@@ -241,3 +241,16 @@ def test_a_watched_folder_is_read_whole(run):
     output = run("watch_folder.py", "--batches", 60)
     assert re.search(r"^read 10 of 10 recordings, each at least [1-9]\d* times$", output, re.MULTILINE)
     assert output.startswith("batch 0: 4 recordings")
+
+
+def right_of(output):
+    return int(re.search(r"both colours right in (\d+)% of 100 unseen episodes", output)[1])
+
+
+@pytest.mark.slow
+def test_a_policy_with_a_bank_of_key_frames_remembers(run, tmp_path):
+    """And goes on from a checkpoint of two ranks as one."""
+    assert right_of(run("robot_memory.py", "--memory", "none")) < 60
+    file = tmp_path / "checkpoint"
+    run_program(EXAMPLES / "robot_memory.py", "--checkpoint", file, "--batches", 50, ranks=2)
+    assert right_of(run("robot_memory.py", "--checkpoint", file, "--batches", 200)) > 95
