@@ -172,7 +172,9 @@ class Reading:
         With `time_steps`, and if every error ends the epoch, streams have exactly these lengths or reading stops.
         """
         plan, lengths = self.plan, self.plan.lists.lengths
-        if lengths is None or self.start is None or not plan.rules.deterministic or plan.rules.time_steps is None:
+        if lengths is None or not plan.lists.knows_lengths:  # interleaved datasets may have lengths for some
+            return None
+        if self.start is None or not plan.rules.deterministic or plan.rules.time_steps is None:
             return None
         if plan.on_error != "raise" or self.recovery.killers:
             return None
