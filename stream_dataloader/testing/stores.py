@@ -99,6 +99,27 @@ class StoreContract(StreamContract):
         late = items_of(open_stream((number, start, None), start=1))
         assert_same(late, items[start + 1 :], name, "cut and begun late")
 
+    def test_gives_one_item_by_its_place(self, open_stream: Store, expected: Sequence[Any]) -> None:
+        """In any order, of a section, too; a place that is none is an error that names the stream and its length."""
+        number = _longest(expected)
+        items = list(expected[number])
+        name, count = open_stream.name_of(number), len(items)
+        places = random.Random(0).choices(range(count), k=12)  # noqa: S311
+        found = [map_leaves(open_stream.item(number, place), copied) for place in places]
+        assert_same(found, [items[place] for place in places], name, "by place")
+        start = count // 3
+        cut = map_leaves(open_stream.item((number, start, None), 0), copied)
+        assert_same([cut], items[start : start + 1], name, "cut, by place")
+        empty = [n for n, items in enumerate(expected) if not len(items)][:1]
+        for stream, place in [(number, count), (number, -1), *((one, 0) for one in empty)]:
+            try:
+                open_stream.item(stream, place)
+            except IndexError as raised:
+                error = str(raised)
+            else:
+                raise AssertionError(f"{open_stream.name_of(stream)} has an item at {place}")
+            assert open_stream.name_of(stream) in error, error
+
     def test_keys_name_streams(self, open_stream: Store, expected: Sequence[Any]) -> None:
         keys = [open_stream.key(number) for number in range(len(expected))]
         assert [open_stream.number(key) for key in keys] == list(range(len(expected)))

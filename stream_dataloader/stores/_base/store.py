@@ -83,6 +83,14 @@ class OpenedStore(NamedTuple):
     open_stream: Store
 
 
+class _ItemStream(NamedTuple):
+    """The stream that `Store.item` keeps open: of which source, and in which process."""
+
+    stream: StoreStream
+    place: tuple[int, int, int | None]
+    process: int
+
+
 class Store(ABC):
     """Streams of a store: a factory for `StreamDataset` that knows its streams.
 
@@ -115,6 +123,7 @@ class Store(ABC):
         self._lock = threading.Lock()
         self._index: Any = None
         self._numbers: dict[str, int] = {}
+        self._forget_item()
 
     @abstractmethod
     def _read_index(self) -> Any:
@@ -163,15 +172,23 @@ class Store(ABC):
 
     def __getstate__(self) -> dict[str, Any]:
         _ = self.index
-        return self.__dict__ | {"_index": None, "_lock": None, "_numbers": {}}
+        return self.__dict__ | {"_index": None, "_lock": None, "_numbers": {}, "_item": None, "_item_lock": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._lock = threading.Lock()
+        self._forget_item()
+
+    def _forget_item(self) -> None:
+        """Have no stream open for `item`."""
+        self._item: _ItemStream | None = None
+        self._item_lock = threading.Lock()
 
     def close(self) -> None:
-        """Close the index's files now, and other files once no stream reads them."""
+        """Close the files of the index and of `item` now, and other files once no stream reads them."""
         self._index = None
+        with self._item_lock:
+            self._close_item()
         if self._opened is not None:
             self._opened.close()
 
@@ -246,6 +263,48 @@ class Store(ABC):
             if not 0 <= start <= stop - first:
                 raise ValueError(f"start is {start}, and {self.name_of(number)} has {stop - first} to read")
             return self._stream_of(steps, first, start, stop)
+
+    def item(self, source: Any, position: int) -> Any:
+        """Return one item of a stream, as `(batch.source_index, batch.position)` say where it is.
+
+        The stream stays open for the next call, until another source is asked for or the store is closed. So places
+        near each other are cheap. Any thread may call it.
+
+        Args:
+            source: A stream's number, or a section `(number, start, stop)`.
+            position: The item, counted from the first of the source.
+
+        Raises:
+            IndexError: The source has no such item.
+            ValueError: There is no such source.
+            StoreError: The store is damaged, or has no random access.
+        """
+        place, position = self._section(source), operator.index(position)
+        with self._item_lock:
+            kept = self._item
+            if kept is None or kept.place != place or kept.process != os.getpid():
+                self._close_item()
+                self._item = kept = _ItemStream(self(source), place, os.getpid())
+            steps = kept.stream.steps
+            if not 0 <= position < steps:
+                there = f"{steps} steps, 0 to {steps - 1}" if steps else "no steps"
+                padding = "; -1 in batch.position is padding" if position == -1 else ""
+                raise IndexError(f"position is {position}, and {self._named(place)} has {there}{padding}")
+            try:
+                return kept.stream.item(position)
+            except BaseException:  # the next call opens it again
+                self._close_item()
+                raise
+
+    def _close_item(self) -> None:
+        kept, self._item = self._item, None
+        if kept is not None and kept.process == os.getpid():  # a stream that was inherited by fork is its parent's
+            kept.stream.close()
+
+    def _named(self, place: tuple[int, int, int | None]) -> str:
+        number, start, stop = place
+        section = "" if (start, stop) == (0, None) else f", section {start} to {'its end' if stop is None else stop}"
+        return self.name_of(number) + section
 
     def _stream_of(self, steps: Steps, first: int, start: int, stop: int) -> StoreStream:
         return StoreStream(steps, first, start, stop)

@@ -44,6 +44,11 @@ class StoreStream:
         self._position = first + start
         self._stop = stop
 
+    @property
+    def steps(self) -> int:
+        """Number of items of the source."""
+        return self._stop - self._first
+
     def __iter__(self) -> StoreStream:
         return self
 
@@ -54,10 +59,15 @@ class StoreStream:
         self._position += 1
         return item
 
+    def item(self, position: int) -> Any:
+        """Return the item at a position, counted from the source's first; where the stream stands does not change."""
+        assert self._steps is not None
+        return self._steps.item(self._first + position)
+
     def seek_item(self, item: int) -> None:
         """Go to an item, counted from the source's first."""
-        if not 0 <= item <= self._stop - self._first:
-            raise ValueError(f"item {item} was asked for, and the source has {self._stop - self._first}")
+        if not 0 <= item <= self.steps:
+            raise ValueError(f"item {item} was asked for, and the source has {self.steps}")
         self._position = self._first + item
 
     def read_into(self, out: Any) -> int:

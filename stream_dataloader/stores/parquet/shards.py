@@ -64,6 +64,9 @@ class ShardStore(ParquetStore):
             raise ValueError(f"{self.name_of(number)}: no items {first + start} to {stop}")
         return _Shard(self, number, first, start, stop)
 
+    def item(self, source: Any, position: int) -> Any:  # noqa: ARG002
+        raise StoreError(f"{self.path} has no random access, for item(); open a Dataset in place of an IterableDataset")
+
     def metadata(self, number: int) -> Mapping[str, Any]:
         return {"shard": self._check_number(number)}
 
