@@ -19,13 +19,11 @@ from torch.utils.data import IterableDataset
 
 from stream_dataloader._hints import hint_for
 from stream_dataloader._schedule.changes import CHANGES
-from stream_dataloader._schedule.mix import Mix
 from stream_dataloader._schedule.rules import IntArray, Rules
 from stream_dataloader.errors import shorten
-from stream_dataloader.protocols import Exhausted, PaddingMode, Schedule, Windows
+from stream_dataloader.protocols import PaddingMode, Schedule, Windows
 
 _LARGEST = 2**63 - 1
-_LEAST_SHARE = 1e-9  # of the largest weight, because draws are counted in floats
 _MOST_LANES = 1 << 20
 _MOST_LOOKAHEAD = 1 << 10  # each lane's reservations take memory that all workers share
 _MOST_ITEMS = 1 << 48  # of a stream, so that the lengths of millions of streams can be added up
@@ -240,25 +238,6 @@ def check_lengths(lengths: Sequence[int] | IntArray | None, num_sources: int) ->
             index = int(wrong.argmax())
             raise ValueError(f"lengths[{index}] is {array[index]}, and must be {limit}")
     return array.astype(np.int64)
-
-
-def check_mix(lists: Sequence[Rules], weights: Any, exhausted: Any) -> Mix:
-    """Return the mix of lists with rules of their own; weights None stands for equal ones."""
-    try:
-        given = [1.0] * len(lists) if weights is None else [float(weight) for weight in weights]
-    except (TypeError, ValueError):
-        raise TypeError(f"weights must be numbers, one per dataset, and are {shorten(weights)}") from None
-    if len(given) != len(lists):
-        raise ValueError(f"there are {len(given)} weights and {len(lists)} datasets; pass one weight per dataset")
-    most = max((weight for weight in given if weight < np.inf), default=0.0)
-    for i, weight in enumerate(given):
-        if not max(0.0, _LEAST_SHARE * most) <= weight < np.inf or not weight:
-            least = f"at least {_LEAST_SHARE:g} of the largest, {most}"
-            raise ValueError(f"weights[{i}] is {weight}, and must be positive, finite and {least}; leave it out")
-    exhausted = choice("exhausted", exhausted, Exhausted)
-    own = [(rules.num_sources, rules.shuffle, rules.schedule) for rules in lists]
-    sizes, shuffles, schedules = zip(*own, strict=True)
-    return Mix(sizes, tuple(given), exhausted, shuffles, schedules)
 
 
 def check_rules(rules: Rules, lookahead: Any, *, has_lengths: bool) -> Rules:

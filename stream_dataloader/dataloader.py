@@ -209,12 +209,16 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
 
     def _find_place(self) -> None:
         """Find this rank, which may be known only now, and adopt its rules, with new workers."""
-        if self._ranks.find_place():
-            self._starter.end()
+        before = self._ranks.reading
+        moved = self._ranks.find_place(self._position.coming_past)
+        if self._ranks.reading is before:
+            return
+        self._starter.end()
+        if moved:
             self._position.forget_place()
-            self._starter.renew(self._settings)
-            if self._position.loaded is not None:
-                self.load_state_dict(*self._position.loaded)
+        self._starter.renew(self._settings)
+        if moved and self._position.loaded is not None:
+            self.load_state_dict(*self._position.loaded)
 
     @property
     def batch_size(self) -> int:
@@ -329,11 +333,12 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
         Args:
             state: The result of `state_dict()` on this rank, with the same number of ranks; or the result of
                 `merge_states` for all ranks, with any number of ranks.
-            changes: Options that you changed on purpose since the state was saved: `"time_steps"`, `"batch_size"`, or
-                `"sources"` for a list that has become longer. The rest of the epoch is then read once, under the new
-                options. Lanes keep their streams. If there are fewer lanes, the streams of the others come next, and
-                begin with `is_first`. New sources come after the remaining ones; with `"cycle"` they join at the next
-                pass.
+            changes: Options that you changed on purpose since the state was saved: `"time_steps"`, `"batch_size"`,
+                `"sources"` for a list that has become longer, or `"weights"` of `interleave`. The rest of the epoch is
+                then read once, under the new options. Lanes keep their streams. If there are fewer lanes, the streams
+                of the others come next, and begin with `is_first`. New sources come after the remaining ones; with
+                `"cycle"` they join at the next pass. New weights hold from the next draw on, and need the states of all
+                ranks.
 
         Raises:
             ValueError: `changes` has another name.
@@ -348,6 +353,7 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
             self._starter.end()
             self._find_place()
             self._position.load(state, changes, loaded)
+            self._find_place()  # the epoch may have begun with other weights
 
     @property
     def _endless_or_sources(self) -> int | None:

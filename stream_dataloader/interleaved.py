@@ -1,18 +1,20 @@
-"""`interleave`: lanes draw their sources from several datasets, by weight.
+"""`interleave`: lanes draw their sources from several datasets, by weights that may change as the training goes on.
 
 Guarantees: all promises hold over the sources of all datasets. Each dataset opens its own sources, in its own order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 
 from stream_dataloader import _options as options
 from stream_dataloader._map_style.streams import CommonOptions
 from stream_dataloader._reading.lists import SourceLists
+from stream_dataloader._schedule.mix import Mix
+from stream_dataloader._schedule.weights_check import checked_weights
 from stream_dataloader.dataset import StreamDataset
 from stream_dataloader.errors import shorten
 from stream_dataloader.protocols import Exhausted
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 __all__ = ["SharedOptions", "interleave"]
+
+Weights: TypeAlias = "Iterable[float] | Iterable[tuple[int, Sequence[float]]] | Callable[[int], Sequence[float]]"
 
 
 class SharedOptions(CommonOptions, total=False):
@@ -31,8 +35,9 @@ class SharedOptions(CommonOptions, total=False):
 
 def interleave(
     datasets: Iterable[StreamDataset],
-    weights: Iterable[float] | None = None,
+    weights: Weights | None = None,
     *,
+    weights_by: Literal["sources", "steps"] = "sources",
     exhausted: Exhausted | None = None,
     shuffle: bool | None = None,
     seed: int | None = None,
@@ -44,15 +49,25 @@ def interleave(
     `get_stream_info().source_index` count over all datasets; `locate` returns the dataset and the index in it. Each
     dataset's `open_stream`, `open_early`, `lengths`, `shuffle` and `schedule` still apply to its own sources.
 
-    A weight is a share of the sources drawn. For shares of time steps, divide each by its streams' mean length.
+    Weights may change as sources are drawn. Draws are counted from 0 over all lanes and ranks: from the beginning of
+    the run if the mix never ends (`exhausted="repeat"` with `padding_mode="cycle"`), else from that of each epoch. A
+    run can also be resumed with other weights: `load_state_dict(state, changes=["weights"])`.
 
     Args:
         datasets: The datasets.
-        weights: One positive number for each dataset, at any scale; None means equal weights.
+        weights: One positive number for each dataset, at any scale; None means equal weights. Or a list of
+            `(draws, weights)`: after that many draws these weights hold, the first after 0; a dataset may have 0 for a
+            while. Or a function of the number of draws made, which returns the weights. It is called when the mix is
+            built: for each of the first 256 draws, and then 128 times while their number doubles, up to the end of an
+            epoch, or to 2**30.
+        weights_by: `"sources"`: weights are shares of the sources drawn, or of the sections. `"steps"`: they are shares
+            of the time steps read. Each weight is then divided by the mean length of its dataset's sources, so all
+            datasets need `lengths`.
         exhausted: Treatment of a dataset once all its sources were drawn. `"leave_out"`: the dataset is left out, and
             the others share the draws by their weights; every source comes once. `"repeat"`: the dataset starts again,
             in a new order with its `shuffle`, and with new random numbers in its streams; repeated sources count as
-            new data (`mask` is set). The epoch ends when each dataset was drawn once in full. None means
+            new data (`mask` is set). The epoch ends when each dataset was drawn once in full, so with equal weights it
+            has as many draws as the largest dataset has sources, times the number of datasets. None means
             `"leave_out"`, or `"repeat"` with `padding_mode="cycle"`: the mix then never ends, and each pass over a
             dataset is an epoch for that dataset. With `"cycle"` and `"leave_out"`, each pass over all datasets is an
             epoch.
@@ -66,8 +81,10 @@ def interleave(
             The datasets must agree on each option that is not passed here.
 
     Raises:
-        ValueError: There are no datasets, they disagree on an option, or weights do not match the datasets.
-        TypeError: One is not a `StreamDataset`, or is interleaved itself.
+        ValueError: There are no datasets, they disagree on an option, there is not one weight for each, a weight is
+            negative or not finite, all are 0, a schedule's draws do not ascend, or `weights_by="steps"` needs lengths
+            that are not known.
+        TypeError: One is not a `StreamDataset`, or is interleaved itself; or weights are none.
 
     Example:
         >>> from stream_dataloader import StreamDataLoader, StreamDataset, interleave
@@ -87,7 +104,7 @@ def interleave(
     agreed = _agreed(listed, shared)
     if exhausted is None:
         exhausted = "repeat" if agreed.get("padding_mode") == "cycle" else "leave_out"
-    mix = options.check_mix([dataset.rules for dataset in listed], weights, exhausted)
+    mix = _mix(listed, weights, weights_by, exhausted, endless=agreed.get("padding_mode") == "cycle")
     if shuffle is None:
         shuffle = any(mix.shuffles)
     lists = SourceLists((one for dataset in listed for one in dataset.source_lists.lists), mix)
@@ -113,6 +130,35 @@ def _check_datasets(datasets: Any) -> list[StreamDataset]:
             what = f"datasets[{number}] is interleaved itself"
             raise TypeError(f"{what}; pass its datasets instead, with their weights in it times its own weight")
     return listed
+
+
+def _mix(datasets: Sequence[StreamDataset], weights: Any, weights_by: Any, exhausted: Any, *, endless: bool) -> Mix:
+    """Return the mix of the datasets."""
+    exhausted = options.choice("exhausted", exhausted, Exhausted)
+    by_steps = options.choice("weights_by", weights_by, Literal["sources", "steps"]) == "steps"
+    means = [_mean_length(number, dataset) for number, dataset in enumerate(datasets)] if by_steps else None
+    own = [(one.rules.num_sources, one.rules.shuffle, one.rules.schedule) for one in datasets]
+    sizes, shuffles, schedules = zip(*own, strict=True)
+    ends = "once" if exhausted == "leave_out" else None if endless else "in full"
+    mix = Mix(sizes, checked_weights(weights, sizes, ends=ends, means=means), exhausted, shuffles, schedules)
+    if ends == "in full" and (number := mix.never_in_full()) is not None:
+        draw = mix.weights[-1][0]
+        raise ValueError(
+            f"datasets[{number}] has weight 0 from draw {draw:,} on, and was not drawn once in full by then, so an "
+            'epoch with exhausted="repeat" would not end; give it a weight there, or choose exhausted="leave_out", or '
+            'padding_mode="cycle"'
+        )
+    return mix
+
+
+def _mean_length(number: int, dataset: StreamDataset) -> float:
+    """Return the mean number of time steps of a dataset's sources, or of its sections."""
+    lengths = dataset.lengths
+    if lengths is None:
+        raise ValueError(f'weights_by="steps" needs lengths, and datasets[{number}] has none; pass lengths= to it')
+    if not lengths.any():
+        raise ValueError(f'weights_by="steps", and the sources of datasets[{number}] have no items; leave it out')
+    return float(lengths.sum()) / dataset.rules.num_sources
 
 
 def _agreed(datasets: Sequence[StreamDataset], given: SharedOptions) -> SharedOptions:

@@ -20,6 +20,7 @@ from stream_dataloader._loader.standing import KeptLanes, Standing
 from stream_dataloader._loader.states import States
 from stream_dataloader._ranks.ranks import Ranks, known_count
 from stream_dataloader._reading.plan import Start
+from stream_dataloader._schedule.mix import Replaced
 from stream_dataloader._schedule.position import EpochPlace
 from stream_dataloader._schedule.rules import NONE
 from stream_dataloader._schedule.saved_state import LoadedState
@@ -109,6 +110,12 @@ class LoaderPosition(Standing[Epoch]):
     def coming_count(self) -> int:
         """Number of batches of the coming epoch before its place."""
         return self.coming_step if self._position.length is None else self.coming()[1].delivered
+
+    @property
+    def coming_past(self) -> tuple[Replaced, ...]:
+        """The weights by which the coming epoch was read before, see `Mix`."""
+        place = None if self._dataset.rules.mix is None else self.coming()[0].resume
+        return () if place is None else place.past
 
     @property
     def coming_begun(self) -> int:

@@ -13,6 +13,7 @@ from stream_dataloader import _options as options
 from stream_dataloader._ranks.agreement import AgreedSteps, Steps
 from stream_dataloader._ranks.place import OwnRank, RankPlace, is_started
 from stream_dataloader._ranks.rendezvous import Rendezvous
+from stream_dataloader._schedule.mix import Replaced
 from stream_dataloader._schedule.rules import Groups
 from stream_dataloader._schedule.saved_state import LoadedState, SourceIdentity, from_plain, groups_of
 from stream_dataloader._schedule.snapshot import Snapshot
@@ -52,16 +53,25 @@ class Ranks:
         """The rank's number, as it was found last."""
         return self._place.rank
 
-    def find_place(self) -> bool:
-        """Find the rank of this process; return whether that changes `reading`."""
+    def find_place(self, past: tuple[Replaced, ...] = ()) -> bool:
+        """Find the rank of this process; return whether that changes its part of the data.
+
+        Args:
+            past: The weights by which the coming epoch was read before, see `Mix`.
+        """
         place = self._place = self._own.now()
         groups = Groups.of_rank(self._groups or place.world_size, place.rank, place.world_size)
-        rules = dataclasses.replace(self._dataset.rules, groups=groups, seed=self._seed)
-        if rules == self.reading.rules:
+        rules, before = dataclasses.replace(self._dataset.rules, groups=groups, seed=self._seed), self.reading.rules
+        if (rules := rules.with_past(past)) == before:
             return False
         options.check_groups(rules)
         self.reading = self._dataset.under(rules)
-        return True
+        return before.mix is None or rules.with_past(before.mix.past) != before
+
+    def reading_by(self, past: tuple[Replaced, ...]) -> StreamDataset:
+        """Return what is read in an epoch that began with other weights."""
+        rules = self.reading.rules.with_past(past)
+        return self.reading if rules == self.reading.rules else self.reading.under(rules)
 
     def load(self, state: Any, changes: Collection[str] = ()) -> LoadedState:
         """Read this rank's part of a state; the next `find_place` adopts the state's seed and virtual ranks.
@@ -96,11 +106,13 @@ class Ranks:
         rules, snapshot = self.reading.rules, loaded.snapshot
         if snapshot is None or not snapshot.step or not rules.deterministic or snapshot.changed is not None:
             return loaded.epoch, snapshot
+        reading = self.reading_by(snapshot.past)
+        rules = reading.rules
         shares = [rules.draws_of(group * rules.lanes_of_a_group) for group in range(rules.groups.count)]
         if rules.padding_mode != "drop" and any(map(int.__lt__, snapshot.cursors, shares)):  # some sources are left
             return loaded.epoch, snapshot
         try:
-            count = self.reading.steps_of(loaded.epoch)
+            count = reading.steps_of(loaded.epoch)
         except TypeError:  # lengths are not known, or there is no end
             return loaded.epoch, snapshot
         return (loaded.epoch + 1, None) if snapshot.step >= count else (loaded.epoch, snapshot)

@@ -7,6 +7,7 @@
     loaded with 6            a b c d go on; the others take             e f
 
 Sources that the list gained are handed out after the rest of the epoch; with `"cycle"` they join at the next pass.
+Other weights hold from the first draw that no rank has made.
 
 Guarantee: a pure function of the state; each item that is left is read once.
 """
@@ -14,7 +15,9 @@ Guarantee: a pure function of the state; each item that is left is read once.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
+from stream_dataloader._schedule.mix import DrawOrder, Mix, Replaced
 from stream_dataloader._schedule.order import Order
 from stream_dataloader._schedule.rules import NONE, Rules
 from stream_dataloader._schedule.snapshot import Changed, LaneState, Snapshot, none_reserved
@@ -22,7 +25,7 @@ from stream_dataloader._schedule.tickets import returned_by_group
 from stream_dataloader.errors import StateError
 
 #: Options that the user may change on purpose, each with its name in a state.
-CHANGES = {"time_steps": "time_steps", "batch_size": "batch_size", "sources": "num_sources"}
+CHANGES = {"time_steps": "time_steps", "batch_size": "batch_size", "sources": "num_sources", "weights": "weights"}
 
 
 def with_changes(place: Snapshot, saved: Rules, rules: Rules, epoch: int, given: Mapping[int, int]) -> Snapshot:
@@ -63,7 +66,7 @@ def with_changes(place: Snapshot, saved: Rules, rules: Rules, epoch: int, given:
     cursors = place.cursors
     if rules.padding_mode == "data":
         cursors = tuple(map(min, cursors, saved.shares))
-    return Snapshot(place.step, cursors, tuple(again), tuple(lanes), Changed(waiting, growth))
+    return Snapshot(place.step, cursors, tuple(again), tuple(lanes), Changed(waiting, growth), place.past)
 
 
 def _pass_to_join(place: Snapshot, saved: Rules, epoch: int, given: Mapping[int, int]) -> int:
@@ -77,3 +80,49 @@ def _pass_to_join(place: Snapshot, saved: Rules, epoch: int, given: Mapping[int,
         )
     order = Order(saved, epoch, None, place)
     return 1 + max(order.in_pass(max(count - 1, 0), group)[0] for group, count in given.items())
+
+
+def past_weights(saved: Rules, mix: Mix, epoch: int, given: Mapping[int, int]) -> tuple[Replaced, ...]:
+    """Return the weights by which an epoch was read before, if it goes on by those of `mix`.
+
+    Args:
+        saved: The rules before.
+        given: Number of grants to each group that the state holds.
+
+    Raises:
+        StateError: The weights are other ones, and not all groups are known or the epoch would not end.
+    """
+    before = saved.mix
+    if before is None or before.weights == mix.weights:
+        return () if before is None else before.past
+    if len(given) < saved.groups.total:
+        raise StateError(
+            f"the state holds virtual ranks {sorted(given)} of {saved.groups.total}, and other weights hold from the "
+            "first draw that none of them has made; load all ranks' states: merge_states([...])"
+        )
+    number, draw = max(_place_behind(saved, epoch, group, count) for group, count in given.items())
+    if (number, draw) in [(one.epoch, one.draw) for one in before.past] or (number, draw) == (epoch, 0):
+        return before.past  # nothing was drawn by those before
+    order = DrawOrder(before, saved.seed if saved.shuffle else None, number, endless=saved.endless_mix)
+    past = (*before.past, Replaced(number, draw, order.counts_before(draw), before.weights))
+    ends = mix.exhausted == "repeat" and not saved.endless_mix
+    if ends and (never := replace(mix, past=past).never_in_full()) is not None:
+        raise StateError(
+            f"datasets[{never}] has weight 0 from draw {mix.weights[-1][0]:,} on, and the epoch, which goes on at draw "
+            f"{draw:,}, would not end before it was drawn once in full; give it a weight, or start the epoch anew"
+        )
+    return past
+
+
+def _place_behind(rules: Rules, epoch: int, group: int, count: int) -> tuple[int, int]:
+    """Return the epoch, or pass, of a group's last grant, and the draw behind it."""
+    if not count:
+        return epoch, 0
+    total = rules.groups.total
+    if rules.endless_mix:
+        return epoch, (count - 1) * total + group + 1
+    share = rules.groups.share(group, rules.draws)
+    turn, index = divmod(count - 1, share)
+    if rules.padding_mode != "cycle" and turn:  # it reads again
+        turn, index = 0, share - 1
+    return epoch + turn, index * total + group + 1

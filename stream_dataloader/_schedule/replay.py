@@ -116,7 +116,7 @@ class Replay:
         place = place or beginning(rules)
         self.step = place.step
         self._eager = _FIRST_STEPS
-        self._changed, self._waiting = place.changed, place.waiting
+        self._changed, self._past, self._waiting = place.changed, place.past, place.waiting
         self._again = Returned(rules, place.cursors, place.returned)
         self._cursors = list(self._again.first)
         decide = self._again.decide if note is None else functools.partial(self._decide_and_note, note)
@@ -156,7 +156,7 @@ class Replay:
             if run and run.end >= cell:
                 grant, items = run.grant, run.read + min(cell, run.end) - run.begin
             lanes.append(LaneState(grant, items, items, 0, self._draws[lane], idle, self._reserved[lane]))
-        return Snapshot(self.step, *self._again.rest(self._cursors), tuple(lanes), self._changed)
+        return Snapshot(self.step, *self._again.rest(self._cursors), tuple(lanes), self._changed, self._past)
 
     def skip_to(self, step: int) -> None:
         """Go on to a step, without computing the cells before it."""

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from stream_dataloader._schedule.mix import Mix
+from stream_dataloader._schedule.mix import Mix, Replaced
 from stream_dataloader.errors import EmptySourcesError
 from stream_dataloader.protocols import PaddingMode, Schedule, Windows
 
@@ -195,7 +195,13 @@ class Rules:
     @cached_property
     def draws(self) -> int:
         """Number of grants in a pass of all groups, including repeats of lists that start again."""
-        return self.num_sources if self.mix is None else self.mix.draws
+        if self.mix is None:
+            return self.num_sources
+        return self.mix.draws_of_a_pass if self.endless_mix else self.mix.draws
+
+    def with_past(self, past: tuple[Replaced, ...]) -> Rules:
+        """Return the rules of an epoch that began with other weights; see `Mix.past`."""
+        return self if self.mix is None or self.mix.past == past else replace(self, mix=replace(self.mix, past=past))
 
     @cached_property
     def lanes_of_a_group(self) -> int:

@@ -7,16 +7,17 @@ that names both sides.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any, NamedTuple
 
-from stream_dataloader._schedule.changes import CHANGES, with_changes
-from stream_dataloader._schedule.mix import Mix
+from stream_dataloader._schedule.changes import CHANGES, past_weights, with_changes
+from stream_dataloader._schedule.mix import Mix, Replaced
 from stream_dataloader._schedule.position import EpochPlace
 from stream_dataloader._schedule.rules import NONE, Groups, Rules
 from stream_dataloader._schedule.snapshot import Changed, LaneState, Snapshot
 from stream_dataloader._schedule.state_check import MOST_GROUPS, check_group, check_shared, checksum, number
 from stream_dataloader._schedule.tickets import returned_by_group
+from stream_dataloader._schedule.weights_check import plain_weights, weights_of_plain
 from stream_dataloader.errors import StateError, shorten
 
 VERSION = 1
@@ -63,6 +64,8 @@ def to_plain(
         **{name: value for name, value in identity._asdict().items() if (name, value) != ("sections", None)},
         **({} if rules.mix is None else {"mix": _plain_mix(rules.mix)}),
     }
+    if snapshot is not None and snapshot.past:
+        state["mix"]["past"] = [[*one[:2], list(one.counts), plain_weights(one.weights)] for one in snapshot.past]
     waiting = {} if snapshot is None else snapshot.waiting
     returned = returned_by_group(rules, () if snapshot is None else snapshot.returned)
     if snapshot is not None and snapshot.changed is not None:
@@ -104,7 +107,22 @@ def _plain_lane(lane: LaneState, plain: Callable[[Iterable[int]], list[Any]]) ->
 
 
 def _plain_mix(mix: Mix) -> dict[str, Any]:
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(mix).items()}
+    """Return a mix, without its past, as plain data."""
+    lists = {name: list(getattr(mix, name)) for name in ("sizes", "shuffles", "schedules")}
+    return {**lists, "weights": plain_weights(mix.weights), "exhausted": mix.exhausted}
+
+
+def _mix_of(plain: Mapping[str, Any], mix: Mix) -> Mix:
+    """Return the mix of a state, which has the same lists as this one."""
+    lists, past = len(mix.sizes), list[Replaced]()
+    for saved_epoch, saved_draw, counts, weights in plain.get("past", ()):
+        place = number("epoch of other weights", saved_epoch), number("draw of other weights", saved_draw)
+        own = tuple([number("draws by other weights", count) for count in counts])
+        too_many = mix.exhausted == "leave_out" and any(map(int.__gt__, own, mix.sizes))
+        if len(own) != lists or sum(own) != saved_draw or too_many or (past and place <= past[-1][:2]):
+            raise StateError(f"the state's draws by other weights are {shorten([saved_epoch, saved_draw, counts])}")
+        past.append(Replaced(*place, own, weights_of_plain(weights, lists)))
+    return replace(mix, weights=weights_of_plain(plain["weights"], lists), past=tuple(past))
 
 
 #: Options that a state and the dataset it is loaded for must agree on.
@@ -226,7 +244,7 @@ def _check(state: Any, rules: Rules, identity: SourceIdentity, changes: Collecti
         saved, here = (several, one) if rules.mix is None else (one, several)
         raise StateError(f"the state was saved with {saved}, and this is {here}; build it as it was")
     if rules.mix is not None:
-        _compare(state["mix"], _plain_mix(rules.mix))
+        _compare(state["mix"], _plain_mix(rules.mix), changes)
     sizes = {"batch_size": state["lanes_of_a_group"] * groups.count, "sections": state.get("sections")}
     options = {"batch_size": rules.lanes, "sections": identity.sections}
     wanted = options | {name: getattr(rules, name) for name in _COMPARED}
@@ -268,7 +286,8 @@ def _from_plain(state: Mapping[str, Any], rules: Rules) -> LoadedState:
             "together: merge_states([...]); "
             f"to load a distributed checkpoint, build the loader with virtual_ranks={groups.total}"
         )
-    before = replace(rules, num_sources=state["num_sources"])
+    mix = None if rules.mix is None else _mix_of(state["mix"], rules.mix)
+    before = replace(rules, num_sources=state["num_sources"], mix=mix, seed=state["seed"])
     for hosted, group in enumerate(groups.hosted):
         # With these modes each source is handed out once, so a larger number is damage; others may repeat sources.
         ends = rules.padding_mode in ("zeros", "drop") and "growth" not in state
@@ -283,12 +302,14 @@ def _from_plain(state: Mapping[str, Any], rules: Rules) -> LoadedState:
         again = tuple(_grant_of(grant, waiting) for grants in returned for grant in grants)
         states = tuple(_lane_of(lane, waiting) for own in lanes for lane in own)
         changed = Changed(waiting, tuple(map(tuple, state["growth"]))) if "growth" in state else None
-        snapshot = Snapshot(step, tuple(cursors), again, states, changed)
         width = int(state["lanes_of_a_group"]) * groups.count
-        saved = replace(rules, lanes=width, num_sources=state["num_sources"], time_steps=state["time_steps"])
-        if saved != rules:
-            given = {group: int(state[key_of(group)][1]) for group in groups_in(state)}
-            snapshot = with_changes(snapshot, saved, rules, state["epoch"], given)
+        saved = replace(before, lanes=width, time_steps=state["time_steps"])
+        given = {group: int(state[key_of(group)][1]) for group in groups_in(state)}
+        past = () if rules.mix is None else past_weights(saved, rules.mix, state["epoch"], given)
+        snapshot = Snapshot(step, tuple(cursors), again, states, changed, past)
+        here = rules.with_past(past)
+        if replace(saved, mix=here.mix, seed=here.seed) != here or saved.draws != here.draws:
+            snapshot = with_changes(snapshot, saved, here, state["epoch"], given)
     # Older states only count skipped sources. Each gets a negative number, which no source has, to keep the count.
     skipped = [set(range(-failed, 0)) if isinstance(failed, int) else set(failed) for failed in failures]
     epoch_place = _epoch_place_of(state)

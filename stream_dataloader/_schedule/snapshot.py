@@ -13,6 +13,7 @@ from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from stream_dataloader._schedule.mix import Replaced
 from stream_dataloader._schedule.rules import NONE, Rules
 from stream_dataloader._schedule.tickets import Returned, next_grant
 
@@ -75,6 +76,7 @@ class Snapshot(NamedTuple):
         returned: Grants among them that were not delivered, so they are given again first.
         lanes: State of each lane.
         changed: None, unless the epoch began under other options.
+        past: The weights by which it was read before, see `Mix`.
     """
 
     step: int
@@ -82,6 +84,7 @@ class Snapshot(NamedTuple):
     returned: tuple[int, ...]
     lanes: tuple[LaneState, ...]
     changed: Changed | None = None
+    past: tuple[Replaced, ...] = ()
 
     @property
     def waiting(self) -> Mapping[int, LaneState]:
@@ -121,6 +124,7 @@ class PackedSnapshot(NamedTuple):
     progress: tuple[bytes, ...]
     streams: Mapping[int, Any]
     changed: Changed | None
+    past: tuple[Replaced, ...]
 
     def unpack_changed(self, rules: Rules) -> Snapshot | None:
         """Unpack the snapshot if the epoch began under other options; None otherwise."""
@@ -139,7 +143,7 @@ class PackedSnapshot(NamedTuple):
             reserved = self.reserved[lane] if rules.deterministic or idle else none_yet
             grant, stream = (self.grants[lane], self.streams.get(lane)) if is_open else (NONE, None)
             lanes.append(LaneState(grant, items, position, first_window, draws, idle, reserved, stream))
-        return Snapshot(self.step, self.cursors, self.returned, tuple(lanes), self.changed)
+        return Snapshot(self.step, self.cursors, self.returned, tuple(lanes), self.changed, self.past)
 
 
 def uncounted_lane(place: Snapshot) -> int | None:
@@ -180,7 +184,7 @@ class Progress:
         self._rules = rules
         start = start or beginning(rules)
         self.step = start.step
-        self._changed = start.changed
+        self._changed, self._past = start.changed, start.past
         self._again = Returned(rules, start.cursors, start.returned)
         self._cursors = list(self._again.first if rules.deterministic else start.cursors)
         # First come, first served: grants below the cursor that were not delivered. A dict keeps their order.
@@ -197,7 +201,7 @@ class Progress:
         cursors, returned = tuple(self._cursors), tuple(self._missing)
         if returned and self._rules.deterministic:
             cursors, returned = self._again.rest(cursors)
-        how = self._grants, self._reserved, tuple(self._lanes), self._streams, self._changed
+        how = self._grants, self._reserved, tuple(self._lanes), self._streams, self._changed, self._past
         self.last = PackedSnapshot(self.step, cursors, returned, *how)
 
     def advance(self, reports: Sequence[LaneReports | None]) -> None:

@@ -4,9 +4,9 @@ import collections
 import itertools
 import json
 import pickle
-from dataclasses import dataclass, field
+import threading
+from dataclasses import replace
 
-import cases
 import numpy as np
 import pytest
 import torch
@@ -14,99 +14,10 @@ from cases import cells, check_epoch, key, keys
 from helpers import FULL, random_cases
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from mixtures import OfList, mixture_of, mixtures
 
-from stream_dataloader import Sections, StreamDataLoader, StreamDataset, errors, get_stream_info, interleave
-from stream_dataloader._schedule.order import Order
+from stream_dataloader import StreamDataLoader, StreamDataset, errors, interleave
 from stream_dataloader.testing import check_resume
-
-# What is read: sources are (list, index over all lists, length)
-
-
-def item(source, position):
-    number, index, _ = source
-    info = get_stream_info()
-    assert info.source_index == index
-    return np.array([index, position, number, info.rng_at(position).integers(1 << 30), info.epoch, info.repeat])
-
-
-@dataclass(frozen=True)
-class OfList:
-    number: int
-    open_early = True
-
-    def __call__(self, source, *, start=0):
-        assert source[0] == self.number, "opened by another list's factory"
-        for position in range(start, source[2]):
-            yield item(source, position)
-
-
-@dataclass
-class Mixture(cases.Case):
-    """Up to three datasets that are read together, small enough to be replayed by the model."""
-
-    lists: list = field(default_factory=list)
-    weights: list | None = None
-    exhausted: str | None = "leave_out"
-    shuffles: tuple = (False, True, True)
-    shuffle: bool | None = None
-    cut: tuple = (None, None, None)  # of each list: in sections of so many steps, 0: whole, of known lengths
-
-    def __post_init__(self):
-        self.lengths = [length for lengths in self.lists for length in lengths]
-
-    def datasets(self, **options):
-        index = itertools.count()
-        for number, lengths in enumerate(self.lists):
-            sources, cut = [(number, next(index), length) for length in lengths], self.cut[number]
-            given = {
-                "time_steps": self.time_steps,
-                "windows": self.windows,
-                "lookahead": self.lookahead,
-                "seed": number,
-                "mark_ends": self.mark_ends,
-                "sections": Sections(cut, jitter=True, lengths=lengths) if cut else None,
-                "lengths": lengths if cut == 0 else None,
-            }
-            yield StreamDataset(sources, OfList(number), self.lanes, shuffle=self.shuffles[number], **(given | options))
-
-    def dataset(self, **options):
-        given = {"exhausted": self.exhausted, "shuffle": self.shuffle, "seed": self.seed}
-        return interleave(self.datasets(), self.weights, padding_mode=self.padding_mode, **(given | options))
-
-    def drawn(self, dataset, epoch=0):
-        order = Order(dataset.rules, epoch, dataset.lengths)
-        return [order[grant].source for grant in range(dataset.rules.draws)]
-
-
-weights_of = st.lists(st.sampled_from([0.25, 1.0, 1.0, 2.0, 3.0, 7.5]) | st.floats(0.1, 10), min_size=3, max_size=3)
-
-
-def mixtures():
-    def build(case, lists, weights, cut, **rest):
-        if case.padding_mode == "drop":
-            case.lanes = min(case.lanes, sum(map(len, lists)))
-        some = [
-            [max(1, length) for length in lengths] if steps else lengths
-            for lengths, steps in zip(lists, cut, strict=False)
-        ]
-        return Mixture(**{**vars(case), **rest}, lists=some, weights=weights and weights[: len(lists)], cut=cut)
-
-    lengths = st.lists(st.integers(0, 7), min_size=1, max_size=9)
-    steps = st.sampled_from([None, None, 0, 0, 1, 3, 6])
-    return st.builds(
-        build,
-        cases.cases(5, 1, 5, ("zeros", "data", "drop", "cycle"), min_streams=5),
-        st.lists(lengths, min_size=1, max_size=3),
-        st.none() | weights_of,
-        st.tuples(steps, steps, steps),
-        exhausted=st.sampled_from(["leave_out", "repeat"]),
-        shuffles=st.tuples(st.booleans(), st.booleans(), st.booleans()),
-        shuffle=st.none() | st.booleans(),
-    )
-
-
-def mixture_of(lists, weights=None, exhausted="leave_out", **more):
-    return Mixture(lists=lists, weights=weights, exhausted=exhausted, **more)
 
 
 def plain(sources=(3, 4), open_stream=range, batch_size=2, **options):
@@ -207,6 +118,64 @@ def test_what_comes_again_is_new_for_mask_and_random_draws():
     assert len(set(draws)) == len(draws)
 
 
+@pytest.mark.parametrize("sections", [None, 4])
+def test_weights_by_steps_are_shares_of_time_steps(sections):
+    lengths = [[3] * 20, [30, 10] * 10, [8] * 5]
+    datasets = [
+        StreamDataset(own, range, 1, time_steps=1, lengths=own, sections=sections and sections + number, shuffle=True)
+        for number, own in enumerate(lengths)
+    ]
+    dataset = interleave(datasets, [1, 2, 1], weights_by="steps", padding_mode="cycle", seed=0)
+    batches = list(itertools.islice(StreamDataLoader(dataset), 4000))
+    steps = collections.Counter(dataset.locate(batch.source_index[0, 0])[0] for batch in batches)
+    assert [round(steps[number] / 4000, 2) for number in range(3)] == [0.25, 0.5, 0.25]
+    even = interleave(datasets, weights_by="steps", padding_mode="cycle", seed=0)
+    batches = list(itertools.islice(StreamDataLoader(even), 3000))
+    assert min(collections.Counter(even.locate(batch.source_index[0, 0])[0] for batch in batches).values()) > 970
+
+
+def test_a_schedule_by_steps_divides_each_of_its_weights():
+    datasets = [plain([2, 4], lengths=[2, 4]), plain([9], lengths=[9])]
+    by_steps = interleave(datasets, [(0, [1, 2]), (2, [3, 0])], weights_by="steps", seed=0)
+    by_hand = interleave(datasets, [(0, [1 / 3, 2 / 9]), (2, [1, 0])], seed=0)
+    assert by_steps.rules == by_hand.rules
+
+
+def test_repeat_with_equal_shares_lengthens_the_epoch():
+    """By what the page says: an epoch has the largest dataset's sources, times the number of datasets."""
+    datasets = [plain(range(count), lambda n: iter([n]), time_steps=1) for count in (90, 10)]
+    counts = [
+        len(
+            [
+                1
+                for batch in StreamDataLoader(interleave(datasets, weights, exhausted="repeat", seed=0))
+                for source in batch.source_index[0]
+                if source >= 0
+            ]
+        )
+        for weights in ([1, 1], [3, 1], [9, 1])
+    ]
+    assert counts == [180, 120, 100]
+
+
+@pytest.mark.any_start_method
+def test_a_function_of_the_draws_stays_in_this_process():
+    lock, asked = threading.Lock(), []
+
+    def weights(draw):  # nothing that pickle could take
+        with lock:
+            asked.append(draw)
+        return [1, 1 + draw]
+
+    mixture = mixture_of([[2] * 9, [3] * 9], weights, lanes=2)
+    dataset = mixture.dataset()
+    assert asked == list(range(18))
+    expected = keys(StreamDataLoader(dataset))
+    assert keys(StreamDataLoader(dataset, 2, multiprocessing_context="spawn")) == expected
+    assert keys(StreamDataLoader(replace(mixture, weights=[(n, [1, 1 + n]) for n in range(18)]).dataset())) == expected
+    assert len(asked) == 18
+
+
 @pytest.mark.slow
 def test_a_copy_reads_the_same_also_of_functions_that_pickle_cannot_take():
     def build():
@@ -251,6 +220,12 @@ def test_lengths_of_some_are_held_to_and_make_no_len():
     with pytest.raises(errors.LengthError) as caught:
         list(StreamDataLoader(interleave([other, plain([3, 4], batch_size=1, lengths=[3, 9])])))
     assert (caught.value.source_index, caught.value.position) == (2, 4)
+
+
+@pytest.mark.parametrize("cut", [(0, None), (None, 2), (0, 3)])
+def test_lengths_of_some_make_the_same_batches_with_workers(cut):
+    mixture = mixture_of([[3, 2, 1, 4], [1, 3, 2]], lanes=3, time_steps=1, cut=cut)
+    check_epoch(StreamDataLoader(mixture.dataset(), 2, worker_method="thread"), mixture)
 
 
 # Resume
@@ -337,6 +312,84 @@ def two():
         (two, {"weights": [1, float("nan")]}, ValueError, r"weights\[1\]"),
         (two, {"weights": [1, 1e-12]}, ValueError, r"weights\[1\]"),
         (two, {"weights": ["a", 1]}, TypeError, "weights"),
+        (two, {"weights": 3}, TypeError, r"weights must be numbers, one per dataset, and are 3; or a list"),
+        (two, {"weights": "31"}, TypeError, "weights must be numbers"),
+        (two, {"weights": [0, 0]}, ValueError, "weights is 0 for every dataset, so nothing could be drawn"),
+        (two, {"weights": [1, 0]}, ValueError, r"weights\[1\] is 0.0, .* datasets\[1\]; leave it out"),
+        (
+            two,
+            {"weights": [1, -2]},
+            ValueError,
+            r"weights\[1\] is -2.0, and the weight of datasets\[1\] must be finite",
+        ),
+        (two, {"weights": [(0, [1, 2]), 3]}, TypeError, r"weights\[1\] is 3, and must be a pair like the others"),
+        (two, {"weights": [("a", [1, 2])]}, TypeError, r"weights\[0\] begins with 'a', a str, .* number of the draw"),
+        (two, {"weights": [(5, [1, 2])]}, ValueError, r"weights\[0\] holds from draw 5 on, .*\(0, weights\)"),
+        (
+            two,
+            {"weights": [(0, [1, 2]), (9, [2, 1]), (7, [1, 1])]},
+            ValueError,
+            r"weights\[2\] .*draw 7 on.*draw 9 .*sort",
+        ),
+        (two, {"weights": [(0, [1, 2]), (7, [2])]}, ValueError, r"weights\[1\]\[1\] has 1 weights, .* 2 datasets"),
+        (
+            two,
+            {"weights": [(0, [1, 2]), (7, [2, np.nan])]},
+            ValueError,
+            r"\[1\] is nan, .*datasets\[1\] from draw 7 on must",
+        ),
+        (two, {"weights": [(0, [1, 2]), (7, [0, 0])]}, ValueError, "0 for every dataset from draw 7 on"),
+        (
+            two,
+            {"weights": [(0, [1, 0]), (7, [2, 0])]},
+            ValueError,
+            r"datasets\[1\] has weight 0 at every draw.*leave it out",
+        ),
+        (
+            two,
+            {"weights": [(0, [1, 2]), (7, [1, 1e-12])]},
+            ValueError,
+            r"weights\[1\]\[1\]\[1\] is 1e-12, .*1e-09 of the largest",
+        ),
+        (
+            two,
+            {"weights": lambda draw: [1, 2 - draw]},
+            ValueError,
+            r"weights\(3\)\[1\] is -1.0, .*datasets\[1\] from draw 3 on",
+        ),
+        (two, {"weights": lambda draw: [draw]}, ValueError, r"weights\(0\) has 1 weights"),
+        (two, {"weights": lambda draw: draw}, TypeError, r"weights\(0\) must be numbers, one per dataset, and is 0"),
+        (
+            two,
+            {"weights": lambda draw: [1, 1 / (2 - draw)]},
+            ValueError,
+            r"weights\(2\) raised ZeroDivisionError.*division by zero.*from 0 to 3; let",
+        ),
+        (
+            two,
+            {"weights": lambda draw: [1, float(draw < 9000)] * (1 + (draw > 1e6)), "padding_mode": "cycle"},
+            ValueError,
+            r"weights\(1003520\) has 4 weights",
+        ),
+        (
+            two,
+            {"weights": [(0, [1, 1]), (2, [0, 1])], "exhausted": "repeat"},
+            ValueError,
+            r"datasets\[0\] has weight 0 from draw 2 on, .* an epoch with exhausted=\"repeat\" would not end; give it",
+        ),
+        (two, {"weights_by": "batches"}, ValueError, "weights_by is 'batches', and must be one of 'sources', 'steps'"),
+        (
+            lambda: [plain(lengths=[3, 4]), plain()],
+            {"weights_by": "steps"},
+            ValueError,
+            r"weights_by=\"steps\" needs lengths, and datasets\[1\] has none; pass lengths=",
+        ),
+        (
+            lambda: [plain([0, 0], lengths=[0, 0]), plain(lengths=[3, 4])],
+            {"weights_by": "steps"},
+            ValueError,
+            r"the sources of datasets\[0\] have no items",
+        ),
         (two, {"exhausted": "stop"}, ValueError, "exhausted"),
         (two, {"lanes": 3}, TypeError, "no option 'lanes'; its options are padding_mode"),
         (lambda: [plain([1])], {"padding_mode": "drop"}, ValueError, "lanes idle"),

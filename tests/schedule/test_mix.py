@@ -1,5 +1,6 @@
 """The order of draws from several lists: pure functions."""
 
+import itertools
 import math
 
 import numpy as np
@@ -8,7 +9,8 @@ from helpers import random_cases
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stream_dataloader._schedule.mix import DrawOrder, Mix
+from stream_dataloader._schedule.mix import DrawOrder, Mix, Replaced
+from stream_dataloader._schedule.weights_check import asked_draws, checked_weights
 
 
 def modelled_draws(sizes, weights, exhausted):
@@ -27,9 +29,15 @@ def modelled_draws(sizes, weights, exhausted):
         drawn[number] += 1
 
 
+def mix_of(sizes, weights, exhausted="leave_out", past=()):
+    """A mix by constant weights, or by a schedule of them."""
+    scheduled = tuple(weights) if isinstance(weights[0], tuple) else ((0, tuple(weights)),)
+    return Mix(tuple(sizes), scheduled, exhausted, (False,) * len(sizes), (None,) * len(sizes), past)
+
+
 def order_of(sizes, weights, exhausted="leave_out", seed=None, epoch=0, **options):
-    mix = Mix(tuple(sizes), tuple(weights), exhausted, (False,) * len(sizes), (None,) * len(sizes))
-    return DrawOrder(mix, seed, epoch, **options), mix.draws
+    mix = mix_of(sizes, weights, exhausted)
+    return DrawOrder(mix, seed, epoch, **options), None if options.get("endless") else mix.draws
 
 
 sizes_of = st.lists(st.integers(1, 40), min_size=1, max_size=5)
@@ -103,3 +111,139 @@ def test_random_draws_are_random_and_follow_the_weights():
     assert abs(first - 5000) < 165  # 3.3 standard deviations
     for other in (one, two):
         assert 4000 < sum(pairs[i][0] == other[i][0] for i in range(10_000)) < 6000
+
+
+# Weights that change
+
+
+def due_by_the_model(sizes, weights, exhausted, first=0, begin=None, most=math.inf):
+    """Yield `(due, list, number)`, one draw after the other, in small steps of time: from one event to the next."""
+    lists = range(len(sizes))
+    drawn = list(begin or [0] * len(sizes))  # of each list
+    counts = [float(count) for count in drawn]  # by their shares
+    time, made = float(first), float(first)
+    while made < most:
+        row = [row for draw, row in weights if draw <= made + 1e-9][-1]
+        later = [draw for draw, _ in weights if draw > made + 1e-9]
+        left = [exhausted != "leave_out" or sizes[i] - counts[i] > 1e-9 for i in lists]
+        if not any(left):
+            return
+        if not any(row[i] for i in lists if left[i]):
+            row = [1 - (row[i] > 0) for i in lists]
+        shares = [weight / math.fsum(row) for weight in row]
+        ends = [(drawn[i] + 0.5 - counts[i]) / shares[i] for i in lists if shares[i] and left[i]]
+        if exhausted == "leave_out":
+            ends += [(sizes[i] - counts[i]) / shares[i] for i in lists if shares[i] and left[i]]
+        rate = math.fsum(shares[i] for i in lists if left[i])
+        ends += [(draw - made) / rate for draw in later[:1]]
+        passed = min(end for end in ends if end > 1e-12)
+        for i in lists:
+            counts[i] += shares[i] * passed
+            if exhausted == "leave_out":
+                counts[i] = min(counts[i], sizes[i])
+        time, made = time + passed, made + rate * passed
+        for i in lists:
+            if drawn[i] + 0.5 <= counts[i] + 1e-9:
+                yield time, i, drawn[i]
+                drawn[i] += 1
+
+
+def check_against_the_model(order, first, count, expected):
+    """The draws are those of the model, in the order of when they are due, but for those due at one moment."""
+    due = {(number, place): time for time, number, place in expected}
+    found = [order[draw] for draw in range(first, first + count)]
+    times = [due[one] for one in found]
+    assert len(set(found)) == count
+    assert all(one <= other + 1e-6 for one, other in itertools.pairwise(times))
+    assert max(times) <= min((time for one, time in due.items() if one not in set(found)), default=math.inf) + 1e-6
+
+
+@st.composite
+def schedules(draw, lists, ends=True):
+    """Weights from some draws on; each list has some, and at the end all do, if `ends`."""
+    numbers = sorted(draw(st.sets(st.integers(1, 60), max_size=4)))
+    weight = st.sampled_from([0, 0, 1, 2, 3]) | st.floats(0.1, 10)
+    rows = [draw(st.lists(weight, min_size=lists, max_size=lists).filter(any)) for _ in numbers]
+    rows.append(draw(st.lists(st.floats(0.1, 10), min_size=lists, max_size=lists)))
+    if not ends and len(rows) > 1:
+        rows = rows[::-1]
+    return tuple(zip([0, *numbers], map(tuple, rows), strict=True))
+
+
+@random_cases(500)
+@given(sizes_of, st.data(), st.sampled_from(["leave_out", "repeat", "endless"]))
+def test_draws_by_a_schedule_are_those_of_the_model(sizes, data, exhausted):
+    weights = data.draw(schedules(len(sizes), ends=exhausted != "endless" or data.draw(st.booleans())))
+    order, draws = order_of(sizes, weights, exhausted.replace("endless", "repeat"), endless=exhausted == "endless")
+    count = 200 if exhausted == "endless" else draws
+    expected = list(due_by_the_model(sizes, weights, exhausted, most=count + 3 * len(sizes) + 3))
+    check_against_the_model(order, 0, count, expected)
+    if exhausted == "repeat":
+        counts = np.bincount([order[draw][0] for draw in range(draws)], minlength=len(sizes))
+        assert (counts >= sizes).all()
+        assert (counts <= np.array(sizes) + 1).any(), "it ended later than when all were drawn once in full"
+
+
+@random_cases(300)
+@given(sizes_of, st.data(), st.integers(0, 1 << 40) | st.none(), st.sampled_from(["leave_out", "repeat", "endless"]))
+def test_weights_that_replace_others_move_no_draw_before(sizes, data, seed, exhausted):
+    """As often as they are replaced, in any epoch; and behind, they count on from there."""
+    endless, name = exhausted == "endless", exhausted.replace("endless", "repeat")
+    weights = data.draw(schedules(len(sizes)))
+    mix = mix_of(sizes, weights, name)
+    for _ in range(data.draw(st.integers(1, 3))):
+        before = DrawOrder(mix, seed, 4, endless=endless)
+        least = mix.past[-1].draw + 1 if mix.past else 1
+        first = data.draw(st.integers(least, 70 + least if endless else max(least, mix.draws)))
+        if not endless and first > mix.draws:
+            return
+        counts = before.counts_before(first)
+        head = [before[draw] for draw in range(first)]
+        assert list(counts) == np.bincount([number for number, _ in head], minlength=len(sizes)).tolist()
+        new = data.draw(schedules(len(sizes)))
+        mix = mix_of(sizes, new, name, (*mix.past, Replaced(4, first, counts, mix.weights)))
+        order = DrawOrder(mix, seed, 4, endless=endless)
+        draws = first + 60 if endless else mix.draws
+        assert [order[draw] for draw in range(first)] == head
+        if seed is None and draws > first:
+            expected = due_by_the_model(sizes, new, exhausted, first, counts, draws + 3 * len(sizes) + 3)
+            check_against_the_model(order, first, draws - first, list(expected))
+        drawn = [order[draw] for draw in range(draws)]
+        assert len(set(drawn)) == draws
+        for number, size in enumerate(sizes):
+            numbers = [place for one, place in drawn if one == number]
+            assert numbers == list(range(len(numbers))) or seed is not None
+            assert sorted(numbers) == list(range(len(numbers)))
+            assert endless or len(numbers) >= size
+        assert [DrawOrder(mix, seed, 5, endless=endless)[draw] for draw in range(9 if endless else 0)] == [
+            DrawOrder(mix_of(sizes, new, name), seed, 5, endless=endless)[draw] for draw in range(9 if endless else 0)
+        ], "the next epoch is read by the new ones alone"
+
+
+@pytest.mark.parametrize("seed", [None, 3])
+def test_a_schedule_keeps_to_its_shares_through_many_blocks(seed):
+    sizes, count = [900, 20, 7], 60_000
+    weights = ((0, (5, 0.03, 2.2)), (20_000, (0, 1, 1)), (50_000, (1, 0, 1)))
+    order, _ = order_of(sizes, weights, "repeat", seed, endless=True)
+    lists = np.array([order[draw][0] for draw in range(count)])
+    shares = np.zeros((count, 3))
+    for draw, row in weights:
+        shares[draw:] = np.array(row) / sum(row)
+    off = np.stack([np.cumsum(lists == i) for i in range(3)], axis=1) - np.cumsum(shares, axis=0)
+    assert abs(off).max() < 4
+    assert (lists[20_004:50_000] != 0).all()
+    assert (lists[50_004:] != 1).all()
+    again, _ = order_of(sizes, weights, "repeat", seed, endless=True)
+    places = np.random.default_rng(0).integers(0, count, 200).tolist()
+    assert [again[draw][0] for draw in places] == lists[places].tolist()
+
+
+def test_a_function_is_asked_for_each_of_the_first_draws_and_then_128_times_while_they_double():
+    asked = list(asked_draws(1 << 30))
+    assert asked[:300] == [*range(256), *range(256, 344, 2)]
+    assert len([draw for draw in asked if 2**20 <= draw < 2**21]) == 128
+    assert len(asked) == 256 + 128 * 22
+    weights = checked_weights(lambda draw: [1, draw // 100], [5, 5], ends=None, means=None)
+    by_hand = checked_weights([(draw, [1, draw // 100]) for draw in asked], [5, 5], ends=None, means=None)
+    assert weights == by_hand
+    assert [draw for draw, _ in weights[:3]] == [0, 100, 200]
