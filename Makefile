@@ -6,6 +6,7 @@ WORKERS ?= 3
 ROOM ?= all
 MARKS ?= slow or random
 FOLDER ?= tests
+FULL ?= --full
 
 .PHONY: setup check format test test-all test-deep mutants examples integrations bench docs
 
@@ -42,7 +43,7 @@ examples:  ## the examples that need nothing but the package; the one to copy is
 
 integrations:  ## the trainers, in the versions that were tested
 	$(BIN)/pip install -q -c constraints.txt -e '.[integrations]'
-	$(BIN)/python -m pytest -q -n $(WORKERS) --full tests/integrations
+	$(BIN)/python -m pytest -q -n $(WORKERS) $(FULL) tests/integrations
 
 bench:  ## all benchmarks, a quick look, compared with the one before; the figures in the docs are from full runs
 	$(BIN)/pip install -q -c constraints.txt -e '.[bench]'
