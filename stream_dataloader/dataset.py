@@ -271,13 +271,17 @@ class StreamDataset(IterableDataset[StreamBatch]):
             [['e'], ['f']]
         """
         if self.source_lists.mix is not None:
-            what = "the lists of interleaved datasets cannot become longer while they are read"
-            raise TypeError(f"{what}; extend a dataset before it is interleaved")
+            self._hold()
         if not (more := as_listed(sources)):
             return
         lists = SourceLists([self.source_lists.lists[0].longer(more, lengths)])
 
         self.followers.while_held(functools.partial(self.take_up, lists), lists)
+
+    def _hold(self) -> NoReturn:
+        """Refuse a longer list of a dataset that this one interleaves: its draws count on the lists as they are."""
+        what = "the lists of interleaved datasets cannot become longer while they are read"
+        raise TypeError(f"{what}; extend a dataset before it is interleaved, and interleave them anew")
 
     def take_up(self, lists: SourceLists) -> None:
         """Have a longer list from now on."""

@@ -108,13 +108,16 @@ def interleave(
     if shuffle is None:
         shuffle = any(mix.shuffles)
     lists = SourceLists((one for dataset in listed for one in dataset.source_lists.lists), mix)
-    return StreamDataset(
+    mixed = StreamDataset(
         lists,
         listed[0].open_stream,  # not used, as each list has its own
         seed=listed[0].rules.seed if seed is None else seed,
         shuffle=shuffle,
         **agreed,
     )
+    for dataset in listed:
+        dataset.followers.add(mixed)
+    return mixed
 
 
 def _check_datasets(datasets: Any) -> list[StreamDataset]:

@@ -1,5 +1,6 @@
 """`dataset.extend`: lists of sources that grow while they are read, and lists that change without it."""
 
+import gc
 import itertools
 import threading
 from collections import Counter
@@ -264,8 +265,12 @@ def test_what_cannot_grow_is_refused_and_nothing_changes():
         dataset.extend([(2, 2)], lengths=[2])
     with pytest.raises(ValueError, match="lengths"):
         known.extend([(2, 2)], lengths=[2, 3])
-    with pytest.raises(TypeError, match="interleaved"):
-        interleave([dataset, known], batch_size=1).extend([(2, 2)])
+    mixed = interleave([dataset, known], batch_size=1)
+    for part_of_it in (mixed, dataset):
+        with pytest.raises(TypeError, match="extend a dataset before it is interleaved, and interleave them anew"):
+            part_of_it.extend([(2, 2)])
+    del mixed, part_of_it
+    gc.collect()
     with pytest.raises(TypeError, match="a range, which knows its own"):
         StreamDataset(range(3), range, 1, time_steps=1).extend([4])
     with pytest.raises(TypeError, match="which knows its own"):
