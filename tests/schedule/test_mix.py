@@ -247,3 +247,18 @@ def test_a_function_is_asked_for_each_of_the_first_draws_and_then_128_times_whil
     by_hand = checked_weights([(draw, [1, draw // 100]) for draw in asked], [5, 5], ends=None, means=None)
     assert weights == by_hand
     assert [draw for draw, _ in weights[:3]] == [0, 100, 200]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "weights", "exhausted", "expected"),
+    [
+        ([2, 3], ((0, (1, 0)), (9, (1, 1))), "leave_out", "aabbb"),  # b alone is left, though it has no weight
+        ([3, 2, 2], ((0, (1, 0, 0)),), "leave_out", "aaabcbc"),
+        ([2, 4], ((0, (1, 0)), (1, (1, 3)), (3, (0, 1))), "leave_out", "ababbb"),
+        ([1, 1], ((0, (1, 1)), (1, (0, 1)), (3, (1, 1))), "repeat", "abbb"),  # a is due before it has no weight
+        ([2, 2], ((0, (1, 0)), (4, (0, 1))), "repeat", "aaaabb"),
+    ],
+)
+def test_schedules_give_these_draws(sizes, weights, exhausted, expected):
+    order, draws = order_of(sizes, weights, exhausted)
+    assert "".join("abc"[order[draw][0]] for draw in range(draws)) == expected

@@ -154,6 +154,20 @@ def test_ranks_change_at_the_same_draw(mode, known):
         assert every == {(s, p): 1 for s, length in enumerate(mixture.lengths) for p in range(length)}
 
 
+@pytest.mark.filterwarnings("ignore:ranks cannot agree")
+def test_a_rank_that_is_behind_draws_by_the_old_weights_up_to_the_others():
+    """One reads the long streams, the other the short ones: it has made many more draws when weights change."""
+    mixture = mixture_of([[9] * 12, [1] * 12], [1, 1], lanes=4, shuffle=False, shuffles=(False,) * 3, cut=(None,) * 3)
+    before = ranks_of(mixture, 2)
+    head = read(before, 3)
+    states = [loader.state_dict() for loader in before]
+    assert states[1]["group_1"][1] > states[0]["group_0"][1] + 3
+    (loader,) = ranks_of(replace(mixture, weights=[1, 3]), 1, merge_states(states), "weights")
+    batches = head + read([loader], 99)
+    found = collections.Counter(cell[:2] for batch in batches for lane in batch for cell in lane if cell)
+    assert found == {(s, p): 1 for s, length in enumerate(mixture.lengths) for p in range(length)}
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("mode", MODES)
 def test_weights_are_replaced_again_and_again(mode, workers):
