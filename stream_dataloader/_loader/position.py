@@ -113,7 +113,7 @@ class LoaderPosition(Standing[Epoch]):
 
     @property
     def coming_past(self) -> tuple[Replaced, ...]:
-        """The weights by which the coming epoch was read before, see `Mix`."""
+        """Earlier weights of the coming epoch, see `Mix`."""
         place = None if self._dataset.rules.mix is None else self.coming()[0].resume
         return () if place is None else place.past
 

@@ -57,7 +57,7 @@ class Ranks:
         """Find the rank of this process; return whether that changes its part of the data.
 
         Args:
-            past: The weights by which the coming epoch was read before, see `Mix`.
+            past: Earlier weights of the coming epoch, see `Mix`.
         """
         place = self._place = self._own.now()
         groups = Groups.of_rank(self._groups or place.world_size, place.rank, place.world_size)

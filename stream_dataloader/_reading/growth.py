@@ -18,7 +18,7 @@ _WATCHED = 1 << 16  # a copy of a longer list would take memory that packed sour
 class GivenList:
     """The list that a user gave as `sources`, which must not change behind the dataset's back.
 
-    A dataset keeps its own copy, so an appended source would never be read, and nobody would notice.
+    A dataset keeps its own copy, so an appended source would never be read, and no error would say so.
     """
 
     def __init__(self, given: Any = ()) -> None:

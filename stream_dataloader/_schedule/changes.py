@@ -83,7 +83,7 @@ def _pass_to_join(place: Snapshot, saved: Rules, epoch: int, given: Mapping[int,
 
 
 def past_weights(saved: Rules, mix: Mix, epoch: int, given: Mapping[int, int]) -> tuple[Replaced, ...]:
-    """Return the weights by which an epoch was read before, if it goes on by those of `mix`.
+    """Return the earlier weights of an epoch that goes on with those of `mix`.
 
     Args:
         saved: The rules before.

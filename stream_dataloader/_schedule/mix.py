@@ -60,7 +60,7 @@ class Mix:
         exhausted: Whether a list is left out or starts again once all its sources were drawn.
         shuffles: Whether its sources come in a new order in each pass over it.
         schedules: The order in which its sources come.
-        past: The weights by which the run was read before, in order.
+        past: Earlier weights of the run, in order.
     """
 
     sizes: tuple[int, ...]

@@ -76,7 +76,7 @@ class Snapshot(NamedTuple):
         returned: Grants among them that were not delivered, so they are given again first.
         lanes: State of each lane.
         changed: None, unless the epoch began under other options.
-        past: The weights by which it was read before, see `Mix`.
+        past: Earlier weights of the epoch, see `Mix`.
     """
 
     step: int

@@ -129,6 +129,11 @@ class TestIterableDataset(DatasetContract):
     def expected(self, given):
         return [items_of(given.shard(3, number)) for number in range(3)]
 
+    def test_gives_one_item_by_its_place(self, open_stream):
+        """Shards are read forward only."""
+        with pytest.raises(StoreError, match=r"no random access, for item\(\)"):
+            open_stream.item(0, 1)
+
 
 class TestShuffledIterableDataset(TestIterableDataset):
     @pytest.fixture(scope="class")

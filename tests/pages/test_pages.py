@@ -28,6 +28,7 @@ FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```$(?:\n\n```text\n(.*?)^```$)?", r
 CANNOT_RUN = {
     "docs/concepts/ranks.md": "needs several processes",
     "docs/guides/video.md": "needs cameras in the network",
+    "docs/guides/memory.md": "needs lerobot; examples/robot_memory.py is the like",
     "docs/guides/conventions.md": "needs torchrl, transformers or kernels for a GPU",
     "docs/guides/trainers.md": "needs Lightning, Accelerate and transformers; tests/integrations runs it",
     "docs/guides/arrays.md": "needs a store in the network",

@@ -9,7 +9,6 @@ import pytest
 from packed import images, pack_here
 
 from stream_dataloader import stores
-from stream_dataloader.errors import StoreError
 from stream_dataloader.stores.memmap.writer import MemmapPacker
 from stream_dataloader.testing._items import assert_same
 
@@ -130,10 +129,3 @@ def test_windows_of_deltas_are_part_of_the_item(path):
     item = opened.item(2, 0)
     assert item[f"{name}_is_pad"].tolist() == [True, False]
     assert (opened.item(2, 4)[name][0] == STREAMS[2][3][name]).all()
-
-
-def test_shards_that_are_read_forward_only_have_none():
-    datasets = pytest.importorskip("datasets")
-    forward = datasets.Dataset.from_dict({"a": [1, 2, 3]}).to_iterable_dataset()
-    with pytest.raises(StoreError, match=r"no random access, for item\(\)"):
-        stores.open(forward).open_stream.item(0, 1)
