@@ -52,6 +52,7 @@ MEMBERS = {
     ],
     "StreamDataset": [
         "batch_size",
+        "extend",
         "fingerprint",
         "from_map_style",
         "lengths",
