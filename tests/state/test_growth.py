@@ -120,12 +120,12 @@ def test_a_state_behind_each_batch_goes_on_with_the_longer_list(case, data):
     if not read:
         return
     at = data.draw(st.integers(1, len(read)))
+    if read[at - 1][1]["epoch"] > read[at - 1][0].epoch:
+        return  # saved where the epoch was known to end, so it is of the next one; the list grew after that
     count = len(case.lengths) + sum(len(more) for behind, more in case.later.items() if behind < at)
     was = Grown([length for _, length in case.sources[:count]], {}, case.options)
     loader = StreamDataLoader(was.dataset())
     loader.load_state_dict(read[at - 1][1])
-    if at == len(read) and loader.state_dict()["epoch"]:
-        return  # the next epoch
     case.grow(loader.dataset, at)
     found = [read[at - 1][0]]
     for number, batch in enumerate(itertools.islice(loader, len(read) - at), at + 1):
