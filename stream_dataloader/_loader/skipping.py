@@ -9,7 +9,7 @@ from stream_dataloader._loader.states import States
 from stream_dataloader._ranks.ranks import known_count
 from stream_dataloader._reading.plan import Start
 from stream_dataloader._schedule.order import Order
-from stream_dataloader._schedule.replay import Replay, within_sections
+from stream_dataloader._schedule.replay import Replay
 from stream_dataloader._schedule.snapshot import beginning
 
 __all__ = ["place_later"]
@@ -31,7 +31,6 @@ def place_later(states: States, start: Start, count: int) -> tuple[Start, int] |
     total = None if rules.padding_mode == "cycle" else known_count(reading, start.epoch, changed)
     if total is not None and place.step + count >= total:
         return Start(start.epoch + 1), total - place.step
-    order = Order(rules, start.epoch, scheduled, place)
-    replay = Replay(rules, order, scheduled, within_sections(place, order, scheduled, -1))
+    replay = Replay(rules, Order(rules, start.epoch, scheduled, place), scheduled, place)
     replay.skip_to(place.step + count)
-    return start._replace(resume=within_sections(replay.place(), order, scheduled, 1)), count
+    return start._replace(resume=replay.place()), count

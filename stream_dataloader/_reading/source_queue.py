@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager
 
 from stream_dataloader._reading.sessions import FINISHED, LEFT, RUNNING, SessionRow, is_alive
 from stream_dataloader._schedule.order import Order
-from stream_dataloader._schedule.replay import Replay, within_sections
+from stream_dataloader._schedule.replay import Replay
 from stream_dataloader._schedule.rules import NEVER, NONE, PENDING, Rules
 from stream_dataloader._schedule.sections import Lengths
 from stream_dataloader._schedule.snapshot import Snapshot
@@ -90,8 +90,7 @@ class KnownQueue(SourceQueue):
     ) -> None:
         super().__init__(rules, order, closed)
         self._granted: dict[int, deque[int]] = {lane: deque() for lane in lanes}
-        begin = None if place is None else within_sections(place, order, lengths, -1)
-        replay = Replay(rules, order, lengths, begin, self._note)
+        replay = Replay(rules, order, lengths, place, self._note)
         self._sources = replay.sources_before(NEVER // rules.lanes)
 
     def _note(self, lane: int, grant: int) -> None:

@@ -89,7 +89,7 @@ class Replay:
     Args:
         rules: Deterministic rules, with `time_steps`.
         order: The epoch's order.
-        place: The place where the replay begins; items count from the start of a section, see `within_sections`.
+        place: The place where the replay begins.
         note: Called with a lane and each decision of one of its tickets, in order: a grant or `NONE`.
 
     Attributes:
@@ -106,14 +106,14 @@ class Replay:
     ) -> None:
         assert rules.time_steps is not None
         assert rules.deterministic
-        self._rules, self._order = rules, order
+        self._rules, self._order, self._lengths = rules, order, lengths
         self._window: int = rules.time_steps
         # Two passes are kept, as with `"cycle"` some lanes already read the next pass at the end of one.
         self._lengths_in = functools.lru_cache(2)(
             lambda epoch: lengths.lengths(epoch) if isinstance(lengths, Cuts) else lengths
         )
         self._firsts_in = functools.lru_cache(2)(self._find_firsts)
-        place = place or beginning(rules)
+        place = _within_sections(place or beginning(rules), order, lengths, -1)
         self.step = place.step
         self._eager = _FIRST_STEPS
         self._changed, self._past, self._waiting = place.changed, place.past, place.waiting
@@ -156,7 +156,8 @@ class Replay:
             if run and run.end >= cell:
                 grant, items = run.grant, run.read + min(cell, run.end) - run.begin
             lanes.append(LaneState(grant, items, items, 0, self._draws[lane], idle, self._reserved[lane]))
-        return Snapshot(self.step, *self._again.rest(self._cursors), tuple(lanes), self._changed, self._past)
+        place = Snapshot(self.step, *self._again.rest(self._cursors), tuple(lanes), self._changed, self._past)
+        return _within_sections(place, self._order, self._lengths, 1)
 
     def skip_to(self, step: int) -> None:
         """Go on to a step, without computing the cells before it."""
@@ -273,8 +274,7 @@ def count_steps(rules: Rules, steps: Sequence[int]) -> int:
 
 def steps_behind(place: Snapshot, rules: Rules, epoch: int, lengths: Lengths) -> int:
     """Count the steps of an epoch that goes on from a place, if all groups are hosted here."""
-    order = Order(rules, epoch, lengths, place)
-    return _steps_of(rules, order, lengths, within_sections(place, order, lengths, -1))
+    return _steps_of(rules, Order(rules, epoch, lengths, place), lengths, place)
 
 
 def _steps_of(rules: Rules, order: Order, lengths: Lengths, place: Snapshot | None = None) -> int:
@@ -296,7 +296,7 @@ def _steps_of(rules: Rules, order: Order, lengths: Lengths, place: Snapshot | No
     return -(-end // window)
 
 
-def within_sections(place: Snapshot, order: Order, lengths: Lengths, sign: int) -> Snapshot:
+def _within_sections(place: Snapshot, order: Order, lengths: Lengths, sign: int) -> Snapshot:
     """Return a place with items counted from the start of sections (`sign` -1), or from the start of sources (1)."""
     if not isinstance(lengths, Cuts):
         return place

@@ -17,7 +17,7 @@ from stream_dataloader._assembly.part import Run, runs_of
 from stream_dataloader._map_style.index_groups import IndexGroups
 from stream_dataloader._schedule.order import Order
 from stream_dataloader._schedule.position import EpochStart
-from stream_dataloader._schedule.replay import Piece, Replay, within_sections
+from stream_dataloader._schedule.replay import Piece, Replay
 from stream_dataloader._schedule.rules import Rules
 from stream_dataloader._schedule.sections import Cuts, Lengths
 from stream_dataloader._schedule.snapshot import Snapshot
@@ -175,7 +175,7 @@ class Drawing:
         replay = self._replay(self.start.place)
         lanes, flat, epoch = self._rules.lanes, self._groups.flat, self.start.epoch.number
         while (left := (_ALL if self.total is None else self.total) - self.fetched) > 0:
-            self._kept.append(self._place_of(replay))
+            self._kept.append(replay.place())
             places, pieces = replay.read(left)
             indices: npt.NDArray[Any] = (places if flat is None else flat[places]).reshape(len(places), -1)
             for row, of_batch in zip(indices.tolist(), pieces, strict=True):
@@ -231,15 +231,7 @@ class Drawing:
         before = [place for place in self._kept if place.step <= step]
         replay = self._replay(before[-1] if before else self.start.place)
         replay.skip_to(step)
-        return self._place_of(replay)
+        return replay.place()
 
     def _replay(self, place: Snapshot | None) -> Replay:
-        order = self._order()
-        begin = None if place is None else within_sections(place, order, self._lengths, -1)
-        return Replay(self._rules, order, self._lengths, begin)
-
-    def _place_of(self, replay: Replay) -> Snapshot:
-        return within_sections(replay.place(), self._order(), self._lengths, 1)
-
-    def _order(self) -> Order:
-        return Order(self._rules, self.start.run, self._lengths)
+        return Replay(self._rules, Order(self._rules, self.start.run, self._lengths), self._lengths, place)

@@ -22,7 +22,7 @@ from stream_dataloader._ranks.place import OwnRank
 from stream_dataloader._schedule import saved_state
 from stream_dataloader._schedule.order import Order as SourceOrder
 from stream_dataloader._schedule.position import EpochPlace, EpochStart, Position
-from stream_dataloader._schedule.replay import Replay, count_steps, steps_of_groups, within_sections
+from stream_dataloader._schedule.replay import Replay, count_steps, steps_of_groups
 from stream_dataloader._schedule.rules import Groups, Rules
 from stream_dataloader._schedule.sections import Cuts, Lengths
 from stream_dataloader.batch import StreamBatch
@@ -298,10 +298,9 @@ class LaneBatchSampler(Sampler[list[int]]):
         rules, place = replace(rules, seed=state["seed"]), None
         if state["step"]:
             lengths = self._lengths(rules.seed)
-            order = SourceOrder(rules, state["epoch"], lengths)
-            replay = Replay(rules, order, lengths)
+            replay = Replay(rules, SourceOrder(rules, state["epoch"], lengths), lengths)
             replay.skip_to(state["step"])
-            place = within_sections(replay.place(), order, lengths, 1)
+            place = replay.place()
         own = saved_state.to_plain(rules, state["epoch"], place, self._identity(), [()] * rules.groups.count)
         return {**own, **state}
 
