@@ -5,6 +5,7 @@ import os
 import numpy as np
 
 from stream_dataloader.stores._base.packing import StreamRecord
+from stream_dataloader.stores.memmap.writer import MemmapPacker
 
 
 def images(lengths, seed=0, size=(3, 4, 5)):
@@ -29,6 +30,16 @@ def pack_here(packer, streams, workers=1):
         steps, place = parts[number % workers].write(number, f"stream/{number}", iter(items))
         records.append(StreamRecord(number, f"stream/{number}", steps, place, {"n": number}))
     finish_here(packer, records, [said for part in parts for said in (part.sync(), part.close())])
+
+
+#: Streams of which one is empty.
+STREAMS = images((5, 0, 9, 3))
+
+
+def memory_mapped(folder):
+    """Pack `STREAMS` into a memory-mapped store; return its path."""
+    pack_here(MemmapPacker(str(folder)), STREAMS)
+    return str(folder)
 
 
 def finish_here(packer, records, synced=()):

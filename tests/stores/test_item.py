@@ -6,20 +6,15 @@ import threading
 
 import numpy as np
 import pytest
-from packed import images, pack_here
+from packed import STREAMS, memory_mapped
 
 from stream_dataloader import stores
-from stream_dataloader.stores.memmap.writer import MemmapPacker
 from stream_dataloader.testing._items import assert_same
-
-STREAMS = images((5, 0, 9, 3))
 
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("store")
-    pack_here(MemmapPacker(str(folder)), STREAMS)
-    return str(folder)
+    return memory_mapped(tmp_path_factory.mktemp("store"))
 
 
 @pytest.fixture

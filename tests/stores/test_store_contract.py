@@ -5,24 +5,19 @@ import os
 
 import numpy as np
 import pytest
-from packed import images, pack_here
+from packed import STREAMS, memory_mapped
 
 from stream_dataloader._kept_fields import map_leaves
 from stream_dataloader.errors import StoreError
 from stream_dataloader.stores import memmap
 from stream_dataloader.stores._base.rows import RowSteps
 from stream_dataloader.stores.memmap import MemmapStore
-from stream_dataloader.stores.memmap.writer import MemmapPacker
 from stream_dataloader.testing import StoreContract
-
-STREAMS = images((5, 0, 9, 3))
 
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("store")
-    pack_here(MemmapPacker(str(folder)), STREAMS)
-    return str(folder)
+    return memory_mapped(tmp_path_factory.mktemp("store"))
 
 
 def of_steps(**methods):
