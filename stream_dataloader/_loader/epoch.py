@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from stream_dataloader._loader.delivery import Delivery
 from stream_dataloader._ranks.agreement import Steps
 from stream_dataloader._reading.plan import Start
-from stream_dataloader._schedule.position import EpochsOfRun
+from stream_dataloader._schedule.position import EpochPlace, EpochsOfRun
 from stream_dataloader._schedule.snapshot import LaneReports, PackedSnapshot, Progress, Snapshot
 from stream_dataloader.dataset import StreamDataset
 
@@ -35,6 +35,10 @@ class Epoch(Delivery[PackedSnapshot]):
         """Note that another step was delivered."""
         self._progress.advance(reports)
         self.keep(self._progress.last)
+
+    def place_at(self, step: int) -> EpochPlace | None:
+        """Return the place of a step among epochs of n batches; None if this is not a run."""
+        return None if self.epochs is None else self.epochs.at(step)
 
     def start(self, record: PackedSnapshot) -> Start:
         """Return the start for reading on from a record."""

@@ -205,17 +205,15 @@ class LoaderPosition(Standing[Epoch]):
 
     def state_of(self, epoch: Epoch, record: PackedSnapshot) -> dict[str, Any]:
         """Return the state at a place in an epoch; at its end, the state of the next epoch's beginning."""
-        at = None if epoch.epochs is None else epoch.epochs.at(record.step)
-        return self.states.of_record(epoch.dataset, epoch.number, record, at)
+        return self.states.of_record(epoch.dataset, epoch.number, record, epoch.place_at(record.step))
 
     def reached_state(self) -> dict[str, Any]:
         """Return the state of the epoch that is being read, also behind what is known to be its last batch."""
         epoch = self.epoch
         assert epoch is not None
         record = epoch.record()
-        at = None if epoch.epochs is None else epoch.epochs.at(record.step)
-        place = record.unpack(epoch.dataset.rules)
-        return self.states.of(epoch.dataset, Start(epoch.number, place), at)
+        start = Start(epoch.number, record.unpack(epoch.dataset.rules))
+        return self.states.of(epoch.dataset, start, epoch.place_at(record.step))
 
     def state_later(self) -> Callable[[], dict[str, Any]]:
         """Return a function for the state after the last batch; it may be called after later batches, too."""

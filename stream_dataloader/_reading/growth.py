@@ -35,14 +35,13 @@ class GivenList:
         if len(given) == len(seen) and all(now is before for now, before in zip(given, seen, strict=True)):
             return
         if len(given) > len(seen):
-            what = f"the list of sources was changed since the dataset was built: it had {len(seen)}, and has "
+            what = f"it had {len(seen)}, and has {len(given)}"
             remedy = f"dataset.extend({shorten(given[len(seen) :])}) adds sources to a dataset in use"
-            raise ValueError(f"{what}{len(given)}; {remedy}")
-        index = next((i for i, source in enumerate(given) if source is not seen[i]), len(given))
-        what = (
-            f"the list of sources was changed since the dataset was built: sources[{index}] was {shorten(seen[index])}"
-        )
-        raise ValueError(f"{what}; leave the list as it is, and build a new dataset for other sources")
+        else:
+            index = next((i for i, source in enumerate(given) if source is not seen[i]), len(given))
+            what = f"sources[{index}] was {shorten(seen[index])}"
+            remedy = "leave the list as it is, and build a new dataset for other sources"
+        raise ValueError(f"the list of sources was changed since the dataset was built: {what}; {remedy}")
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), ()  # another process has no list of the user's
