@@ -8,6 +8,9 @@ MARKS ?= slow or random
 FOLDER ?= tests
 FULL ?= --full
 
+# Tests start hundreds of programs: what they import is compiled once, also where the environment says never.
+export PYTHONDONTWRITEBYTECODE =
+
 .PHONY: setup check format test test-all test-deep mutants examples integrations bench docs
 
 setup:  ## an environment with the versions that were tested

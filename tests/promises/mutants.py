@@ -30,6 +30,7 @@ ROOT = Path(__file__).resolve().parents[2]
 FOLDER = Path(__file__).with_suffix("")
 LEAST_SHARE = 0.85
 LEAST_LIMIT_SECONDS = 120
+LEAST_TEST_SECONDS = 40  # a test that hangs has noticed the mistake, and says so soon
 
 #: A failure that is found needs not be made short, and few tests need the package in the forkserver.
 CONFTEST = """
@@ -87,7 +88,7 @@ def pytest_runtest_protocol(item, nextitem):
     result = yield
     sys.settrace(None), threading.settrace(None)
     text = item.path.read_text()
-    unknown = any(word in text for word in ("subprocess.", "settrace", "run_program", "run_trainer"))
+    unknown = any(word in text for word in ("subprocess.", "settrace", "run_program", "run_trainer", "rank_processes"))
     unknown |= any(word in item.nodeid for word in ("spawn", "forkserver")) or "programs" in item.fixturenames
     first = item.path not in FILES
     FILES.add(item.path)
@@ -210,8 +211,8 @@ class Copy:
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "bufsize": 1}
         self.server = subprocess.Popen([sys.executable, "-c", RUN], cwd=folder, env=environment, **pipes)
 
-    def run(self, tests, seconds, mutant=None):
-        """Whether tests fail, what they say last, and how long they took."""
+    def run(self, tests, seconds, mutant=None, a_test=900):
+        """Whether tests fail, what they say last, and how long they took; limits of the run and of a test in seconds."""
         begun = time.monotonic()
         if mutant is not None:
             path = self.folder / "stream_dataloader" / mutant.file
@@ -226,6 +227,8 @@ class Copy:
             "-W",
             "ignore::pytest.PytestAssertRewriteWarning",
             "--tb=line",
+            "-o",
+            f"timeout={a_test:.0f}",
             *tests,
         ]
         print(json.dumps([str(log), *options]), file=self.server.stdin)
@@ -274,10 +277,11 @@ def judge(room, words):
         say(f"{room}: without a mistake: {seconds:.0f} s: {said}")
         reached = [json.loads(line) for line in reach.read_text().splitlines()]
         reach.unlink()
+        a_test = max(LEAST_TEST_SECONDS, 5 * max(seconds for _, seconds, *_ in reached))
         for mutant in chosen:
             near = reaching(reached, mutant)
             limit = max(LEAST_LIMIT_SECONDS, 3 * seconds)
-            noticed, said, took = copy.run(near, limit, mutant) if near else (False, "no test reaches it", 0)
+            noticed, said, took = copy.run(near, limit, mutant, a_test) if near else (False, "no test reaches it", 0)
             missed += [] if noticed else [mutant.name]
             say(f"{mutant.file}: {mutant.name}: {'noticed' if noticed else 'MISSED'}, {took:.0f} s: {said}")
         copy.close()
