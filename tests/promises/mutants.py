@@ -212,7 +212,7 @@ class Copy:
         self.server = subprocess.Popen([sys.executable, "-c", RUN], cwd=folder, env=environment, **pipes)
 
     def run(self, tests, seconds, mutant=None, a_test=900):
-        """Whether tests fail, what they say last, and how long they took; limits of the run and of a test in seconds."""
+        """Whether tests fail, what they say last, and how long they took; the run and each test have a limit."""
         begun = time.monotonic()
         if mutant is not None:
             path = self.folder / "stream_dataloader" / mutant.file

@@ -34,18 +34,21 @@ PLACES = (
     SharedFile.locked.__wrapped__,
     SharedFile._acquire,
 )
+TRANSPORTS = ("shared_memory", "queue")
 
 
 def lines_of(function):
     return sorted({line for _, _, line in function.__code__.co_lines() if line} - {function.__code__.co_firstlineno})
 
 
-def lines(every):
-    """A parameter for every n-th line of all places, and for the last of each."""
-    for function in PLACES:
+def lines():
+    """Parameters for all lines of all places; those that are not slow: the last of each, in one transport or another."""
+    for place, function in enumerate(PLACES):
         for number, line in enumerate(found := lines_of(function)):
-            marks = () if number % every == 0 or line == found[-1] else pytest.mark.slow
-            yield pytest.param(function, line, id=f"{function.__name__}-{number}", marks=marks)
+            for transport in TRANSPORTS:
+                marks = () if line == found[-1] and transport == TRANSPORTS[place % 2] else pytest.mark.slow
+                name = f"{function.__qualname__}-{number}-{transport}"
+                yield pytest.param(function, line, transport, id=name, marks=marks)
 
 
 class EndsAt:
@@ -74,8 +77,7 @@ class EndsAt:
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("transport", ["shared_memory", "queue"])
-@pytest.mark.parametrize(("function", "line"), list(lines(every=16)))
+@pytest.mark.parametrize(("function", "line", "transport"), list(lines()))
 def test_a_worker_that_is_killed_at_any_line_between_processes_keeps_nobody_waiting(
     function, line, transport, tmp_path
 ):
