@@ -42,7 +42,7 @@ def lines_of(function):
 
 
 def lines():
-    """Parameters for all lines of all places; those that are not slow: the last of each, in one transport or another."""
+    """Parameters for all lines of all places; the quick run has the last of each, in one transport or another."""
     for place, function in enumerate(PLACES):
         for number, line in enumerate(found := lines_of(function)):
             for transport in TRANSPORTS:
