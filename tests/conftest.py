@@ -21,6 +21,7 @@ import subprocess
 import tempfile
 import threading
 import time
+from collections import defaultdict
 from contextlib import suppress
 
 import pytest
@@ -82,10 +83,25 @@ def takes_seconds(item):
     return f"{owner.name}[{case}]" not in CONTRACTS_ALWAYS_WHOLE
 
 
+def beyond_one_of_each(items):
+    """Of tests that are marked so, the cases beyond those in which each value of each parameter comes once."""
+    cases = defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("one_of_each") and not item.get_closest_marker("slow"):
+            cases[item.nodeid.partition("[")[0]].append(item)
+    for found in cases.values():
+        columns = [list(dict.fromkeys(ids)) for ids in zip(*(item.callspec._idlist for item in found), strict=True)]
+        kept = {tuple(ids[n % len(ids)] for ids in columns) for n in range(max(map(len, columns)))}
+        yield from (item for item in found if tuple(item.callspec._idlist) not in kept)
+
+
 def pytest_collection_modifyitems(items):
     for item in items:
         if takes_seconds(item):
             item.add_marker("slow")
+    for item in beyond_one_of_each(items):
+        item.add_marker("slow")
+    for item in items:
         if getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
             item.add_marker("random")
 

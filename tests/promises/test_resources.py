@@ -70,6 +70,7 @@ def in_parts(loader):
 LEFT = [ended, closed, dropped, replaced, reloaded, set_anew, broken, in_parts]
 
 
+@pytest.mark.one_of_each
 @pytest.mark.parametrize("early", [False, True])
 @pytest.mark.parametrize("leave", LEFT)
 @pytest.mark.parametrize("way", WAYS)

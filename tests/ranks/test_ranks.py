@@ -147,6 +147,7 @@ def padded(rank, kind, known):
     return [(repr(batch.data), bool(batch.mask.any() or (batch.source_index >= 0).any())) for batch in loader]
 
 
+@pytest.mark.one_of_each
 @pytest.mark.parametrize("known", [True, False])
 @pytest.mark.parametrize("kind", PADDING)
 def test_a_rank_without_an_item_pads_what_others_read(ranks, kind, known):

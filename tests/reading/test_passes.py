@@ -10,8 +10,6 @@ from kinds_of_loaders import KINDS, endless, mixed
 from stream_dataloader import Sections, StreamDataLoader, StreamDataset, get_stream_info
 from stream_dataloader.testing import check_resume
 
-WAYS = {"processes": {"num_workers": 2}, "threads": {"num_workers": 3, "worker_method": "thread"}}
-
 
 def batches_of(kind, **way):
     loader = KINDS[kind](**way)
@@ -41,13 +39,6 @@ def test_each_reading_of_a_source_has_a_seed_of_its_own(kind):
         sources[member, source].update(found)
     for one, other in itertools.combinations(sources, 2):
         assert one[0] != other[0] or not sources[one] & sources[other], f"{one} and {other} share a seed"
-
-
-@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
-@pytest.mark.parametrize("kind", ["packed", "cycle", "between epochs of n batches", "mixed, repeated", "side by side"])
-def test_seeds_are_the_same_whoever_reads(kind, way):
-    alone, shared = ([batch.stream_seed.tolist() for batch in batches_of(kind, **options)] for options in ({}, way))
-    assert alone == shared
 
 
 def test_seeds_are_the_same_after_a_resume():

@@ -49,6 +49,7 @@ LOADERS = {
 }
 
 
+@pytest.mark.one_of_each
 @pytest.mark.parametrize("factory", [Recording, OpensEarly(), in_a_thread], ids=["plain", "early", "thread"])
 @pytest.mark.parametrize("kind", LOADERS)
 def test_streams_that_shard_themselves_lose_nothing(kind, factory):

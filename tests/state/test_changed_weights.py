@@ -168,6 +168,7 @@ def test_a_rank_that_is_behind_draws_by_the_old_weights_up_to_the_others():
     assert found == {(s, p): 1 for s, length in enumerate(mixture.lengths) for p in range(length)}
 
 
+@pytest.mark.one_of_each
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("mode", MODES)
 def test_weights_are_replaced_again_and_again(mode, workers):

@@ -161,6 +161,7 @@ LONGER = replace(CASE, lengths=[*LENGTHS, 5, 1, 12, 3])
 ITEMS, MORE = ([(n, i) for n, length in enumerate(case.lengths) for i in range(length)] for case in (CASE, LONGER))
 
 
+@pytest.mark.one_of_each
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("lanes", "number"), [(1, 0), (2, 0), (5, 2)])
 def test_every_kind_of_dataset_reads_each_item_once(kind, lanes, number):

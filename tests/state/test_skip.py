@@ -58,6 +58,7 @@ KINDS = {
 }
 
 
+@pytest.mark.one_of_each
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("taken", "skipped"), [(0, 4), (2, 3), (3, 0), (1, 20)])
 def test_every_kind_of_loader_passes_over_batches(kind, taken, skipped):

@@ -127,6 +127,7 @@ def test_training_is_resumed_exactly(url):
 # what goes wrong
 
 
+@pytest.mark.one_of_each
 @pytest.mark.parametrize("scheme", ["http", "s3"])
 @pytest.mark.parametrize("wrong", ["cut", 503])
 def test_a_server_that_fails_now_and_then_is_asked_again(tmp_path, server, url, monkeypatch, scheme, wrong):

@@ -88,5 +88,5 @@ KINDS = {
 def plain(batch):
     if isinstance(batch, list):
         return [[int(index), index.lane, index.t, index.is_first, index.mask] for index in batch]
-    fields = (batch.data, batch.source_index, batch.position, batch.mask, batch.is_first)
+    fields = (batch.data, batch.source_index, batch.position, batch.mask, batch.is_first, batch.stream_seed)
     return [field.tolist() for field in fields]

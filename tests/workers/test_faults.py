@@ -54,6 +54,7 @@ QUIET_EXITS = {"os._exit(0)": lambda: os._exit(0), "sys.exit()": sys.exit, "by a
 
 
 # torch alone looks after `timeout` again: whatever is noticed here is noticed without it
+@pytest.mark.one_of_each
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("persistent", [False, True])
 @pytest.mark.parametrize("way", QUIET_EXITS)

@@ -101,6 +101,7 @@ def test_no_signal_is_lost(way, signals):
     assert lost == 0
 
 
+@pytest.mark.one_of_each
 @pytest.mark.filterwarnings("ignore:the iteration that continued")
 @pytest.mark.parametrize("way", ["0", "2", "kept", "threads"])
 @pytest.mark.parametrize("at", ["start", "close", "drop", "state"])

@@ -89,6 +89,7 @@ print("right")
 """
 
 
+@pytest.mark.one_of_each
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("where", ["main", "thread"])
 @pytest.mark.parametrize("reaper", REAPERS)

@@ -29,6 +29,7 @@ WAYS = {
 ALL = WAYS | {"processes": PROCESSES}
 
 
+@pytest.mark.one_of_each
 @pytest.mark.parametrize("way", [PROCESSES, WAYS["threads"]], ids=str)
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if "sampler" not in kind])
 def test_batches_of_every_kind_of_loader_do_not_depend_on_who_reads(kind, way):
@@ -140,6 +141,7 @@ def test_errors_come_at_their_own_step_with_the_same_text(what, way):
 # What goes wrong in a worker
 
 
+@pytest.mark.one_of_each
 @pytest.mark.parametrize("keep", [False, True])
 @pytest.mark.parametrize(("place", "position"), [("opening", 0), ("reading", 2)])
 @pytest.mark.parametrize("way", ["processes", "threads"])
