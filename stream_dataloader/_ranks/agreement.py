@@ -113,8 +113,11 @@ class AgreedSteps(Steps):
         return _understood(self._rendezvous.ask(ask))
 
     def _listen(self, connect: Callable[[], StoreConnection]) -> None:
-        """Wait until the first rank ends; from then on tell the steps for which this rank has data."""
-        layout_is_put = False
+        """Wait until the first rank ends; from then on tell the steps for which this rank has data.
+
+        A rank that is behind the first rank's end tells how far it is, too: others wait for it as long as it reads.
+        """
+        layout_is_put, told = False, -1
         try:
             connection = connect()
             while not connection.wait_long(keys.TAIL, _FOREVER_SECONDS):
@@ -123,7 +126,7 @@ class AgreedSteps(Steps):
             put_until = int(connection.text(keys.TAIL))
             while True:
                 with self._news:
-                    while self._known <= put_until and not self._closed and layout_is_put == (self._layout is not None):
+                    while self._known == told and not self._closed and layout_is_put == (self._layout is not None):
                         self._news.wait()
                     known, closed = self._known, self._closed
                 if self._layout is not None and not layout_is_put:
@@ -132,7 +135,7 @@ class AgreedSteps(Steps):
                 for step in range(put_until, known):
                     connection.put(keys.has(step), keys.YES)
                 connection.put(keys.of_rank(keys.AT, self._rendezvous.place.rank), str(known))
-                put_until = max(put_until, known)
+                put_until, told = max(put_until, known), known
                 if closed:
                     connection.hang_up()
                     return

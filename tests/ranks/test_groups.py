@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from rank_processes import EXAMPLES, loader_of, shared_cases, world_sizes
 from worker_streams import acting, raising
 
-from stream_dataloader import StreamDataLoader, StreamDataset, errors, merge_states
+from stream_dataloader import LaneBatchSampler, StreamDataLoader, StreamDataset, errors, merge_states
 from stream_dataloader._schedule.order import Order, dealt_by_length
 from stream_dataloader._schedule.rules import Groups
 
@@ -263,6 +263,36 @@ def test_a_state_that_is_loaded_before_the_rank_is_known_is_kept(monkeypatch):
     monkeypatch.setattr(place, "find_place", lambda *_: place.RankPlace(1, 2))
     with pytest.raises(errors.StateError, match="batch_size"):  # two groups had two lanes, one has one
         next(iter(later))
+
+
+def test_a_rank_is_looked_up_for_each_epoch(monkeypatch):
+    """torch.distributed may be started anew, with this process as another rank."""
+    from stream_dataloader._ranks import place
+
+    options = {"lengths": [6, 4, 5, 3, 7, 2], "shuffle": True, "seed": 0}
+    places, expected = [place.RankPlace(rank, 2) for rank in (1, 0, 1)], []
+    for epoch, own in enumerate(places):
+        expected.append(LaneBatchSampler(1, 2, **options, rank=own.rank, world_size=own.world_size))
+        expected[epoch].set_epoch(epoch)
+    expected = [list(map(list, one)) for one in expected]
+    sampler = LaneBatchSampler(1, 2, **options)
+    monkeypatch.setattr(place, "is_started", lambda: True)
+    for epoch, own in enumerate(places):
+        monkeypatch.setattr(place, "find_place", lambda *_, own=own: own)
+        assert list(map(list, sampler)) == expected[epoch], epoch
+
+
+def test_a_state_brings_its_seed_to_all_groups():
+    def loader():
+        return StreamDataLoader(Case([4] * 9, 2, shuffle=True, seed=None).dataset(), virtual_ranks=2)
+
+    torch.manual_seed(0)
+    one, other = loader(), loader()
+    batches = iter(one)
+    next(batches)
+    other.load_state_dict(one.state_dict())
+    assert keys(other) == keys(batches)
+    assert keys(other) == keys(one), "the next epoch"
 
 
 @pytest.mark.filterwarnings("ignore:ranks cannot agree")

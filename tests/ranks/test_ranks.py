@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as checkpointing
 from cases import Case, Counting, key, keys
-from helpers import PATIENCE, random_cases
+from helpers import PATIENCE, random_cases, soon
 from hypothesis import given
 from hypothesis import strategies as st
 from rank_processes import (
@@ -295,7 +295,7 @@ def four():
         yield processes
 
 
-@pytest.mark.parametrize("way", ["numbers", *[pytest.param(way, marks=pytest.mark.slow) for way in ("mesh", "group")]])
+@pytest.mark.parametrize("way", ["numbers", pytest.param("mesh", marks=pytest.mark.slow), "group"])
 def test_model_parallel_ranks_read_the_same(four, way):
     found = four.run(4, twins, way)
     assert found[0] == found[1]
@@ -411,6 +411,72 @@ def test_a_rank_that_leaves_alone_is_named_at_once(ranks):
     for failed in (found[0], found[2]):
         assert failed.kind == "RankError"
         assert failed.message.startswith("rank 1 left the epoch at step 3, before its end")
+
+
+def leave(rank, who, told):
+    """One rank gives up its wait for another one, or leaves; the last of them stays until the others know."""
+    waits_long = "stream_dataloader._ranks.store._QUIET_SECONDS"  # a look at others would come after the test's end
+    options = {"padding_mode": "drop", "lanes": 1, "lookahead": 0}
+    timeout = 3 if (rank, who) == (0, "gives up") else PATIENCE
+    dist.barrier(group(3))  # so that it has not to wait for the beginning
+    with mock.patch(waits_long, PATIENCE):
+        loader = StreamDataLoader(Case([20] * 9, **options).dataset(), process_group=group(3), timeout=timeout)
+        for batch in loader:
+            if rank == 2 and batch.batch_index == 2:
+                assert who == "leaves" or soon(told.exists)
+                return "left"
+    return "ended"
+
+
+@pytest.mark.parametrize(
+    ("who", "text"),
+    [("gives up", "rank 2 did not say if it has data for step 3 within 3 s"), ("leaves", "rank 2 left the epoch at")],
+)
+def test_all_that_wait_for_the_same_are_told_at_once(ranks, tmp_path, who, text):
+    """Of ranks that wait for the same step, those that would wait longer get the error of the first one."""
+    for found in ranks.run(3, leave_and_tell, who, tmp_path / "told", failing=True)[:2]:
+        assert isinstance(found, Failed)
+        assert text in found.message
+
+
+def leave_and_tell(rank, who, told):
+    try:
+        return leave(rank, who, told)
+    finally:
+        if rank == 1:
+            told.touch()
+
+
+def wait_for_a_slow_one(rank):
+    """Rank 0 has read its share at once, and waits for a step that comes later than its timeout."""
+
+    def read(n):
+        for item in range(6):
+            time.sleep(0.8 * n)
+            yield item
+
+    dataset = StreamDataset(range(2), read, 1, time_steps=1, lookahead=0)
+    loader = StreamDataLoader(dataset, process_group=group(2), timeout=2.5)
+    return [batch.batch_index for batch in loader]
+
+
+def test_a_rank_may_be_behind_for_longer_than_the_timeout_as_long_as_it_reads(ranks):
+    assert ranks.run(2, wait_for_a_slow_one) == [list(range(6))] * 2
+
+
+def keys_after(rank, steps):
+    """How many keys there are after so many steps of one epoch, and many more."""
+    store, found = dist.distributed_c10d._get_default_store(), []
+    loader = StreamDataLoader(Case([steps] * 8, 1, 1, padding_mode="drop").dataset(), process_group=group(2))
+    for batch in loader:
+        if batch.batch_index in (steps, 3 * steps):
+            found.append(store.num_keys())
+    return found
+
+
+def test_a_long_epoch_leaves_no_key_a_step_behind(ranks):
+    for few, many in ranks.run(2, keys_after, 80):
+        assert many <= few + 20
 
 
 # torch.distributed.checkpoint
