@@ -90,15 +90,22 @@ class KeptFields:
 
     def _of_lanes(self, rows: slice) -> Self:
         """Return some lanes, as views."""
-        taken = {name: _lanes_of(getattr(self, name), rows) for name in self._bookkeeping()}
+        return self._cut(lambda leaf: [t[rows] for t in leaf] if isinstance(leaf, list) else _lanes_of(leaf, rows))
+
+    def _from_step(self, t: int) -> Self:
+        """Return the time steps from `t` on, as views."""
+        return self._cut(lambda leaf: leaf[t:] if isinstance(leaf, list) or leaf.ndim > 1 else leaf)
+
+    def _cut(self, cut: Callable[[Any], Any]) -> Self:
+        """Return a batch of views, given how a leaf or a field is cut."""
+        taken = {name: cut(getattr(self, name)) for name in self._bookkeeping()}
         kept = {
-            name: (taken[name], _lanes_of(copied_from, rows))
+            name: (taken[name], cut(copied_from))
             for name, (there, copied_from) in self._copied_from().items()
             if there is getattr(self, name)
         }
         structure, leaves = flatten(getattr(self, "data"))  # noqa: B009 - the subclass has it
-        data = ([t[rows] for t in leaf] if isinstance(leaf, list) else _lanes_of(leaf, rows) for leaf in leaves)
-        return dataclasses.replace(self, **taken, data=unflatten(structure, data), _kept=kept or None)
+        return dataclasses.replace(self, **taken, data=unflatten(structure, map(cut, leaves)), _kept=kept or None)
 
     def _sealed(self) -> Self:
         """Pickle this batch now and return it as a message, for torch's own `DataLoader`.

@@ -298,6 +298,18 @@ def check_items(rules: Rules) -> None:
         )
 
 
+def check_windows_context(context: Any, time_steps: int | None, *, deterministic: bool = True) -> int:
+    """Return `context`, the number of items that windows begin with."""
+    steps = integer("context", context, 0, 2**31)
+    if steps and time_steps is None:
+        what = f"context is {steps}, and time_steps is None, so streams cut their own windows"
+        raise ValueError(f"{what}; pass time_steps=, or have the streams yield windows that overlap")
+    if steps and not deterministic:
+        what = f"context is {steps}, and deterministic=False is for live streams, which cannot go back"
+        raise ValueError(f"{what}; leave one of the two out")
+    return steps
+
+
 def check_step_factory(open_stream: Any, time_steps: int | None) -> None:
     """Refuse the library's own streams of single time steps without `time_steps`."""
     if time_steps is None and getattr(open_stream, "_yields_steps", False):

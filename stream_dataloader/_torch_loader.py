@@ -82,10 +82,11 @@ class _Regrouped:
         judge = Judge(self._readers, self._dataset.sources)
         regrouper = Regrouper(
             self._readers,
-            self._dataset.rules.time_steps,
+            self._dataset.window_steps,
             self._dataset.fill_value,
             judge,
             mark_ends=bool(self._dataset.mark_ends),
+            context=self._dataset.context,
         )
 
         def regrouped() -> StreamBatch:

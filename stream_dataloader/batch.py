@@ -38,14 +38,15 @@ class StreamBatch(KeptFields):
     subclasses of tensors and arrays lose their type. Every kind of dict becomes a plain dict."""
 
     reset: torch.Tensor
-    """`(B,)` bool: the lane starts a new stream or sequence at t = 0, so its hidden state must be zeroed."""
+    """`(B,)` bool: the lane starts a new stream or sequence at t = 0, so its hidden state must be zeroed. With the
+    dataset's `context=k`: at t = k."""
 
     is_first: torch.Tensor
     """`(T, B)` bool: the time step is the first of its stream, or of a sequence that a stream marks in itself
-    (`protocols.MarksStarts`). `is_first[0]` is `reset`."""
+    (`protocols.MarksStarts`). `is_first[context]` is `reset`."""
 
     mask: torch.Tensor
-    """`(T, B)` bool: the time step is read for the first time this epoch. False: padding, or read again."""
+    """`(T, B)` bool: the time step is read for the first time this epoch. False: padding, context, or read again."""
 
     source_index: torch.Tensor
     """`(T, B)` int64: index into `sources`; -1 is padding."""
@@ -83,6 +84,9 @@ class StreamBatch(KeptFields):
     member: torch.Tensor | None = dataclasses.field(default_factory=lambda: None)
     """`(B,)` int64: the member of `side_by_side` that the lane belongs to, counted from 0; `source_index` counts within
     the member's sources. None for other batches."""
+
+    context: int = dataclasses.field(default_factory=int)
+    """Number of time steps that the batch begins with, of the window before: the dataset's `context`."""
 
     _state: InitVar[Callable[[], dict[str, Any]] | None] = None  # an InitVar: `dataclasses.replace` keeps it
     _kept: InitVar[Kept | None] = None
@@ -258,6 +262,29 @@ class StreamBatch(KeptFields):
         size, longer = divmod(len(self), options.integer("count", count, 1, len(self)))
         begins = [i * size + min(i, longer) for i in range(count + 1)]
         return [self._of_lanes(slice(*ends)) for ends in itertools.pairwise(begins)]
+
+    def without_context(self) -> StreamBatch:
+        """Return the batch without its context: only the time steps that continue the batch before.
+
+        The classes in `recurrent` take this, because their states have seen the context's items.
+
+        Returns:
+            A batch whose tensors are views of this one's; each call returns the same object. Without context it is this
+            batch itself.
+
+        Example:
+            >>> from stream_dataloader import StreamDataLoader, StreamDataset
+            >>> for batch in StreamDataLoader(StreamDataset([4], range, 1, time_steps=2, context=1)):
+            ...     print(batch.data.T.tolist(), batch.mask.T.tolist(), batch.without_context().data.T.tolist())
+            [[0, 0, 1]] [[False, True, True]] [[0, 1]]
+            [[1, 2, 3]] [[False, True, True]] [[2, 3]]
+        """
+        if not self.context:
+            return self
+        if "_continuing" not in self.__dict__:
+            self.__dict__["_continuing"] = dataclasses.replace(self._from_step(self.context), context=0)
+        found: StreamBatch = self.__dict__["_continuing"]
+        return found
 
     def flatten_lanes(self, tensor: torch.Tensor) -> torch.Tensor:
         """Lay the lanes of a tensor of the batch end to end in one row, as `cu_seqlens` counts them.

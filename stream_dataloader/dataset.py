@@ -107,6 +107,8 @@ class StreamDataset(IterableDataset[StreamBatch]):
             millisecond for each window, streams are not opened early, and several threads in one process are refused.
         sections: Cuts sources into shorter streams, see `Sections`; a number is the most items of a section. With
             `shuffle` the cuts are drawn anew in each epoch, otherwise they are fixed. None reads sources whole.
+        context: Begin each window with the last k items that its lane read of the same stream before it, with `mask`
+            False. Windows then have k + T time steps. A lane that begins a stream has padding there.
 
     Raises:
         ValueError: An option's value is out of range, unknown, or conflicts with another.
@@ -146,6 +148,7 @@ class StreamDataset(IterableDataset[StreamBatch]):
         mark_ends: bool | None = None,
         seed_globals: bool = False,
         sections: Sections | int | None = None,
+        context: int = 0,
     ) -> None:
         super().__init__()
         if not isinstance(sources, SourceLists):
@@ -175,6 +178,7 @@ class StreamDataset(IterableDataset[StreamBatch]):
         self.mark_ends = tells if mark_ends is None else options.flag("mark_ends", mark_ends)
         self.seed_globals = options.flag("seed_globals", seed_globals)
         self.given_lookahead = lookahead
+        self.context = options.check_windows_context(context, time_steps, deterministic=deterministic)
         self._steps: tuple[int, list[int]] | None = None  # of the epoch whose length was computed last
         draws = len(self.sources if self.cuts is None else self.cuts)
         rules = Rules(
@@ -343,7 +347,13 @@ class StreamDataset(IterableDataset[StreamBatch]):
             mark_ends=self.mark_ends,
             seed_globals=self.seed_globals,
             cuts=self.cuts,
+            context=self.context,
         )
+
+    @property
+    def window_steps(self) -> int | None:
+        """Number of time steps of a batch: the context's and T; None if streams cut their own windows."""
+        return None if self.rules.time_steps is None else self.context + self.rules.time_steps
 
     @property
     def is_endless(self) -> bool:

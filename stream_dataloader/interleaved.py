@@ -77,8 +77,8 @@ def interleave(
         seed: Seeds all random draws, also within the datasets. None means the first dataset's seed. The other datasets'
             seeds are not used.
         **shared: `batch_size`, `padding_mode`, `fill_value`, `time_steps`, `windows`, `deterministic`, `lookahead`,
-            `on_error`, `max_failures`, `retries`, `retry_on`, `mark_ends` and `seed_globals`, as for `StreamDataset`.
-            The datasets must agree on each option that is not passed here.
+            `on_error`, `max_failures`, `retries`, `retry_on`, `mark_ends`, `seed_globals` and `context`, as for
+            `StreamDataset`. The datasets must agree on each option that is not passed here.
 
     Raises:
         ValueError: There are no datasets, they disagree on an option, there is not one weight for each, a weight is

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,7 @@ class Block:
         counts: Number of steps of each row; 0 for rows in another block, or in none.
         capacity: The most time steps that there is room for.
         time_steps: T; only the first T steps of the columns are used.
+        begins: First time step of each row that is not padding.
     """
 
     layout: Layout
@@ -30,12 +31,17 @@ class Block:
     counts: list[int]
     capacity: int
     time_steps: int
+    begins: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        if not self.begins:
+            self.begins = [0] * len(self.counts)
 
     def copy_to(self, block: Block) -> Block:
         """Write all rows into another block with at least as much room, and return that block."""
         for new, old in zip(block.columns, self.columns, strict=True):
             new[: self.time_steps] = old[: self.time_steps]
-        block.counts = self.counts
+        block.counts, block.begins = self.counts, self.begins
         return block
 
     def put_step(self, row: int, t: int, leaves: Leaves) -> None:
@@ -60,12 +66,14 @@ class Block:
 
     def pad(self, fills: Fills) -> None:
         """Fill the unwritten cells of arrays; unwritten cells of lists stay None."""
-        if min(self.counts) == self.capacity:  # a shortcut, as most blocks are full
+        if min(self.counts) == self.capacity and not any(self.begins):  # a shortcut, as most blocks are full
             return
         for fill, column in zip(fills, self.columns, strict=True):
             if fill is not None:
-                for row, count in enumerate(self.counts):
+                for row, (begin, count) in enumerate(zip(self.begins, self.counts, strict=True)):
                     column[count:, row] = fill
+                    if begin:
+                        column[:begin, row] = fill
 
     def left(self) -> list[Block]:
         """Return the rest to send of windows whose arrays are all in the slot: leaves that are objects, if any."""

@@ -27,6 +27,7 @@ class Regrouper:
 
     Args:
         fill_value: Fills padding.
+        context: Number of time steps that each window begins with, of the window before.
     """
 
     def __init__(
@@ -37,13 +38,14 @@ class Regrouper:
         judge: Judge,
         *,
         mark_ends: bool = False,
+        context: int = 0,
     ) -> None:
         self._lanes = lanes = [reader.lanes for reader in readers]
         self._time_steps = time_steps
         self._last_time_steps = 1
         self._fill = FillValue(fill_value)
         self._judge = judge
-        self._mark_ends = mark_ends
+        self._mark_ends, self._context = mark_ends, context
         self._all_lanes = range(lanes[0].start, lanes[-1].stop)
         self._lane = torch.arange(lanes[0].start, lanes[-1].stop, dtype=torch.int64, device="cpu")
         self._owners = _numbers([reader.worker_id for reader in readers for _ in reader.lanes])
@@ -81,7 +83,7 @@ class Regrouper:
                 columns = [self._column(i, layout, blocks, time_steps) for i in range(len(layout.specs))]
         pairs = zip(layout.specs, columns, strict=True)
         leaves = [column if spec.dtype is None else as_tensor(column, spec.dtype) for spec, column in pairs]
-        books = Bookkeeping(runs, self._all_lanes, time_steps)
+        books = Bookkeeping(runs, self._all_lanes, time_steps, self._context)
         return StreamBatch._of_checked(
             books,
             **(books.made_before() if asked.by_compiled else {}),
@@ -91,6 +93,7 @@ class Regrouper:
             member=None,
             batch_index=step,
             epoch=epoch,
+            context=self._context,
             is_last=self._ends(parts, time_steps) if self._mark_ends else None,
             _state=state,
         )

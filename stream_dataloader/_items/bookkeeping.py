@@ -59,7 +59,8 @@ class Bookkeeping:
                                         b .  2 times
     """
 
-    def __init__(self, runs: Sequence[Sequence[int]], lanes: range, time_steps: int) -> None:
+    def __init__(self, runs: Sequence[Sequence[int]], lanes: range, time_steps: int, context: int = 0) -> None:
+        self._context = context
         self._runs = runs
         self._lanes = lanes
         self.shape = time_steps, len(lanes)
@@ -76,7 +77,7 @@ class Bookkeeping:
             return self._traced()
         if name in ("reset", "is_first"):
             is_first = self._is_first()
-            return {"is_first": torch.from_numpy(is_first), "reset": torch.from_numpy(is_first[0])}
+            return {"is_first": torch.from_numpy(is_first), "reset": torch.from_numpy(is_first[self._context])}
         if name == "position":
             return {name: torch.from_numpy(self._position())}
         if name == "mask" and not self._has_padding and self._numbers[5].all():  # as in most batches
@@ -111,7 +112,7 @@ class Bookkeeping:
             source_index[cells] = source
             position[cells] = torch.arange(first, first + steps, device="cpu")
             stream_seed[cells] = seed
-        marks = {"is_first": is_first, "reset": is_first[0], "mask": mask}
+        marks = {"is_first": is_first, "reset": is_first[self._context], "mask": mask}
         return {**marks, "source_index": source_index, "position": position, "stream_seed": stream_seed}
 
     def _is_first(self) -> Array:

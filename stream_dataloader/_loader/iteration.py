@@ -64,7 +64,7 @@ class Iteration:
         self._collector = collector
         self._position = position
         self._tally = tally
-        dataset, time_steps = epoch.dataset, epoch.dataset.rules.time_steps
+        dataset, time_steps = epoch.dataset, epoch.dataset.window_steps
         self._judge = Judge(collector.readers, dataset.sources)
         self._make: Regrouper | LaneWindows = self._regrouper_of(collector.readers)
         if output.collate_fn is not None:
@@ -79,8 +79,8 @@ class Iteration:
 
     def _regrouper_of(self, readers: Sequence[Reader]) -> Regrouper:
         dataset = self.epoch.dataset
-        time_steps, mark_ends = dataset.rules.time_steps, bool(dataset.mark_ends)
-        return Regrouper(readers, time_steps, dataset.fill_value, self._judge, mark_ends=mark_ends)
+        how: Any = {"mark_ends": bool(dataset.mark_ends), "context": dataset.context}
+        return Regrouper(readers, dataset.window_steps, dataset.fill_value, self._judge, **how)
 
     def __iter__(self) -> Iterator[Any]:
         return self

@@ -33,6 +33,7 @@ class CommonOptions(TypedDict, total=False):
     retry_on: type[Exception] | Sequence[type[Exception]]
     mark_ends: bool | None
     seed_globals: bool
+    context: int
 
 
 class MapStyleOptions(CommonOptions, total=False):

@@ -29,6 +29,7 @@ class Lane:
         draws_without_item: Sources that it took since it read an item.
         idle: Whether no source is left for it; an idle lane stays idle.
         fresh: Whether it reads, or may still read, new data.
+        begun: Time steps of the latest window at which it took another stream.
     """
 
     def __init__(
@@ -50,23 +51,29 @@ class Lane:
         self.draws_without_item = 0
         self.idle = False
         self.fresh = True
+        self._first = reading.plan.context
+        self.begun: list[int] = []
         self._start = start
         if start is not None:
             self.idle, self.fresh = bool(start.idle), not start.idle
             self.draws_without_item = start.draws_without_item
 
     def fill(self, time: int, t: int, stop: int) -> bool:
-        """Read time steps `[t, stop)` of a window, or one window of a stream that cuts its own.
+        """Read time steps `[t, stop)` of a window, behind its context, or one window of a stream that cuts its own.
 
         Return False if there is nothing more for this lane to read. A broken stream is noted in the step's draft, as
         skipped or as a fault.
         """
-        draft = self._writer.draft
+        draft, first = self._writer.draft, self._first
+        if t == first:
+            self.begun = []
         try:
-            while t == 0 or self.current is not None or self._is_packed:
-                current = self.current or self._next(time)
+            while t <= first or self.current is not None or self._is_packed:
+                current = self.current or self._next(time, t)
                 if current is None:
                     return False
+                if current.behind:
+                    t, current.behind = t - current.behind, 0
                 stream, position, full, error = current.stream, current.position, False, None
                 before, running.info = running.info, stream.info  # `enter` and `leave`, without their calls
                 if stream.draws is not None:
@@ -100,7 +107,8 @@ class Lane:
                     if error is current.between or not self._reading.plan.skips(error):
                         raise error
                     draft.failures.append(error)
-                if self._reading.marks_ends and t > 0 and current.has_ended(error):
+                t = max(t, first)
+                if self._reading.marks_ends and t > first and current.has_ended(error):
                     draft.ends.append((self._row, t - 1))
                 self.close()
         except StreamError as error:
@@ -122,8 +130,8 @@ class Lane:
         if fatal is not None and time >= fatal:
             raise stream.error(ReadError, "workers died again and again while they read it here")
 
-    def _next(self, time: int) -> StreamWindows | None:
-        """Take the next source; None if no source is left for this lane, now or later."""
+    def _next(self, time: int, t: int) -> StreamWindows | None:
+        """Take the next source at time step `t` of a window; None if no source is left for this lane, now or later."""
         if self._start is not None:
             self._resume(self._start)
             if self.current is not None:
@@ -136,6 +144,7 @@ class Lane:
         if stream is not None:
             self.current = StreamWindows(stream, self._writer, self._row, rules.time_steps)
             self.current.begin = self.current.position
+            self.begun.append(t)
         return self.current
 
     def _resume(self, start: LaneState) -> None:
@@ -143,6 +152,7 @@ class Lane:
         if stream is not None:
             self.fresh = stream.fresh
             self.current = StreamWindows(stream, self._writer, self._row, self._rules.time_steps)
+            self.current.behind = start.position - self.current.position
 
     def close(self) -> None:
         """Close the stream that is open."""

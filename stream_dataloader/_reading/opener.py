@@ -130,11 +130,14 @@ class Opener:
 
     def _open(self, grant: int, lane: int, start: LaneState | None = None, *, ahead: bool = False) -> OpenedStream:
         """Open the stream of a grant for a lane, at the item where it continues."""
+        resumes = start is not None
         start = start or self._waiting.get(grant)
         stream = self._unopened(grant, lane)
         if not ahead:
             self._count_retries(stream)
         if start is not None:
+            if resumes and start.items != stream.stop:
+                start = start.back(min(self._plan.context, start.items - stream.section.start))
             stream.items, stream.place = start.items, start
             stream.restarted = self.reading.recovery.number > 0
         # Nothing is opened for a stream that already holds an error, or whose section has no item left.

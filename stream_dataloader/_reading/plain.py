@@ -103,10 +103,11 @@ class PlainParts:
         self._skipped: set[int] = set()
         self._regrouper = Regrouper(
             readers,
-            plan.rules.time_steps,
+            plan.window_steps,
             plan.fill_value,
             self._judge,
             mark_ends=plan.mark_ends,
+            context=plan.context,
         )
 
     def __iter__(self) -> Iterator[StreamBatch]:

@@ -36,6 +36,7 @@ class ReadingPlan:
         mark_ends: Whether streams' last steps are marked.
         seed_globals: Whether the global generators of `random`, numpy and torch are seeded for each stream.
         cuts: The sections that sources are cut into, which the schedule then numbers; None if sources are read whole.
+        context: Number of items of the window before that each window begins with.
     """
 
     rules: Rules
@@ -47,6 +48,12 @@ class ReadingPlan:
     mark_ends: bool = False
     seed_globals: bool = False
     cuts: Cuts | None = None
+    context: int = 0
+
+    @property
+    def window_steps(self) -> int | None:
+        """Number of time steps of a batch: those of the context, and T; None if streams cut their own windows."""
+        return None if self.rules.time_steps is None else self.context + self.rules.time_steps
 
     @property
     def scheduled_lengths(self) -> Lengths | None:

@@ -17,6 +17,7 @@ from stream_dataloader._items.bookkeeping import RUN_NUMBERS
 from stream_dataloader._memory.endings import WeakItems, in_thread, when_gone
 from stream_dataloader._notices import warn
 from stream_dataloader._reading.activity import BUSY_NS
+from stream_dataloader._reading.context import Context
 from stream_dataloader._reading.global_draws import give_back
 from stream_dataloader._reading.lane import Lane
 from stream_dataloader._reading.opener import Opener
@@ -52,7 +53,7 @@ class PartReader:
         self.reader = self.opener.reader
         self._writer = PartWriter(
             self.reader.lanes,
-            rules.time_steps,
+            reading.plan.window_steps,
             reading.plan.fill_value,
             reading.slots(reading.whole_windows),
             runs_ahead=not reading.locally,
@@ -61,6 +62,8 @@ class PartReader:
         self._lanes = [
             Lane(lane, row, self.opener, self._writer, starts[row]) for row, lane in enumerate(self.opener.lanes)
         ]
+        self._context = Context(self.reader.lanes, reading.plan.context) if reading.plan.context else None
+        self._read_again = 0  # items of context in the step
         # No Python code may run when the reader is collected; its streams are then collected by themselves. Only the
         # opener's thread must be ended. Streams that are still open when the program exits are closed by `_local`.
         if reading.locally:
@@ -103,7 +106,7 @@ class PartReader:
         if end or draft.faults:
             self.ended = True
             self.queue.finish()
-        items = sum(draft.runs[2::RUN_NUMBERS])
+        items = sum(draft.runs[2::RUN_NUMBERS]) - self._read_again
         fresh = any(draft.runs[5::RUN_NUMBERS]) or any(map(IS_FRESH, draft.faults))
         lanes_read = draft.lanes_read if self.reading.plan.rules.padding_mode == "drop" else 0
         failures = list(map(ErrorReport, draft.failures))
@@ -132,8 +135,8 @@ class PartReader:
         """Fill this step's windows, also after a broken one, as the lanes of other workers would be filled, too."""
         queue, working, number, step = self.queue, self._working, self._number, draft.step
         first_items_first = self._session is not None and self._reads_first_items_first(step, self._session)
-        time_steps = self.reading.plan.rules.time_steps or NEVER
-        stop = 1 if first_items_first else time_steps
+        begin, end = self.reading.plan.context, self.reading.plan.window_steps or NEVER
+        stop = begin + 1 if first_items_first else end
         behind: list[Lane] = []
         first, closed = step * self._total, queue.closed
         lane = self._lanes[0]
@@ -144,14 +147,16 @@ class PartReader:
                 if not lane.idle:
                     time = first + lane.index
                     working[number] = time + 1
-                    if lane.fill(time, 0, stop) and first_items_first:
+                    if lane.fill(time, begin, stop) and first_items_first:
                         behind.append(lane)
             queue.publish(first + self._total + self._lanes[0].index)
             for lane in behind:
                 working[number] = first + lane.index + 1
-                lane.fill(first + lane.index, 1, time_steps)
+                lane.fill(first + lane.index, begin + 1, end)
             if behind:
                 draft.sort()
+            if self._context is not None:
+                self._read_again = self._context.write(draft, [lane.begun for lane in self._lanes])
             # This comes last in the step, because it may wait for the streams' next items.
             if self.reading.marks_ends and not draft.faults:
                 last = {run.lane: run for run in runs_of(draft.runs)}

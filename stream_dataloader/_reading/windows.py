@@ -27,6 +27,7 @@ class StreamWindows:
     Attributes:
         position: Time steps read from it.
         begin: Time steps read before this row began with it.
+        behind: Number of its next items that are read again, as context.
         first_window: Steps of its first window.
         between: An error about a mismatch of two streams.
         unmet: The layout of its first item until the writer was told of it, which happens once an item was read.
@@ -38,6 +39,7 @@ class StreamWindows:
         if stream.place is not None:
             self.position, self.first_window = stream.place.position, stream.place.first_window
         self.begin = stream.section.start
+        self.behind = 0
         self.between: StreamError | None = None
         self._writer = writer
         self._row = row

@@ -46,6 +46,12 @@ class LaneState(NamedTuple):
         """The numbers that workers report: whether a stream is open, and the five fields after the grant."""
         return int(self.grant != NONE), *self[1:6]
 
+    def back(self, items: int) -> LaneState:
+        """Return the place some items before in its stream, whose own state there is not known."""
+        if not items:
+            return self
+        return self._replace(items=self.items - items, position=self.position - items, stream=None)
+
 
 _WIDTH = 6  # numbers of a lane's progress
 

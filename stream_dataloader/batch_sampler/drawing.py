@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, SupportsIndex, overload
 
+import numpy as np
 import numpy.typing as npt
 
 from stream_dataloader._assembly.part import Run, runs_of
@@ -18,7 +19,7 @@ from stream_dataloader._map_style.index_groups import IndexGroups
 from stream_dataloader._schedule.order import Order
 from stream_dataloader._schedule.position import EpochStart
 from stream_dataloader._schedule.replay import Piece, Replay
-from stream_dataloader._schedule.rules import Rules
+from stream_dataloader._schedule.rules import IntArray, Rules
 from stream_dataloader._schedule.sections import Cuts, Lengths
 from stream_dataloader._schedule.snapshot import Snapshot
 from stream_dataloader.stream_info import StreamInfo, stream_seed
@@ -37,9 +38,9 @@ class LaneIndex(int):
 
     Attributes:
         lane: Row of the batch, 0 to B - 1.
-        t: Time step of the window, 0 to T - 1.
+        t: Time step of the window, 0 to T - 1; with `context=k`, up to k + T - 1.
         is_first: The item is the first of its group, or section, so the state carried in this lane must be reset.
-        mask: The item is read for the first time this epoch. False: it is padding, or is read again.
+        mask: The item is read for the first time this epoch. False: it is padding or context, or is read again.
         source_index: Number of the item's group; -1 is padding.
         position: Index of the item within its group; -1 is padding.
         is_last: The item is the last of its group, or section.
@@ -97,23 +98,25 @@ class LaneIndices(list[int]):
         ends: Lane and time step of groups' last items, one pair after the other.
         epoch: Number of the epoch.
         batch_index: Number of the batch in the epoch.
+        context: Number of time steps that the batch begins with, of the window before.
     """
 
-    __slots__ = ("batch_index", "ends", "epoch", "lanes", "runs")
+    __slots__ = ("batch_index", "context", "ends", "epoch", "lanes", "runs")
 
     lanes: int
     runs: array[int]
     ends: array[int]
     epoch: int
     batch_index: int
+    context: int
 
     @classmethod
-    def of(
-        cls, indices: Iterable[int], lanes: int, runs: array[int], ends: array[int], epoch: int, batch_index: int
-    ) -> LaneIndices:
-        """Build a batch."""
+    def of(cls, indices: Iterable[int], runs: array[int], ends: array[int], **place: int) -> LaneIndices:
+        """Build a batch; `place`: the other attributes."""
         made = cls(indices)
-        made.lanes, made.runs, made.ends, made.epoch, made.batch_index = lanes, runs, ends, epoch, batch_index
+        made.runs, made.ends = runs, ends
+        for name, number in place.items():
+            setattr(made, name, number)
         return made
 
     def __iter__(self) -> Iterator[int]:
@@ -141,12 +144,12 @@ class LaneIndices(list[int]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         packed = [numbers.tobytes() for numbers in (array("q", self), self.runs, self.ends)]
-        return _unpack, (self.lanes, self.epoch, self.batch_index, *packed)
+        return _unpack, (self.lanes, self.epoch, self.batch_index, self.context, *packed)
 
 
-def _unpack(lanes: int, epoch: int, batch_index: int, *packed: bytes) -> LaneIndices:
+def _unpack(lanes: int, epoch: int, batch_index: int, context: int, *packed: bytes) -> LaneIndices:
     indices, runs, ends = (array("q", numbers) for numbers in packed)
-    return LaneIndices.of(indices, lanes, runs, ends, epoch, batch_index)
+    return LaneIndices.of(indices, runs, ends, lanes=lanes, epoch=epoch, batch_index=batch_index, context=context)
 
 
 class Drawing:
@@ -155,18 +158,25 @@ class Drawing:
     Args:
         lengths: Numbers of items of the units that the schedule hands out: groups, or sections of them.
         total: Number of the epoch's batches; None without an end.
+        context: Number of items of the window before that each window begins with.
 
     Attributes:
         fetched: Number of batches drawn so far, including those before a resume.
     """
 
     def __init__(
-        self, groups: IndexGroups, rules: Rules, lengths: Lengths, start: EpochStart, total: int | None
+        self,
+        groups: IndexGroups,
+        rules: Rules,
+        lengths: Lengths,
+        start: EpochStart,
+        total: int | None,
+        context: int = 0,
     ) -> None:
         self.start = start
         self.total = total
         self.fetched = start.epoch.delivered
-        self._groups, self._rules, self._lengths = groups, rules, lengths
+        self._groups, self._rules, self._lengths, self._context = groups, rules, lengths, context
         self.first_step = 0 if start.place is None else start.place.step
         self._kept: deque[Snapshot] = deque(maxlen=_KEPT_PLACES)
         self._origins: dict[tuple[int, ...], tuple[int, int, int]] = {}
@@ -177,12 +187,32 @@ class Drawing:
         while (left := (_ALL if self.total is None else self.total) - self.fetched) > 0:
             self._kept.append(replay.place())
             places, pieces = replay.read(left)
+            if self._context:
+                places = np.concatenate([self._places_before(places[:, 0], pieces), places], axis=1)
             indices: npt.NDArray[Any] = (places if flat is None else flat[places]).reshape(len(places), -1)
             for row, of_batch in zip(indices.tolist(), pieces, strict=True):
                 runs, ends = self._runs(of_batch)
-                batch = LaneIndices.of(row, lanes, runs, ends, epoch, self.fetched)
+                place = {"lanes": lanes, "epoch": epoch, "batch_index": self.fetched, "context": self._context}
+                batch = LaneIndices.of(row, runs, ends, **place)
                 self.fetched += 1
                 yield batch
+
+    def _before(self, piece: Piece) -> int:
+        """Return the number of items of context that a window begins with, given one of its pieces."""
+        return min(piece.item, self._context) if piece.t == 0 else 0
+
+    def _places_before(self, firsts: IntArray, pieces: Sequence[Sequence[Piece]]) -> IntArray:
+        """Return the places of the context's items, `(steps, context, lanes)`; padding repeats the window's first.
+
+        Args:
+            firsts: `(steps, lanes)`, the place of each window's first item.
+        """
+        back = np.zeros((len(firsts), self._context, firsts.shape[1]), np.int64)
+        for step, of_batch in enumerate(pieces):
+            for piece in of_batch:
+                if count := self._before(piece):
+                    back[step, -count:, piece.lane] = np.arange(count, 0, -1)
+        return firsts[:, None] - back
 
     def _runs(self, pieces: Iterable[Piece]) -> tuple[array[int], array[int]]:
         """Return the runs of a batch, and the lanes and time steps of last items."""
@@ -190,6 +220,10 @@ class Drawing:
         for piece in pieces:
             lane, t, steps, item, run = piece
             source, begin, seed = self._origin(run.source, run.epoch, run.repeat)
+            t += self._context
+            if before := self._before(piece):
+                first = item - before
+                runs.extend(Run(lane, t - before, before, source, begin + first, False, first == 0, seed))
             runs.extend(Run(lane, t, steps, source, begin + item, run.fresh, item == 0, seed))
             if piece.ends:
                 ends.extend((lane, t + steps - 1))

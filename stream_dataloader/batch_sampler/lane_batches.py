@@ -177,13 +177,14 @@ def collate_lanes(
         is_last[t, lane] = True
     info = get_worker_info()
     batch = StreamBatch._of_checked(
-        Bookkeeping([indices.runs], range(width), shape[0]),
+        Bookkeeping([indices.runs], range(width), shape[0], indices.context),
         data=data,
         worker_id=torch.full((width,), 0 if info is None else info.id, dtype=torch.int64, device="cpu"),
         lane=torch.arange(width, dtype=torch.int64, device="cpu"),
         member=None,
         batch_index=indices.batch_index,
         epoch=indices.epoch,
+        context=indices.context,
         is_last=is_last,
     )
     return batch if info is None else batch._sealed()
@@ -198,13 +199,15 @@ def _laid_out(read: Sequence[Any], cells: Sequence[_Cell], shape: tuple[int, int
                 layout, first = Layout.of(item, windowed=False)
                 leaves: Leaves = first
                 columns = [new_column(spec, *shape) for spec in layout.specs]
-                block = Block(layout, columns, [0] * shape[1], *[shape[0]] * 2)
+                block = Block(layout, columns, [0] * shape[1], shape[0], shape[0])
             else:
                 leaves = layout.read(item)
         except Misfit as error:
             text = f"dataset[{cell.number}], {_described(cell)}, does not fit: {error}"
             raise _error_at(ItemError, f"{text}; return items of one structure, dtype and shape", cell) from None
         if cell.source >= 0:
+            if not block.counts[cell.lane]:
+                block.begins[cell.lane] = cell.t
             block.put_step(cell.lane, cell.t, leaves)
     assert layout is not None  # there is at least one item
     block.pad(FillValue(fill_value).of(layout))

@@ -72,6 +72,8 @@ class LaneBatchSampler(Sampler[list[int]]):
         sections: Cuts groups into shorter ones, as for `StreamDataset`: the most indices of a section, or `Sections`.
         allow_partial: Leave out indices that are in no group, which is an error otherwise.
         allow_repeats: Draw an index once for each group that it is in; several groups are an error otherwise.
+        context: Begin each window with the last k indices that its lane drew of the same group before it, as for
+            `StreamDataset`. A batch has `(k + T) * B` indices then.
 
     Raises:
         ValueError: An option's value is out of range, unknown, or conflicts with another.
@@ -112,12 +114,14 @@ class LaneBatchSampler(Sampler[list[int]]):
         dataset_length: int | None = None,
         allow_partial: bool = False,
         allow_repeats: bool = False,
+        context: int = 0,
     ) -> None:
         if dataset_length is not None:
             dataset_length = options.integer("dataset_length", dataset_length, 0)
         left_out = {"allow_partial": allow_partial, "allow_repeats": allow_repeats}
         self._groups = given_groups(groups, lengths, dataset_length, order=order, **left_out)
         time_steps = self.time_steps = options.integer("time_steps", time_steps, 1, 2**31)
+        self.context = options.check_windows_context(context, time_steps)
         self._seed_is_given = seed is not None  # only a given seed is the same on all ranks
         seed = int(torch.randint(2**62, (), dtype=torch.int64, device="cpu").item()) if seed is None else seed
         seed = options.integer("seed", seed, 0)
@@ -161,7 +165,8 @@ class LaneBatchSampler(Sampler[list[int]]):
         if (text := self._position.renaming("sampler")) is not None:
             warnings.warn(text, RuntimeWarning, stacklevel=3)
         start = self._position.coming()
-        drawing = self._drawing = Drawing(self._groups, rules, self._lengths(rules.seed), start, self._total(start.run))
+        total = self._total(start.run)
+        drawing = self._drawing = Drawing(self._groups, rules, self._lengths(rules.seed), start, total, self.context)
         self._position.begin(drawing.first_step, drawing.reached)
         yield from drawing.batches()
 

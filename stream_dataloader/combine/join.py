@@ -57,9 +57,13 @@ def sides_of(lanes: Sequence[int], workers: Sequence[int], sources: Sequence[Seq
 class Join:
     """Puts the batches or windows of members' loaders for one step side by side."""
 
-    def __init__(self, sides: Sequence[Side], time_steps: int, fill_values: Sequence[Any], *, mark_ends: bool) -> None:
+    def __init__(
+        self, sides: Sequence[Side], time_steps: int, fill_values: Sequence[Any], *, mark_ends: bool, context: int = 0
+    ) -> None:
+        self._context = context
         self._sides, self.time_steps, self._mark_ends = sides, time_steps, mark_ends
         self._fill_values = fill_values
+        self.new_steps = time_steps - context
         self._fills = [FillValue(value) for value in fill_values]
         self._layout: Layout | None = None
         self._first = ""  # name of the source that set the layout
@@ -104,12 +108,13 @@ class Join:
         ]
         return StreamBatch(
             data=self._data(batches, self._layout or next(layout for layout in layouts if layout is not None)),
-            reset=fields["is_first"][0],
+            reset=fields["is_first"][self._context],
             worker_id=torch.cat(owners),
             lane=self._lane,
             member=self._member,
             batch_index=step,
             epoch=epoch,
+            context=self._context,
             _state=state,
             **fields,
         )

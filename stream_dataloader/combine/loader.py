@@ -71,7 +71,7 @@ class JointLoader(StreamDataLoader[Any]):
             own |= {"pin_memory": False, "worker_init_fn": shifted(own.get("worker_init_fn"), side.first_worker)}
             loader = StreamDataLoader(member, count, **own, **of_ranks)
             self._members.append(Member(side, loader, member.is_endless))
-        time_steps = dataset.members[0].rules.time_steps
+        time_steps, context = dataset.members[0].window_steps, dataset.members[0].context
         assert time_steps is not None
         if self._settings.worker_method == "process" and max(workers) <= available_cores():
             warn_of_cores(self.num_workers)  # if one member alone has too many workers, its own loader has warned
@@ -80,6 +80,7 @@ class JointLoader(StreamDataLoader[Any]):
             time_steps,
             [member.fill_value for member in dataset.members],
             mark_ends=all(member.mark_ends for member in dataset.members),
+            context=context,
         )
         loaders = [member.loader for member in self._members]
         self._ranks = loaders[0]._ranks  # the ranks are the same for all members

@@ -109,7 +109,7 @@ class JointIteration:
             yield from map(self.output.finish, parts)
 
     def _count(self, begin: int) -> None:
-        cells = self._members[-1].side.lanes.stop * self._join.time_steps
+        cells = self._members[-1].side.lanes.stop * self._join.new_steps
         self._tally.joined(begin, self.epoch.step - 1, self._taken, cells)
 
     def _next_of_all(self) -> list[Any]:
@@ -177,7 +177,7 @@ class JointStarter:
     def __init__(self, members: Sequence[Member], join: Join, settings: WorkerSettings, turn: Turn) -> None:
         self._members, self._join, self._turn, self._settings = members, join, turn, settings
         lanes = members[-1].side.lanes.stop
-        self._tally = Tally(deal_lanes(lanes, 0), join.time_steps, shared=False)
+        self._tally = Tally(deal_lanes(lanes, 0), join.new_steps, shared=False)
         self._newest: Callable[[], JointIteration | None] = type(None)
 
     def renew(self, settings: WorkerSettings) -> None:

@@ -63,9 +63,9 @@ def side_by_side(
 
     Args:
         members: Datasets, each with its number of lanes, which replaces its `batch_size`. All need the same
-            `time_steps`, and items with the same structure, dtypes and shapes. All other options may differ. A member
-            that ends before the epoch does is padded with its `fill_value`. With `padding_mode="cycle"` a member never
-            ends: in the next epoch it goes on where it stopped.
+            `time_steps` and `context`, and items with the same structure, dtypes and shapes. All other options may
+            differ. A member that ends before the epoch does is padded with its `fill_value`. With
+            `padding_mode="cycle"` a member never ends: in the next epoch it goes on where it stopped.
         num_workers: Number of worker processes: one number for each member, or one number that is split by lanes, with
             at least one worker for each member. 0 reads in this process.
         ends_with: The end of an epoch: the `"first"` or the `"longest"` of the members that end, or the index of a
@@ -123,4 +123,9 @@ def _check_members(members: Any) -> list[StreamDataset]:
         if own != first:
             other = f"members[{number}] time_steps={own}"
             raise ValueError(f"members[0] has time_steps={first}, and {other}; pass the same to both datasets")
+        if datasets[number].context != datasets[0].context:
+            other = f"members[{number}] context={datasets[number].context}"
+            raise ValueError(
+                f"members[0] has context={datasets[0].context}, and {other}; pass the same to both datasets"
+            )
     return datasets

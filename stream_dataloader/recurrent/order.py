@@ -38,6 +38,9 @@ def check_batch(batch: object, user: str) -> None:
     if not isinstance(batch, StreamBatch):
         remedy = "leave collate_fn out of StreamDataLoader; under torch's DataLoader use lane_dataset and collate_lanes"
         raise TypeError(f"{user} needs a StreamBatch, not a {type(batch).__name__}; {remedy}")
+    if batch.context:
+        what = f"the batch begins with {batch.context} time steps of context, which {user} has seen before"
+        raise ValueError(f"{what}; pass batch.without_context()")
 
 
 class Ends(NamedTuple):

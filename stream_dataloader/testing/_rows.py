@@ -43,7 +43,12 @@ _OF_OURS: Keys = {
 
 def _of_sampler(name: str) -> Callable[[Any], Any]:
     """Return a key that reads an attribute of `LaneIndex`es, as `(T, B)`."""
-    return lambda batch: np.array([getattr(index, name) for index in batch]).reshape(-1, batch[-1].lane + 1)
+
+    def read(batch: Any) -> Array:
+        new = [index for index in batch if index.t >= getattr(batch, "context", 0)]
+        return np.array([getattr(index, name) for index in new]).reshape(-1, new[-1].lane + 1)
+
+    return read
 
 
 _OF_INDICES: Keys = {
@@ -133,7 +138,8 @@ def read(batches: Iterable[Any], keys: Keys, ids: Ids) -> Draws:
     """Read all batches into a table of their cells."""
     columns: dict[str, list[Array]] = {name: [] for name in ("ids", "positions", "row", "batch", "starts", "random")}
     sizes, cells, positioned = [], 0, False
-    for number, batch in enumerate(batches):
+    for number, given in enumerate(batches):
+        batch = given.without_context() if isinstance(given, StreamBatch) else given
         known = _own_keys(batch) if keys["ids"] is None else None
         own: Keys = keys if known is None else {**known, "random": keys["random"]}
         id_of = own["ids"]

@@ -207,7 +207,7 @@ def check_fields(batch):
     assert (batch.data[~real] == 0).all()
     assert not (batch.is_first & ~real).any()
     assert (batch.is_first | (batch.position != 0)).all()
-    assert (batch.reset == batch.is_first[0]).all()
+    assert (batch.reset == batch.is_first[batch.context]).all()
     if batch.is_last is not None:
         assert not (batch.is_last & ~real).any()
 
