@@ -34,17 +34,17 @@ BLUE, VERMILION, GREEN, PURPLE, GREY = "#0072B2", "#D55E00", "#009E73", "#AA4499
 ASSETS = Path(__file__).parents[1] / "docs" / "assets"
 
 
-def options_of(description: str, quick_runs: int = 1) -> argparse.Namespace:
+def options_of(description: str, quick_runs: int = 1, full_runs: int = 3) -> argparse.Namespace:
     """The command's options: `quick`, `runs`, `jobs` and `out`."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--quick", action="store_true", help="tiny runs, into a folder of its own")
-    parser.add_argument("--runs", type=int, help="how many, each with a seed of its own (3)")
+    parser.add_argument("--runs", type=int, help=f"how many, each with a seed of its own ({full_runs})")
     parser.add_argument("--jobs", type=int, default=2, help="processes of one thread each (2)")
     parser.add_argument("--keep", type=Path, help="keeps what is done here, for when the command is run again")
     parser.add_argument("--out", type=Path, help="where the figure and the numbers go (docs/assets, or beside --json)")
     parser.add_argument("--json", type=Path, metavar="PATH", help="also write some of the numbers here")
     options = parser.parse_args()
-    options.runs = options.runs or (quick_runs if options.quick else 3)
+    options.runs = options.runs or (quick_runs if options.quick else full_runs)
     if options.json:
         options.out = options.out or options.json.parent
     options.out = options.out or (Path(tempfile.mkdtemp(prefix="proof-")) if options.quick else ASSETS)
