@@ -38,8 +38,7 @@ def batch_key(batch: Any) -> Any:
     """
     if isinstance(batch, StreamBatch):
         bookkeeping = "reset", "is_first", "is_last", "mask", "source_index", "position", "lane", "batch_index", "epoch"
-        bookkeeping += ("context",)
-        return {name: map_leaves(getattr(batch, name), leaf_key) for name in ("data", *bookkeeping)}
+        return {name: map_leaves(getattr(batch, name), leaf_key) for name in ("data", *bookkeeping, "context")}
     return map_leaves(batch, leaf_key)
 
 
