@@ -71,6 +71,7 @@ class Ending:
         self._process = os.getpid()
         self._turn = threading.RLock()
         self._over = False
+        self._forget: Callable[[], Any] = _nothing  # until the next line is complete, which may be interrupted
         self._forget = when_gone(owner, in_thread(self.now))
         # Exit functions run in reverse order. Registering late lets this one run while threads can still reach ranks.
         if not _ahead:
@@ -152,27 +153,42 @@ Interrupts = list[Callable[[], Any]]
 
 
 @contextlib.contextmanager
-def interrupts_held(method: str) -> Iterator[Interrupts]:
-    """Return a context to start processes that ignore Ctrl-C: they begin with SIGINT blocked.
+def interrupts_held(method: str) -> Iterator[None]:
+    """Return a context in which signal handlers wait: they are called at its end.
 
-    Calls of signal handlers that arrive inside are added to the list that this yields.
+    Processes that are started inside ignore Ctrl-C, as they begin with SIGINT blocked.
     """
     if method != "fork":
         resource_tracker.ensure_running()  # started before SIGINT is blocked, as its start would unblock the signal
     if method == "forkserver":
         forkserver.ensure_running()  # started before SIGINT is blocked, as other code's children must get Ctrl-C
     interrupts: Interrupts = []
-    handlers = _handlers()
-    # The handlers are replaced, not blocked: a signal that this thread blocks would be handled by another thread.
-    for number, handler in handlers.items():
-        signal.signal(number, functools.partial(_hold, interrupts, handler))
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    handlers, before = _handlers(), None
     try:
-        yield interrupts
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        # The handlers are replaced, not blocked: a signal that this thread blocks would be handled by another thread.
         for number, handler in handlers.items():
-            signal.signal(number, handler)
+            signal.signal(number, functools.partial(_hold, interrupts, handler))
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        yield
+    finally:
+        try:
+            _restore(handlers, before)
+        finally:
+            _deliver(interrupts)
+
+
+def _restore(handlers: dict[int, Callable[..., Any]], mask: set[signal.Signals] | None) -> None:
+    """Restore all handlers, even if one that is back already raises meanwhile."""
+    try:
+        if mask is not None:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        while handlers:
+            number = next(iter(handlers))
+            signal.signal(number, handlers[number])
+            del handlers[number]
+    finally:
+        if handlers:
+            _restore(handlers, mask)
 
 
 def _handlers() -> dict[int, Callable[..., Any]]:
@@ -187,10 +203,10 @@ def _hold(interrupts: Interrupts, handler: Callable[..., Any], *signalled: Any) 
     interrupts.append(lambda: handler(*signalled))
 
 
-def deliver(interrupts: Interrupts) -> None:
-    """Run the held calls, once the start is complete; all of them, even if the first raises."""
+def _deliver(interrupts: Interrupts) -> None:
+    """Run the held calls, all of them, even if the first raises."""
     while interrupts:
         try:
             interrupts.pop(0)()
         finally:
-            deliver(interrupts)
+            _deliver(interrupts)

@@ -29,7 +29,7 @@ from types import ModuleType
 from typing import Any
 
 from stream_dataloader._descriptors import above_standard
-from stream_dataloader._memory.endings import WeakItems, deliver, interrupts_held, when_gone
+from stream_dataloader._memory.endings import WeakItems, interrupts_held, when_gone
 
 fcntl: ModuleType | None
 try:
@@ -70,12 +70,11 @@ class SharedFile:
 
     def __init__(self, fd: int | None = None) -> None:
         # An interrupt between the creation of the descriptor and `when_gone` would leak the descriptor.
-        with interrupts_held("fork") as interrupts:
+        with interrupts_held("fork"):
             self._fd = self._make() if fd is None else fd
             when_gone(self, functools.partial(os.close, self._fd))
         self._thread_lock = threading.Lock()
         _files.add(self)
-        deliver(interrupts)
 
     def _make(self) -> int:
         return anonymous_file()

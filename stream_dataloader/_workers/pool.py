@@ -24,7 +24,7 @@ from stream_dataloader._advice import available_cores
 from stream_dataloader._assembly.slot_pool import SlotLeases, SlotPool
 from stream_dataloader._assembly.slots import Slot
 from stream_dataloader._descriptors import standard_for_children
-from stream_dataloader._memory.endings import Ending, deliver, interrupts_held
+from stream_dataloader._memory.endings import Ending, interrupts_held
 from stream_dataloader._memory.pickling import ByValue
 from stream_dataloader._notices import warn
 from stream_dataloader._reading.activity import ActivityBoard
@@ -151,14 +151,13 @@ class Pool:
             with standard_for_children():
                 torch_quirks.preload_forkserver()
         # The first time, multiprocessing also starts processes of its own here, which must get the same treatment.
-        with standard_for_children(), interrupts_held(self.method_of_start) as interrupts, torch_quirks.on_cpu():
+        with standard_for_children(), interrupts_held(self.method_of_start), torch_quirks.on_cpu():
             workers = self._new_workers()
             try:
                 for number in range(settings.num_workers):
                     self._start_process(workers, number, shared, begin, folder)
             except (BrokenPipeError, ConnectionResetError, EOFError):  # a worker died at its start; `receive` says so
                 pass
-        deliver(interrupts)
 
     def _new_workers(self) -> Workers:
         self.workers = workers = Workers(self.work, self.board, self.method_of_start)

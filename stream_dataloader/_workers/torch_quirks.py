@@ -17,6 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from stream_dataloader._memory.endings import interrupts_held
 from stream_dataloader._reading.sessions import is_alive
 
 
@@ -63,7 +64,8 @@ def forget(ended: BaseProcess) -> None:
     multiprocessing runs two callbacks there: it closes its pipe, and removes the process from a set of weak references.
     """
     if (popen := getattr(ended, "_popen", None)) is not None:
-        popen.close()
+        with interrupts_held("fork"):  # a close that is interrupted would leave a callback, and the pipe open
+            popen.close()
     multiprocessing_process._dangling.discard(ended)  # type: ignore[attr-defined]
 
 

@@ -1,21 +1,27 @@
 """What a signal's handler raises arrives in the user's code, wherever the loader was hit."""
 
+import contextlib
 import gc
 import itertools
+import multiprocessing
+import os
 import random
+import re
 import signal
 import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers import FULL, PATIENCE, ROOT, times
+from helpers import FULL, PATIENCE, ROOT, soon, times
 
 import stream_dataloader
 from stream_dataloader import StreamDataLoader, StreamDataset
+from stream_dataloader._memory import endings
 
 LIBRARY = str(Path(stream_dataloader.__file__).parent)
 
@@ -64,8 +70,9 @@ class Signals:
 
 @pytest.fixture(params=[signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)], ids=["SIGTERM", "SIGINT"])
 def signals(request):
+    gc.collect()  # what other tests left may have callbacks, in which Python throws away what is raised
     signals, callbacks = Signals(request.param), gc.callbacks[:]
-    gc.callbacks.clear()  # Python throws away what is raised in them, and hypothesis has one
+    gc.callbacks.clear()  # these, too, and hypothesis has one
     yield signals
     gc.callbacks[:] = callbacks
     signal.signal(request.param, signals.before)
@@ -155,6 +162,65 @@ def test_a_state_may_be_saved_wherever_a_batch_was_interrupted():
         assert data_of(going_on) in (expected[2:], expected[3:]), f"before line {line}"
         assert data_of(broken) in (expected[2:], expected[3:], expected), f"before line {line}"
     assert line > 50
+
+
+def signalled(number, at, work, code):
+    """Whether `work` runs so many lines of the given code; a signal is raised before the last of them."""
+    lines = itertools.count()
+
+    def trace(frame, event, _):
+        if not frame.f_code.co_filename.startswith(code):
+            return None
+        if event == "line" and next(lines) == at:
+            signal.raise_signal(number)
+        return trace
+
+    sys.settrace(trace)
+    try:
+        work()
+    finally:
+        sys.settrace(None)
+    return next(lines) > at
+
+
+def what_is_left():
+    """How many descriptors of each kind are open, and what signals do."""
+    gc.collect()
+    found = Counter(f"blocked: {number}" for number in signal.pthread_sigmask(signal.SIG_BLOCK, ()))
+    found.update(f"{number!r}: {signal.getsignal(number)}" for number in signal.valid_signals())
+    for link in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # the one that lists them
+            found[re.sub(r"\d+", "*", os.readlink(link))] += 1
+    return found
+
+
+@pytest.mark.parametrize("code", [str(Path(multiprocessing.__file__).parent), endings.__file__], ids=["pool", "holds"])
+def test_a_signal_anywhere_in_a_start_or_an_end_arrives_and_leaves_nothing(code, signals, request):
+    def work():
+        iterator = iter(loader_of("1"))
+        next(iterator)
+        iterator.close()
+
+    request.addfinalizer(lambda: signal.signal(signal.SIGURG, signal.SIG_DFL))
+    signal.signal(signal.SIGURG, print)  # a handler that is replaced after, and restored after, the one that raises
+    work()  # what is opened once for the whole program is open from here on
+    before = what_is_left()
+
+    def nothing_is_left():
+        return what_is_left() <= before
+
+    for line in itertools.count(step=times(1, 5)):
+        handled, came = signals.handled, False
+        try:
+            reached = signalled(signals.number, line, work, code)
+        except Arrived:
+            reached = came = True
+        if not reached:
+            break
+        assert came, f"the signal at line {line} was lost"
+        assert signals.handled == handled + 1
+        assert soon(nothing_is_left, 20), f"line {line} left {what_is_left() - before}"
+    assert line > 100
 
 
 @pytest.mark.parametrize("way", ["1", "kept"])
