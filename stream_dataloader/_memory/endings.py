@@ -55,7 +55,18 @@ def in_thread(function: Callable[[], Any]) -> Callable[[], Any]:
 
 def _start_thread(function: Callable[[], Any]) -> None:
     """Start a thread that `threading` knows; a raw thread would stay on its list for ever."""
-    threading.Thread(target=function, name="stream-ending", daemon=True).start()
+    start_thread(function, "stream-ending")
+
+
+def start_thread(run: Callable[[], Any], name: str) -> threading.Thread:
+    """Start a thread that does not keep the program from exiting.
+
+    An interrupted `Thread.start` would leave a thread that never runs on `threading`'s list, and what it refers to.
+    """
+    with interrupts_held():
+        thread = threading.Thread(target=run, name=name, daemon=True)
+        thread.start()
+    return thread
 
 
 class Ending:
@@ -153,14 +164,15 @@ Interrupts = list[Callable[[], Any]]
 
 
 @contextlib.contextmanager
-def interrupts_held(method: str) -> Iterator[None]:
+def interrupts_held(start_method: str | None = None) -> Iterator[None]:
     """Return a context in which signal handlers wait: they are called at its end.
 
-    Processes that are started inside ignore Ctrl-C, as they begin with SIGINT blocked.
+    Args:
+        start_method: How multiprocessing starts processes inside. They ignore Ctrl-C: they begin with SIGINT blocked.
     """
-    if method != "fork":
+    if start_method in ("spawn", "forkserver"):
         resource_tracker.ensure_running()  # started before SIGINT is blocked, as its start would unblock the signal
-    if method == "forkserver":
+    if start_method == "forkserver":
         forkserver.ensure_running()  # started before SIGINT is blocked, as other code's children must get Ctrl-C
     interrupts: Interrupts = []
     handlers, before = _handlers(), None
@@ -168,7 +180,8 @@ def interrupts_held(method: str) -> Iterator[None]:
         # The handlers are replaced, not blocked: a signal that this thread blocks would be handled by another thread.
         for number, handler in handlers.items():
             signal.signal(number, functools.partial(_hold, interrupts, handler))
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        if start_method is not None:
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         yield
     finally:
         try:
@@ -177,7 +190,7 @@ def interrupts_held(method: str) -> Iterator[None]:
             _deliver(interrupts)
 
 
-def _restore(handlers: dict[int, Callable[..., Any]], mask: set[signal.Signals] | None) -> None:
+def _restore(handlers: dict[int, Callable[..., Any]], mask: set[Any] | None) -> None:
     """Restore all handlers, even if one that is back already raises meanwhile."""
     try:
         if mask is not None:
@@ -193,7 +206,7 @@ def _restore(handlers: dict[int, Callable[..., Any]], mask: set[signal.Signals] 
 
 def _handlers() -> dict[int, Callable[..., Any]]:
     """Return the Python handlers that a signal from outside may run; only the main thread has any."""
-    if threading.current_thread() is not threading.main_thread():
+    if threading.get_ident() != threading.main_thread().ident:  # `current_thread` would add a raw thread to a list
         return {}
     found = {number: signal.getsignal(number) for number in signal.valid_signals() if number != signal.SIGCHLD}
     return {number: handler for number, handler in found.items() if callable(handler)}

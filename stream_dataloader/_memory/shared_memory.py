@@ -70,7 +70,7 @@ class SharedFile:
 
     def __init__(self, fd: int | None = None) -> None:
         # An interrupt between the creation of the descriptor and `when_gone` would leak the descriptor.
-        with interrupts_held("fork"):
+        with interrupts_held():
             self._fd = self._make() if fd is None else fd
             when_gone(self, functools.partial(os.close, self._fd))
         self._thread_lock = threading.Lock()

@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+from stream_dataloader._memory.endings import start_thread
 from stream_dataloader._ranks.store import StoreConnection
 from stream_dataloader.errors import RankError
 
@@ -22,9 +23,8 @@ _speaking: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 
 def speak(task: Callable[[], None], name: str) -> threading.Thread:
     """Start a thread that uses a store; the program's exit waits a moment for it."""
-    thread = threading.Thread(target=task, name=name, daemon=True)
+    thread = start_thread(task, name)
     _speaking.add(thread)
-    thread.start()
     return thread
 
 

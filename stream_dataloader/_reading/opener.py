@@ -13,6 +13,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable
 from concurrent.futures import Future
 
+from stream_dataloader._memory.endings import start_thread
 from stream_dataloader._notices import log
 from stream_dataloader._reading.activity import AHEAD_NS, GRANTING_NS, OPENING_NS, Meter, clock
 from stream_dataloader._reading.global_draws import GlobalDraws
@@ -228,9 +229,8 @@ class EarlyOpener:
             self._reserved[lane].append(stream)
             self._waiting[stream] = lane, ticket
             if self._thread is None:
-                # A daemon, so that a factory that hangs does not keep the program from exiting.
-                self._thread = threading.Thread(target=self._run, name="stream-opener", daemon=True)
-                self._thread.start()
+                # A factory that hangs does not keep the program from exiting.
+                self._thread = start_thread(self._run, "stream-opener")
             self._changed.notify()
 
     def take(self, lane: int) -> Future[OpenedStream] | None:

@@ -35,7 +35,7 @@ from stream_dataloader._workers.process import Job
 from stream_dataloader._workers.seeding import base_seed
 from stream_dataloader._workers.session import Session
 from stream_dataloader._workers.shared import KEPT_ROWS, Rows, Shared
-from stream_dataloader._workers.threads import start_thread
+from stream_dataloader._workers.threads import start_worker
 from stream_dataloader._workers.workers import Assignment, Workers
 from stream_dataloader.errors import WorkerError
 from stream_dataloader.stream_info import workers_seed
@@ -144,7 +144,7 @@ class Pool:
             workers = self._new_workers()
             for reader in workers.readers:
                 workers.mail.send(reader, begin)
-                start_thread(reader, settings.worker_init_fn, shared, workers.mail.ports[reader])
+                start_worker(reader, settings.worker_init_fn, shared, workers.mail.ports[reader])
             return
         folder = torch_quirks.shared_folder()  # before a forkserver makes one
         if self.method_of_start == "forkserver":

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import functools
-import threading
 from collections.abc import Callable
 from typing import Any
 
+from stream_dataloader._memory.endings import start_thread
 from stream_dataloader._workers.channel import CLOSE, ENDED, EXIT, FAILED, READY, Port
 from stream_dataloader._workers.serve import serve
 from stream_dataloader._workers.shared import Shared
 
 
-def start_thread(number: int, init: Callable[[int], Any] | None, shared: Shared, port: Port) -> None:
+def start_worker(number: int, init: Callable[[int], Any] | None, shared: Shared, port: Port) -> None:
     """Start a thread that reads sessions, and sends parts and errors through its port."""
-    how = number, init, shared, port
-    threading.Thread(target=_work, args=how, name=f"stream-worker-{number}", daemon=True).start()
+    start_thread(functools.partial(_work, number, init, shared, port), f"stream-worker-{number}")
 
 
 def _work(number: int, init: Callable[[int], Any] | None, shared: Shared, port: Port) -> None:

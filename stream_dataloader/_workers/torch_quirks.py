@@ -64,7 +64,7 @@ def forget(ended: BaseProcess) -> None:
     multiprocessing runs two callbacks there: it closes its pipe, and removes the process from a set of weak references.
     """
     if (popen := getattr(ended, "_popen", None)) is not None:
-        with interrupts_held("fork"):  # a close that is interrupted would leave a callback, and the pipe open
+        with interrupts_held():  # a close that is interrupted would leave a callback, and the pipe open
             popen.close()
     multiprocessing_process._dangling.discard(ended)  # type: ignore[attr-defined]
 

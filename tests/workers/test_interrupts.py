@@ -194,10 +194,14 @@ def what_is_left():
     return found
 
 
-@pytest.mark.parametrize("code", [str(Path(multiprocessing.__file__).parent), endings.__file__], ids=["pool", "holds"])
-def test_a_signal_anywhere_in_a_start_or_an_end_arrives_and_leaves_nothing(code, signals, request):
+@pytest.mark.parametrize(
+    ("way", "code"),
+    [("1", str(Path(multiprocessing.__file__).parent)), ("1", endings.__file__), ("threads", threading.__file__)],
+    ids=["processes", "holds", "threads"],
+)
+def test_a_signal_anywhere_in_a_start_or_an_end_arrives_and_leaves_nothing(way, code, signals, request):
     def work():
-        iterator = iter(loader_of("1"))
+        iterator = iter(loader_of(way))
         next(iterator)
         iterator.close()
 

@@ -15,6 +15,7 @@ from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
 from stream_dataloader._descriptors import above_standard
+from stream_dataloader._memory.endings import start_thread
 from stream_dataloader.streams.cache import LocalFile
 
 __all__ = ["Handles", "Lease", "ShardReader", "Shards"]
@@ -113,7 +114,7 @@ class Shards(Handles[int, HandleT], ABC):
             with suppress(Exception):  # the reader will get the same error, and report its place
                 held.append(self.file(number))
 
-        threading.Thread(target=fetch, name="stream_dataloader shard", daemon=True).start()
+        start_thread(fetch, "stream_dataloader shard")
         return held
 
 

@@ -22,6 +22,7 @@ from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from stream_dataloader._memory.endings import start_thread
 from stream_dataloader.errors import shown
 
 __all__ = ["Frame", "LiveReader", "av_frames", "opencv_frames"]
@@ -60,8 +61,7 @@ class LiveReader:
         self._error: Exception | None = None
         self._closed = False
         self._process = os.getpid()
-        self._thread = threading.Thread(target=self._run, name=f"camera {name}", daemon=True)
-        self._thread.start()
+        self._thread = start_thread(self._run, f"camera {name}")
 
     def wait(self) -> bool:
         """Wait for a frame; return False when closed."""
