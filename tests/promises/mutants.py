@@ -280,6 +280,7 @@ def judge(room, words):
         a_test = max(LEAST_TEST_SECONDS, 5 * max(seconds for _, seconds, *_ in reached))
         for mutant in chosen:
             near = reaching(reached, mutant)
+            near = [*near, *(option for option in tests if option == "--full")] if near else near
             limit = max(LEAST_LIMIT_SECONDS, 3 * seconds)
             noticed, said, took = copy.run(near, limit, mutant, a_test) if near else (False, "no test reaches it", 0)
             missed += [] if noticed else [mutant.name]

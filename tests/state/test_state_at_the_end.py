@@ -72,6 +72,18 @@ def test_behind_the_last_of_n_known_batches_the_state_is_the_next_epochs_beginni
     assert loader.state_dict() == (state if count else loader.state_dict())
 
 
+@random_cases(60)
+@given(cases(max_streams=8, max_length=6, max_lanes=4))
+def test_a_state_that_did_not_know_the_end_is_of_the_next_epoch_where_lengths_are_known(case):
+    loader, knows = StreamDataLoader(case.dataset()), StreamDataLoader(case.dataset(lengths=case.lengths))
+    for count, _ in zip(range(len(knows)), batches := iter(loader), strict=False):
+        knows.load_state_dict(loader.state_dict())
+        assert knows.epoch == (count + 1 == len(knows)), f"after {count + 1} of {len(knows)} batches"
+    rest = keys(batches)
+    assert not rest
+    assert not len(knows) or keys(knows) == keys(loader)
+
+
 @pytest.mark.parametrize("options", [{}, {"deterministic": False}])
 def test_so_it_is_with_workers_and_the_next_epoch_is_whole(options):
     def loader(workers=0):
