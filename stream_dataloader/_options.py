@@ -156,6 +156,10 @@ def check_patience(value: Any, rules: Rules, workers: int, worker_method: str, t
             f"patience is {number:g}, and num_workers is 0, so nothing is read while a batch waits; pass num_workers=1 "
             "or more"
         )
+    if worker_method == "ray":
+        raise ValueError(
+            f'patience is {number:g}, and worker_method="ray" does not wait for single lanes; leave it out'
+        )
     if transport == "shared_memory":
         raise ValueError(
             f'patience is {number:g}, and sends each lane in its own message, so transport="shared_memory" cannot be '

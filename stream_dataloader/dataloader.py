@@ -91,16 +91,21 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
             `DeviceMesh`, of torch.distributed. (Model-parallel ranks read the same data.)
         worker_method: Kind of the workers. `"process"`: processes, for streams in Python. `"thread"`: threads of this
             process, for streams that let other threads run, as decoders do. Objects that streams share must be
-            thread-safe. Threads cannot be killed: after a `timeout` a thread runs on until its stream returns.
+            thread-safe. Threads cannot be killed: after a `timeout` a thread runs on until its stream returns. `"ray"`:
+            actors on the nodes of a Ray cluster, see the guide "Beyond one machine"; needs the extra `ray`.
         patience: Seconds that a batch waits for late lanes, once another lane is ready; None waits for all. A lane
             whose window is not complete by then is padded, and continues its window in a later batch. For live and
             remote sources; needs workers, and `deterministic=False` of the dataset. Each lane is read by its own
             thread.
+        ray_remote_args: Options of `ray.remote` for each worker, such as `{"num_cpus": 2}`; needs
+            `worker_method="ray"`. None: a worker takes one CPU.
 
     Raises:
         TypeError: The dataset is not a `StreamDataset`, or an option is not the loader's; says where it belongs.
         ValueError: An option is out of range, needs workers and there are none, or conflicts with another.
-        RuntimeError: With the first `next`: the system has no shared memory, and `transport` requires it.
+        RuntimeError: With the first `next`: the system has no shared memory, and `transport` requires it; or Ray is not
+            initialized.
+        ImportError: `worker_method="ray"`, and Ray is not installed.
 
     Example:
         >>> from stream_dataloader import StreamDataset, StreamDataLoader
@@ -131,6 +136,7 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
         batches_per_epoch: int | None = None,
         worker_method: WorkerMethod = "process",
         patience: float | None = None,
+        ray_remote_args: Mapping[str, Any] | None = None,
         **misplaced: Never,
     ) -> None:
         options.refuse_misplaced(misplaced, StreamDataset, StreamDataLoader)
@@ -159,6 +165,7 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
             max_restarts=max_restarts,
             worker_method=worker_method,
             patience=patience,
+            ray_remote_args=ray_remote_args,
         )
         options.check_seed_globals(self.dataset.seed_globals, worker_method, self.num_workers, patience)
         self._destination = Destination(device, self._settings.pin_memory)

@@ -50,7 +50,7 @@ __all__ = [
 PaddingMode = Literal["zeros", "data", "drop", "cycle"]
 Windows = Literal["aligned", "packed", "given"]
 Transport = Literal["auto", "shared_memory", "queue"]
-WorkerMethod = Literal["process", "thread"]
+WorkerMethod = Literal["process", "thread", "ray"]
 Schedule = Literal["longest_first", "balanced"]
 Exhausted = Literal["leave_out", "repeat"]
 

@@ -18,7 +18,7 @@ ROOMS = [
     *("_schedule", "_advice", "stats", "_options", "sectioning"),
     *("_items", "_kept_fields", "batch", "_assembly"),
     *("_reading", "_map_style", "dataset", "interleaved", "_torch_loader"),
-    *("_workers", "_ranks", "batch_sampler"),
+    *("_workers", "_remote", "_ranks", "batch_sampler"),
     *("_progress", "_device", "_loader", "dataloader", "combine", "recurrent", "_merging"),
     *("streams", "stores", "visualize", "testing", "integrations", "__init__", "cli", "__main__"),
 ]

@@ -76,7 +76,7 @@ class TorchAttributes:
 
     @property
     def worker_method(self) -> WorkerMethod:
-        """Kind of the workers: `"process"` or `"thread"`."""
+        """Kind of the workers: `"process"`, `"thread"` or `"ray"`."""
         return self._settings.worker_method
 
     @property

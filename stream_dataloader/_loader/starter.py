@@ -63,7 +63,7 @@ class Starter:
         """Use other workers from the next iteration on; the current iteration keeps those it has."""
         self._kept: tuple[Iteration, Iterator[Any]] | None = None  # a run that goes on, and its batches on the device
         self._work = work = self._work._replace(dataset=self._ranks.reading, settings=settings)
-        self.pool = Pool(work) if settings.num_workers else None
+        self.pool = _pool_of(work) if settings.num_workers else None
 
     def dismiss(self) -> None:
         """End the current iteration, and wait for the end of worker processes."""
@@ -193,6 +193,14 @@ class Starter:
         )
         slots = (0, 0) if self.pool is None else self.pool.slots_in_use
         return dataclasses.replace(work.tally.stats(*slots, work.dataset.sources), setup=setup)
+
+
+def _pool_of(work: Assignment) -> Pool:
+    if work.settings.worker_method != "ray":
+        return Pool(work)
+    from stream_dataloader._remote.pool import RayPool
+
+    return RayPool(work)
 
 
 def _nothing() -> None:

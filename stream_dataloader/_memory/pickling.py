@@ -10,12 +10,14 @@ those under `if __name__ == "__main__":`. Everything else goes by reference, as 
 from __future__ import annotations
 
 import collections
+import contextlib
 import gc
 import io
 import pickle
 import secrets
+import threading
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from multiprocessing.context import get_spawning_popen
 from multiprocessing.reduction import ForkingPickler
 from types import FunctionType
@@ -32,11 +34,31 @@ from stream_dataloader.errors import shorten
 _tokens: weakref.WeakKeyDictionary[type, str] = weakref.WeakKeyDictionary()  # of classes that another process also has
 _classes: weakref.WeakValueDictionary[str, type] = weakref.WeakValueDictionary()
 _namespaces: dict[int, dict[str, Any]] = {}  # of functions that arrived by value when this process was started
+_here = threading.local()
 _forked = False  # whether this process is a forked worker, which has its parent's objects
+
+
+@contextlib.contextmanager
+def for_other_machine() -> Iterator[None]:
+    """Return a context in which pickles are for a process that neither ran the script nor shares memory with this one.
+
+    So all of `__main__` goes by value.
+    """
+    before, _here.for_other_machine = _for_other_machine(), True
+    try:
+        yield
+    finally:
+        _here.for_other_machine = before
+
+
+def _for_other_machine() -> bool:
+    return getattr(_here, "for_other_machine", False)
 
 
 def dumps(content: Any) -> bytes:
     """Pickle for a new process; objects that it would not find go by value."""
+    if _for_other_machine():
+        return dumps_by_value(content)
     try:
         pickled = _forking_dumps(content)
     except Exception:  # if the second way fails, too, its error explains why
@@ -95,7 +117,8 @@ class _ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
         is_class = isinstance(obj, type)
         if is_class and self._home and (token := _token(obj)) is not None:
             return _class_of, (token, obj.__qualname__)
-        if (is_class or isinstance(obj, FunctionType)) and main_module.finds(obj, here=self._home):
+        is_named = (is_class or isinstance(obj, FunctionType)) and not _for_other_machine()
+        if is_named and main_module.finds(obj, here=self._home):
             return NotImplemented  # by reference
         if is_class and self._home and _is_hidden(obj) and _is_inherited(obj):
             return _class_at, (id(obj), obj.__module__, obj.__qualname__)

@@ -96,6 +96,18 @@ class ActivityBoard(SharedFields):
         for numbers in (self.reading, self.opening, self.working, self.exiting, self.interrupted):
             numbers[:] = 0
 
+    def copy_of(self, number: int) -> IntArray:
+        """Return the numbers of one reader."""
+        whole = [field[number] for field in (self.opening, self.working, self.exiting, self.interrupted)]
+        lanes = self._readers[number].lanes
+        return np.concatenate([whole, self.reading[lanes.start : lanes.stop]])
+
+    def put(self, number: int, numbers: IntArray) -> None:
+        """Write what `copy_of` returned on another machine."""
+        self.opening[number], self.working[number], self.exiting[number], self.interrupted[number] = numbers[:4]
+        lanes = self._readers[number].lanes
+        self.reading[lanes.start : lanes.stop] = numbers[4:]
+
     def doing(self, worker: int) -> list[Activity]:
         """Return the activity of each of a worker's threads; only of threads that made it exit, if there are any."""
         own = [number for number, reader in enumerate(self._readers) if reader.worker_id == worker]
@@ -160,6 +172,20 @@ class Meters(SharedFields):
     def of(self, reader: int) -> Meter:
         """Return a reader's meter."""
         return Meter(self._numbers[reader].data, self._events[reader].reshape(-1).data)
+
+    def copy_of(self, reader: int, since: int) -> tuple[IntArray, IntArray]:
+        """Return the numbers of one reader, and its events that are kept, from number `since` on."""
+        numbers = self._numbers[reader].copy()
+        head = int(numbers[HEAD])
+        return numbers, self._events[reader][np.arange(max(since, head - _EVENTS), head) % _EVENTS]
+
+    def put(self, reader: int, numbers: IntArray, events: IntArray, later_ns: int = 0) -> None:
+        """Write what `copy_of` returned on another machine, whose clock is `later_ns` behind this one."""
+        head = int(numbers[HEAD])
+        places = np.arange(head - len(events), head) % _EVENTS
+        self._events[reader, places] = events + np.array([0, later_ns, later_ns, 0])
+        self._numbers[reader] = numbers
+        self._numbers[reader, _SINCE:] += later_ns * (numbers[_SINCE:] > 0)
 
     def stats(self, now: int | None = None) -> tuple[WorkerStats, ...]:
         """Return each worker's sums over its threads; with `now`, running times are counted up to that moment."""

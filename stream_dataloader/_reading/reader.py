@@ -22,7 +22,7 @@ from stream_dataloader._reading.global_draws import give_back
 from stream_dataloader._reading.lane import Lane
 from stream_dataloader._reading.opener import Opener
 from stream_dataloader._reading.plan import Reading
-from stream_dataloader._reading.source_queue import Abandoned, SessionQueue, SourceQueue
+from stream_dataloader._reading.source_queue import Abandoned, SourceQueue
 from stream_dataloader._reading.worker_info import worker_info_hidden
 from stream_dataloader._schedule.rules import NEVER
 from stream_dataloader._schedule.snapshot import LaneReports
@@ -44,8 +44,8 @@ class PartReader:
         self._number = number
         self._total = rules.lanes
         cuts_windows = rules.windows == "aligned" and (rules.time_steps or 0) > 1
-        #: The session if other readers may wait for this one's first items; None: windows are read in one go.
-        self._session = queue if isinstance(queue, SessionQueue) and cuts_windows else None
+        #: The queue if other readers may wait for this one's first items; None: windows are read in one go.
+        self._shared_queue = queue if queue.is_shared and cuts_windows else None
         self._working = reading.board.working.data  # writing a number to it is several times faster than to the array
         self._meter = reading.meters.of(number)
         self.step = self._first_step = resume.step if resume else 0
@@ -134,7 +134,7 @@ class PartReader:
     def _read(self, draft: PartDraft) -> None:
         """Fill this step's windows, also after a broken one, as the lanes of other workers would be filled, too."""
         queue, working, number, step = self.queue, self._working, self._number, draft.step
-        first_items_first = self._session is not None and self._reads_first_items_first(step, self._session)
+        first_items_first = self._reads_first_items_first(step)
         begin, end = self.reading.plan.context, self.reading.plan.window_steps or NEVER
         stop = begin + 1 if first_items_first else end
         behind: list[Lane] = []
@@ -177,7 +177,7 @@ class PartReader:
             raise
         working[number] = 0
 
-    def _reads_first_items_first(self, step: int, session: SessionQueue) -> bool:
+    def _reads_first_items_first(self, step: int) -> bool:
         """Return whether the first items of all lanes are read before the rest of their windows.
 
         An aligned window takes no source after its first item. If another reader waits, the first items alone let it
@@ -186,7 +186,8 @@ class PartReader:
             lane 0   1     5 6 7
             lane 1     2         8 9 .        lanes 2 and 3, of another worker, go on after 2, not after .
         """
-        return step == self._first_step or session.is_waited_for()
+        queue = self._shared_queue
+        return queue is not None and (step == self._first_step or queue.is_waited_for())
 
     def close(self) -> None:
         """Close all streams and leave the session; no part follows."""

@@ -37,9 +37,12 @@ class SourceQueue:
         closed: See below.
 
     Attributes:
+        is_shared: Whether other readers may wait for this one's first items.
         order: The source of each grant; its `epoch` is the one that is read.
         closed: Whether to give up. Threads cannot be killed, so a thread that reads asks this between two lanes.
     """
+
+    is_shared = False
 
     def __init__(self, rules: Rules, order: Order, closed: Callable[[], bool] | None = None) -> None:
         self.order = order
@@ -61,6 +64,10 @@ class SourceQueue:
     def wait(self, lane: int, time: int, ticket: int) -> int:  # noqa: ARG002
         """Wait for the decision of a ticket and return it; `time` is the time that the reader works on."""
         return self.decision(lane, ticket)
+
+    def is_waited_for(self) -> bool:
+        """Return whether some lane has a ticket that cannot be decided yet, as far as this reader knows."""
+        return False
 
     def finish(self) -> None:
         """Finish the epoch: other readers need not wait for this one any more."""
@@ -108,6 +115,8 @@ class KnownQueue(SourceQueue):
 class SessionQueue(SourceQueue):
     """Source queue of a reader in a session; with `gives_up`, `closed` is asked between lanes."""
 
+    is_shared = True
+
     def __init__(
         self,
         row: SessionRow,
@@ -141,7 +150,7 @@ class SessionQueue(SourceQueue):
             self._time[self._worker] = time
 
     def is_waited_for(self) -> bool:
-        """Return whether some lane has a ticket that cannot be decided yet."""
+        """See `SourceQueue`."""
         return self._row.ledger.has_undecided()
 
     def take(self, lane: int, time: int, ahead: bool) -> int:

@@ -16,7 +16,7 @@ import multiprocessing
 import os
 import warnings
 from multiprocessing.process import BaseProcess
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -30,7 +30,7 @@ from stream_dataloader._notices import warn
 from stream_dataloader._reading.activity import ActivityBoard
 from stream_dataloader._reading.plan import Recovery, Start
 from stream_dataloader._workers import torch_quirks
-from stream_dataloader._workers.channel import Begin
+from stream_dataloader._workers.channel import Begin, ProcessMail, ThreadMail
 from stream_dataloader._workers.process import Job
 from stream_dataloader._workers.seeding import base_seed
 from stream_dataloader._workers.session import Session
@@ -39,6 +39,8 @@ from stream_dataloader._workers.threads import start_worker
 from stream_dataloader._workers.workers import Assignment, Workers
 from stream_dataloader.errors import WorkerError
 from stream_dataloader.stream_info import workers_seed
+
+AnyWorkers = TypeVar("AnyWorkers", bound=Workers)
 
 
 class Pool:
@@ -52,6 +54,7 @@ class Pool:
         self.workers: Workers | None = None
         self.sessions = 0  # number of sessions that were started
         self._threads = settings.worker_method == "thread"
+        self._processes = settings.worker_method == "process"
         self._prefetch = settings.batches_ahead
         # For each reader: messages that wait, one that is in use, and one that is being filled.
         self._messages = self._prefetch + 2
@@ -60,13 +63,13 @@ class Pool:
         self._context: Any = None
         self._ending: Ending | None = None
         self._renew_memory()
-        if not self._threads:
+        if self._processes:
             given = settings.multiprocessing_context
             self._context = multiprocessing.get_context(given) if given is None or isinstance(given, str) else given
             warn_of_cores(settings.num_workers)
 
     def _renew_memory(self) -> None:
-        shared = not self._threads
+        shared = self._processes
         # Threads that were abandoned still write to the old board.
         self.board = self.work.tally.board = ActivityBoard(self.work.readers, shared=shared)
         several = len(self.work.readers) > 1
@@ -78,7 +81,7 @@ class Pool:
         Raises:
             RuntimeError: There is no memory for slots, and the user asked for `transport="shared_memory"`.
         """
-        if not self._threads and multiprocessing.current_process().daemon:
+        if self._processes and multiprocessing.current_process().daemon:
             raise WorkerError(
                 "this process is daemonic, like those of multiprocessing.Pool and the workers of torch's DataLoader, "
                 'so it cannot start worker processes; pass num_workers=0, or worker_method="thread"'
@@ -160,8 +163,12 @@ class Pool:
                 pass
 
     def _new_workers(self) -> Workers:
-        self.workers = workers = Workers(self.work, self.board, self.method_of_start)
-        self._ending = Ending(self, workers.leave)
+        readers = len(self.work.readers)
+        mail = ThreadMail(readers) if self._threads else ProcessMail(readers)
+        return self._take_up(Workers(self.work, self.board, self.method_of_start, mail))
+
+    def _take_up(self, workers: AnyWorkers) -> AnyWorkers:
+        self.workers, self._ending = workers, Ending(self, workers.leave)
         return workers
 
     def _start_process(self, workers: Workers, number: int, shared: Shared, begin: Begin, folder: str | None) -> None:

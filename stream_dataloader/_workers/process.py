@@ -18,19 +18,20 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from queue import SimpleQueue
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import torch
 from torch.utils.data._utils import worker as torch_worker
 
 from stream_dataloader._descriptors import open_standard
 from stream_dataloader._memory import main_module
-from stream_dataloader._memory.pickling import ByValue, note_fork
+from stream_dataloader._memory.pickling import ByValue, dumps_home, note_fork
 from stream_dataloader._reading.activity import ActivityBoard
+from stream_dataloader._reading.reader import PartReader
 from stream_dataloader._reading.worker_info import worker_info_hidden
-from stream_dataloader._workers.channel import EXIT, FAILED, READY, Begin, ProcessMail, ProcessPort
+from stream_dataloader._workers.channel import EXIT, FAILED, READY, Begin, Port, ProcessMail, ProcessPort
 from stream_dataloader._workers.seeding import seed_worker
-from stream_dataloader._workers.serve import serve
+from stream_dataloader._workers.serve import Dumps, serve
 from stream_dataloader._workers.shared import Shared
 from stream_dataloader._workers.torch_quirks import UNKNOWN_EXIT
 from stream_dataloader.errors import ErrorReport
@@ -63,8 +64,10 @@ class Job:
         parent = Parent()
         try:
             self._set_up(parent)
+            if not prepare(self.number, self.workers, self.ports[0], self.shared, self.init, self.dtype, self.seed):
+                sys.exit(1)
             if len(self.readers) == 1:
-                self._serve(self.readers[0], self.ports[0])
+                serve_reader(self.readers[0], self.ports[0], self.shared, self.number, dumps_home)
             else:
                 self._serve_in_threads()
         except KeyboardInterrupt:  # a stream raised it, which the main process reports
@@ -82,46 +85,14 @@ class Job:
             note_fork()
             self.mail.close_in_worker(self.ports)
         end_after(parent, self.folder)
-        os.environ.setdefault("OPENCV_FOR_THREADS_NUM", "1")  # read when OpenCV loads; workers already fill the cores
-        if "cv2" in sys.modules:
-            sys.modules["cv2"].setNumThreads(0)
-        torch.set_num_threads(1)
-        torch.set_default_dtype(self.dtype)
-        seed = self.seed + self.number
-        seed_worker(seed)
-        torch_worker._worker_info = torch_worker.WorkerInfo(
-            id=self.number, num_workers=self.workers, seed=seed, dataset=self.shared.dataset
-        )
-        if self.init.value is not None:
-            try:
-                self.init.value(self.number)
-            except Exception as error:
-                self.ports[0].send((FAILED, ErrorReport(error)))
-                # Wait for EXIT: a process that ended by itself would be reported as a death, not by this error.
-                while self.ports[0].receive() != EXIT:
-                    pass
-                sys.exit(1)
-        worker_info_hidden.for_good()
-        self.ports[0].send((READY,))
-
-    def _serve(self, reader: int, port: ProcessPort, *, seeds: bool = True) -> None:
-        is_first = True
-
-        def enter(begin: Begin) -> Any:
-            nonlocal is_first
-            if not is_first and seeds:  # a kept worker must draw the same numbers as a new one
-                seed_worker(begin.seed + self.number)
-            is_first = False
-            return self.shared.enter(reader, port.is_closed, begin)
-
-        serve(port, enter, self.shared.most_steps, sends=True)
 
     def _serve_in_threads(self) -> None:
         ended: SimpleQueue[BaseException | None] = SimpleQueue()
 
         def work(reader: int, port: ProcessPort) -> None:
             try:
-                self._serve(reader, port, seeds=reader == self.readers[0])
+                seeded = self.number if reader == self.readers[0] else None
+                serve_reader(reader, port, self.shared, seeded, dumps_home)
             except BaseException as error:
                 ended.put(error)
             else:
@@ -132,6 +103,52 @@ class Job:
         for _ in self.readers:
             if (error := ended.get()) is not None:
                 raise error
+
+
+def prepare(
+    number: int, workers: int, port: Port, shared: Shared, init: ByValue, dtype: torch.dtype, seed: int
+) -> bool:
+    """Prepare a worker's process for the user's code; return False if its `worker_init_fn` failed, after `EXIT`."""
+    os.environ.setdefault("OPENCV_FOR_THREADS_NUM", "1")  # read when OpenCV loads; workers already fill the cores
+    if "cv2" in sys.modules:
+        sys.modules["cv2"].setNumThreads(0)
+    torch.set_num_threads(1)
+    torch.set_default_dtype(dtype)
+    seed += number
+    seed_worker(seed)
+    torch_worker._worker_info = torch_worker.WorkerInfo(
+        id=number, num_workers=workers, seed=seed, dataset=shared.dataset
+    )
+    if init.value is not None:
+        try:
+            init.value(number)
+        except Exception as error:
+            port.send((FAILED, ErrorReport(error)))
+            # Wait for EXIT: a process that ended by itself would be reported as a death, not by this error.
+            while port.receive() != EXIT:
+                pass
+            return False
+    worker_info_hidden.for_good()
+    port.send((READY,))
+    return True
+
+
+def serve_reader(reader: int, port: Port, shared: Shared, seeded: int | None, dumps: Dumps) -> None:
+    """Serve as one reader of a worker's process.
+
+    Args:
+        seeded: The worker, if this reader seeds its process's generators.
+    """
+    is_first = True
+
+    def enter(begin: Begin) -> PartReader:
+        nonlocal is_first
+        if not is_first and seeded is not None:  # a kept worker must draw the same numbers as a new one
+            seed_worker(begin.seed + seeded)
+        is_first = False
+        return shared.enter(reader, port.is_closed, begin)
+
+    serve(port, enter, shared.most_steps, dumps)
 
 
 class Parent:

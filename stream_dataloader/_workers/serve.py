@@ -9,12 +9,11 @@ from __future__ import annotations
 import itertools
 import pickle
 import time as clock
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from typing import Any
 
 from stream_dataloader._assembly.part import MESSAGE_BYTES, Contents, Fault, Part, pack
 from stream_dataloader._assembly.slots import MOST_STEPS_A_MESSAGE
-from stream_dataloader._memory.pickling import dumps_home
 from stream_dataloader._reading.reader import PartReader, unsendable
 from stream_dataloader._workers.channel import CLOSE, ENDED, EXIT, FAILED, PARTS, Begin, Port
 from stream_dataloader.errors import ErrorReport
@@ -25,9 +24,11 @@ _SHORT_SECONDS, _LONG_SECONDS = 2e-3, 8e-3  # bounds of the time to fill a messa
 Enter = Callable[[Begin], PartReader]
 #: The most steps in a message with parts like these.
 Most = Callable[[list[Part]], int]
+#: Pickles a message for another process.
+Dumps = Callable[[Any], Sized]
 
 
-def serve(port: Port, enter: Enter, most_steps: Most, *, sends: bool) -> None:
+def serve(port: Port, enter: Enter, most_steps: Most, dumps: Dumps | None) -> None:
     """Read sessions for the loader, one after the other.
 
     ::
@@ -47,7 +48,7 @@ def serve(port: Port, enter: Enter, most_steps: Most, *, sends: bool) -> None:
     for the end of the session. In a process, errors that are not an `Exception`, such as `SystemExit`, pass through.
 
     Args:
-        sends: Parts go to another process.
+        dumps: Pickles parts, which go to another process; None sends them as they are.
     """
     while (begin := port.receive()) != EXIT:
         if not isinstance(begin, Begin):  # a late message of a session that has ended
@@ -57,11 +58,11 @@ def serve(port: Port, enter: Enter, most_steps: Most, *, sends: bool) -> None:
         try:
             try:
                 reader = enter(begin)
-                closed = _read(port, reader, begin.limit, most_steps, sends=sends)
+                closed = _read(port, reader, begin.limit, most_steps, dumps)
             except BaseException as error:
-                if sends and not isinstance(error, Exception):
+                if dumps is not None and not isinstance(error, Exception):
                     raise
-                port.send((FAILED, ErrorReport(error) if sends else error))  # type: ignore[arg-type]
+                port.send((FAILED, error if dumps is None else ErrorReport(error)))  # type: ignore[arg-type]
             while not closed:
                 order = port.receive()
                 closed = order == CLOSE
@@ -74,7 +75,7 @@ def serve(port: Port, enter: Enter, most_steps: Most, *, sends: bool) -> None:
         port.send((ENDED,))
 
 
-def _read(port: Port, reader: PartReader, limit: int, most_steps: Most, *, sends: bool) -> bool:
+def _read(port: Port, reader: PartReader, limit: int, most_steps: Most, dumps: Dumps | None) -> bool:
     """Read a session to its end; return True if it was closed before that."""
     steps = 1  # wanted in a message
     while not reader.ended:
@@ -86,8 +87,9 @@ def _read(port: Port, reader: PartReader, limit: int, most_steps: Most, *, sends
         parts = list(itertools.islice(reader, count))
         if not parts:
             break
-        message = message_of(parts, steps, reader.reader.worker_id) if sends else (PARTS, parts, 1)
-        if sends:
+        message: Any = (PARTS, parts, 1)
+        if dumps is not None:
+            message = message_of(parts, steps, reader.reader.worker_id, dumps)
             seconds = (clock.monotonic() - begin) * steps / len(parts)
             most = min(most_steps(parts), MESSAGE_BYTES * len(parts) // (len(message) + 1))
             steps = steps_of_next(steps, seconds, most)
@@ -105,7 +107,7 @@ def steps_of_next(steps: int, seconds: float, most: int) -> int:
     return max(1, min(steps, most, MOST_STEPS_A_MESSAGE))
 
 
-def message_of(parts: list[Part], wish: int, worker_id: int) -> bytes:
+def message_of(parts: list[Part], wish: int, worker_id: int, dumps: Dumps) -> Sized:
     """Pickle parts. If one cannot be pickled, send those before it, and its error.
 
     Args:
@@ -115,14 +117,17 @@ def message_of(parts: list[Part], wish: int, worker_id: int) -> bytes:
     if Part not in map(type, packed):
         return pickle.dumps((PARTS, packed, wish))
     try:
-        return dumps_home((PARTS, packed, wish))
+        return dumps((PARTS, packed, wish))
+    except Exception:
+        return dumps((PARTS, [_sendable(part, worker_id, dumps) for part in parts], wish))
+
+
+def _sendable(part: Part, worker_id: int, dumps: Dumps) -> Part:
+    """Return a part, or the error that it cannot be pickled."""
+    try:
+        dumps(part)
     except Exception as error:
-        if len(parts) > 1:
-            whole: list[Any] = []
-            for part in parts:
-                whole += pickle.loads(message_of([part], wish, worker_id))[1]
-            return dumps_home((PARTS, whole, wish))
-        (part,) = parts
         runs = part.contents.runs
         fault = Fault(runs[0] if runs else 0, True, ErrorReport(unsendable(part, worker_id, error)))
-        return dumps_home((PARTS, [part._replace(contents=Contents(runs=runs), faults=[fault])], wish))
+        return part._replace(contents=Contents(runs=runs), faults=[fault])
+    return part

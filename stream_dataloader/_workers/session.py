@@ -17,10 +17,8 @@ from stream_dataloader._assembly.part import Part, unpack
 from stream_dataloader._assembly.slots import MOST_STEPS_A_MESSAGE, Slot
 from stream_dataloader._memory.endings import program_ends
 from stream_dataloader._notices import log, warn
-from stream_dataloader._reading.sessions import state_of
 from stream_dataloader._workers.channel import CLOSE, ENDED, FAILED, READY
 from stream_dataloader._workers.packet_socket import Unreadable
-from stream_dataloader._workers.process import advice
 from stream_dataloader._workers.workers import Assignment, Workers
 from stream_dataloader.errors import ErrorReport, ItemError, WorkerDeathError, WorkerError, WorkerTimeoutError, shorten
 
@@ -184,10 +182,10 @@ class Session:
         )
 
     def _death(self, step: int, died: dict[int, str]) -> WorkerDeathError:
-        workers, board = self._workers, self._workers.board
+        workers = self._workers
         deaths = "; ".join(f"{how} {self._doing(w) if w >= 0 else 'while it started'}" for w, how in died.items())
-        suspects = [board.suspects(worker) for worker in died if worker >= 0]
-        what = advice(workers.processes, board, died, workers.method)
+        suspects = [workers.suspects(worker) for worker in died if worker >= 0]
+        what = workers.advice(died)
         return WorkerDeathError(
             f"{deaths}; batch {step} was being assembled. {what}; max_restarts= goes on with new workers",
             suspects=frozenset().union(*suspects),
@@ -217,17 +215,17 @@ class Session:
     def _states(self) -> str:
         doing: dict[int, str] = {}
         for worker in self._workers.ready:
-            stopped = not self._workers.threads and state_of(self._workers.processes[worker].pid or 0) in (b"T", b"t")
+            stopped = self._workers.is_stopped(worker)
             if stopped or self._workers.board.is_reading(worker):
                 doing[worker] = self._doing(worker) + ", and is stopped (SIGCONT continues it)" * stopped
         states = [
             f"worker {w} is {d}" for w, d in (doing or {w: self._doing(w) for w in sorted(self._workers.ready)}).items()
         ]
-        states += [f"worker {worker} has not started (imports, worker_init_fn)" for worker in self._missing]
+        states += [f"worker {worker} {self._workers.why_missing(worker)}" for worker in self._missing]
         return "; ".join(states)
 
     def _doing(self, worker: int) -> str:
-        return self._workers.board.describe(worker, self._work.dataset.sources)
+        return self._workers.doing(worker, self._work.dataset.sources)
 
     # The end
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from multiprocessing.context import BaseContext
 from typing import Any
@@ -11,6 +11,17 @@ from stream_dataloader import _options as options
 from stream_dataloader.dataset import StreamDataset
 from stream_dataloader.errors import shorten
 from stream_dataloader.protocols import Transport, WorkerMethod
+
+#: Options of an actor that the loader sets: it restarts workers itself, and each runs one task until it ends.
+_OWN_RAY_ARGS = {
+    "concurrency_groups",
+    "get_if_exists",
+    "lifetime",
+    "max_concurrency",
+    "max_restarts",
+    "max_task_retries",
+    "name",
+}
 
 
 @dataclass(frozen=True)
@@ -28,6 +39,7 @@ class WorkerSettings:
     max_restarts: int
     worker_method: WorkerMethod
     patience: float | None = None
+    ray_remote_args: Mapping[str, Any] | None = None
 
     @property
     def batches_ahead(self) -> int:
@@ -53,6 +65,10 @@ class WorkerSettings:
                     raise ValueError(f"{name} is {shorten(given)}, and num_workers is 0; pass num_workers=1 or more")
         if self.worker_method == "thread":
             self._check_for_threads()
+        if self.worker_method == "ray":
+            self._check_for_ray()
+        elif self.ray_remote_args is not None:
+            raise ValueError(f'ray_remote_args is {shorten(self.ray_remote_args)}, and needs worker_method="ray"')
 
     def _check_for_threads(self) -> None:
         for name, default, why in (
@@ -63,6 +79,22 @@ class WorkerSettings:
                 raise ValueError(f'{name} is {shorten(given)}, and worker_method="thread" {why}; leave it out')
         if self.transport == "queue":
             raise ValueError('transport is "queue", a way between processes, and worker_method="thread" starts none')
+
+    def _check_for_ray(self) -> None:
+        for name, default, why in (
+            ("multiprocessing_context", None, "starts actors"),
+            ("transport", "auto", "sends batches over the network"),
+        ):
+            if (given := getattr(self, name)) != default:
+                raise ValueError(f'{name} is {shorten(given)}, and worker_method="ray" {why}; leave it out')
+        given = self.ray_remote_args
+        if given is not None and not isinstance(given, Mapping):
+            raise TypeError(
+                f"ray_remote_args is {shorten(given)}, and must be a dict of options of ray.remote, such as "
+                '{"num_cpus": 2}'
+            )
+        if own := sorted(_OWN_RAY_ARGS & set(given or ())):
+            raise ValueError(f"ray_remote_args has {own[0]}, which the loader sets itself; leave it out")
 
 
 def check_dataset(dataset: Any) -> Any:

@@ -81,7 +81,7 @@ class Shared:
     readers: Sequence[Reader]
     board: ActivityBoard
     meters: Meters
-    rows: Rows | None
+    rows: Any  # `Rows`, or `LedgerRows` on another machine; None for a reader that is alone, or knows the lengths
     slots: SlotPool | None
     in_threads: bool
 
@@ -92,7 +92,7 @@ class Shared:
         reading = Reading(plan, begin.start, self.readers, self.board, self.meters, slots, begin.recovery)
         asked = closed if self.in_threads else None
         queue: SourceQueue
-        if self.rows is None:
+        if len(self.readers) == 1:
             queue = SourceQueue(plan.rules, reading.order(begin.start.epoch), asked)
         elif reading.known_lengths is not None:
             order, lanes = reading.order(begin.start.epoch), self.readers[number].lanes

@@ -29,4 +29,4 @@ def _work(number: int, init: Callable[[int], Any] | None, shared: Shared, port: 
         return
     port.send((READY,))
     enter = functools.partial(shared.enter, number, port.is_closed)
-    serve(port, enter, shared.most_steps, sends=False)
+    serve(port, enter, shared.most_steps, None)

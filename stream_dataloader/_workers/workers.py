@@ -9,17 +9,18 @@ from __future__ import annotations
 import os
 import threading
 import time as clock
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from multiprocessing import process as multiprocessing_process
 from multiprocessing.process import BaseProcess
 from typing import Any, NamedTuple
 
 from stream_dataloader._memory.endings import WeakItems
 from stream_dataloader._reading.activity import ActivityBoard
+from stream_dataloader._reading.sessions import state_of
 from stream_dataloader._schedule.rules import Reader
 from stream_dataloader._workers import torch_quirks
-from stream_dataloader._workers.channel import CLOSE, EXIT, ProcessMail, ThreadMail
-from stream_dataloader._workers.process import how_it_ended
+from stream_dataloader._workers.channel import CLOSE, EXIT
+from stream_dataloader._workers.process import advice, how_it_ended
 from stream_dataloader._workers.settings import WorkerSettings
 from stream_dataloader._workers.tally import Tally
 from stream_dataloader.dataset import StreamDataset
@@ -40,7 +41,8 @@ class Workers:
     """The current workers.
 
     Attributes:
-        method: Start method: "thread", or multiprocessing's name for it.
+        method: Start method: "thread", "ray", or multiprocessing's name for it.
+        mail: The loader's ends of the channels.
         behind: For each reader, the number of sessions that it was told to begin and has not ended.
         ready: Workers that have started.
         spoiled: Whether they must be replaced.
@@ -49,12 +51,12 @@ class Workers:
         left: Whether they are ending, or have ended.
     """
 
-    def __init__(self, work: Assignment, board: ActivityBoard, method: str) -> None:
+    def __init__(self, work: Assignment, board: ActivityBoard, method: str, mail: Any) -> None:
         self.method = method
-        self.threads = threads = method == "thread"
+        self.threads = method == "thread"
         readers, count = work.readers, work.settings.num_workers
         self.readers = [number for number, reader in enumerate(readers) if reader.worker_id < count]
-        self.mail: Any = ThreadMail(len(readers)) if threads else ProcessMail(len(readers))
+        self.mail = mail
         self.processes: list[BaseProcess] = []
         self.board = board
         self.behind = [0] * len(readers)
@@ -89,6 +91,26 @@ class Workers:
                 who = f"worker {number}" if come else "a worker"
                 found[number if come else -1] = f"{who} (pid {process.pid}) {how_it_ended(code)}"
         return found
+
+    def is_stopped(self, worker: int) -> bool:
+        """Return whether a worker that has started is stopped by a signal."""
+        return not self.threads and state_of(self.processes[worker].pid or 0) in (b"T", b"t")
+
+    def doing(self, worker: int, sources: Sequence[Any]) -> str:
+        """Describe a worker's activity, in words that follow its name."""
+        return self.board.describe(worker, sources)
+
+    def suspects(self, worker: int) -> frozenset[tuple[int, int]]:
+        """Return the sources that may have killed a worker."""
+        return self.board.suspects(worker)
+
+    def advice(self, died: Iterable[int]) -> str:
+        """Return the probable cause of workers' deaths, and a remedy."""
+        return advice(self.processes, self.board, died, self.method)
+
+    def why_missing(self, worker: int) -> str:  # noqa: ARG002
+        """Describe a worker that has not started, in words that follow its name."""
+        return "has not started (imports, worker_init_fn)"
 
     def leave(self) -> None:
         """End the workers; wait a limited time for processes, then kill them."""

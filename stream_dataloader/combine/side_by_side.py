@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
@@ -42,6 +42,7 @@ class LoaderOptions(TypedDict, total=False):
     process_group: Any
     worker_method: WorkerMethod
     patience: float | None
+    ray_remote_args: Mapping[str, Any] | None
 
 
 _KNOWN = LoaderOptions.__annotations__

@@ -1,0 +1,283 @@
+"""Workers that are actors on the nodes of a Ray cluster: the same batches, whatever dies meanwhile."""
+
+import gc
+import os
+import pathlib
+import signal
+import sys
+import threading
+import time
+import types
+from collections import Counter
+
+import numpy as np
+import pytest
+from cases import cases, key, keys
+from helpers import random_cases, soon
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stream_dataloader import StreamDataLoader, StreamDataset
+from stream_dataloader._remote import pool
+from stream_dataloader._remote.frames import FrameSocket
+from stream_dataloader.errors import ItemError, StreamError, WorkerDeathError, WorkerError, WorkerTimeoutError
+
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
+ray = pytest.importorskip("ray")
+
+LENGTHS = [14, 0, 19, 12, 2, 17, 1, 13, 5, 18, 16, 9] * 3
+
+
+def items(n):
+    return (np.full(4, i) for i in range(n))
+
+
+def dataset(open_stream=items, lengths=LENGTHS, known=True, **options):
+    given = {"batch_size": 5, "time_steps": 2, "shuffle": True, "seed": 4, "lengths": lengths if known else None}
+    return StreamDataset(lengths, open_stream, **(given | options))
+
+
+def remote(data, num_workers=3, **options):
+    return StreamDataLoader(data, num_workers, worker_method="ray", **options)
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    """Three nodes of this machine. Workers inherit the path."""
+    from ray.cluster_utils import Cluster
+
+    before = os.environ.get("PYTHONPATH", "")
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(pathlib.Path(__file__).parent), before])
+    node = {"num_cpus": 6, "object_store_memory": 100 << 20}
+    found = Cluster(initialize_head=True, head_node_args=node | {"include_dashboard": False})
+    try:
+        for _ in range(2):
+            found.add_node(**node)
+        ray.init(address=found.address, log_to_driver=False, logging_level="ERROR")
+        pool._SHARED = []
+        yield found
+    finally:
+        pool._SHARED = None
+        ray.shutdown()
+        found.shutdown()
+        os.environ["PYTHONPATH"] = before
+
+
+def left_behind():
+    names = [thread.name for thread in threading.enumerate() if thread.name.startswith("stream-")]
+    ends = [one for one in gc.get_objects() if type(one) is FrameSocket and one.fileno() >= 0]
+    return names + ends
+
+
+@pytest.fixture(autouse=True)
+def _no_leaks(cluster):
+    """In place of the usual one, as Ray's own threads and sockets come and go."""
+    yield
+    gc.collect()
+    assert soon(lambda: not left_behind(), 20), left_behind()
+
+
+@random_cases(60, 15)
+@given(
+    case=cases(min_lanes=2, lengths=True),
+    workers=st.integers(1, 4),
+    resumed=st.integers(0, 4),
+    cut=st.integers(1, 5),
+    data=st.data(),
+)
+def test_the_batches_are_those_of_one_process_also_resumed_elsewhere(case, workers, resumed, cut, data):
+    methods = ["ray", "ray", "thread"]
+    whole = keys(StreamDataLoader(case.dataset()))
+    loader = remote(case.dataset(), min(workers, case.lanes))
+    assert keys(loader) == whole
+    left = remote(case.dataset(), min(workers, case.lanes))
+    head = []
+    for batch in left:
+        head.append(key(batch))
+        if len(head) == cut:
+            break
+    assert head == whole[:cut]
+    state = left.state_dict()
+    if len(head) == len(whole):
+        return
+    on = {"worker_method": data.draw(st.sampled_from(methods))} if resumed else {}
+    other = StreamDataLoader(case.dataset(), min(resumed, case.lanes), **on)
+    other.load_state_dict(state)
+    assert keys(other) == whole[cut:]
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_kept_actors_read_epoch_after_epoch(known):
+    alone = StreamDataLoader(dataset(known=known))
+    expected = [keys(alone) for _ in range(3)]
+    loader, pids = remote(dataset(known=known), 2, persistent_workers=True), set()
+    for epoch in range(3):
+        assert keys(loader) == expected[epoch]
+        pids.add(tuple(place.pid for place in loader._starter.pool.workers.mail.places.values()))
+    assert len(pids) == 1
+    loader._dismiss_workers()
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_an_epoch_that_was_left_goes_on(known):
+    loader, alone = remote(dataset(known=known)), StreamDataLoader(dataset(known=known))
+    for one in (loader, alone):
+        for batch in one:
+            if batch.batch_index == 4:
+                break
+    assert keys(loader) == keys(alone)
+    assert loader.stats().items == alone.stats().items
+
+
+def test_parts_and_collated_windows_are_those_of_processes():
+    def windows(lanes):
+        return [lane.tolist() for lane in lanes]
+
+    processes, actors = StreamDataLoader(dataset(), 2), remote(dataset(), 2)
+    assert [(p.worker_id.tolist(), key(p)) for p in actors.parts()] == [
+        (p.worker_id.tolist(), key(p)) for p in processes.parts()
+    ]
+    assert list(remote(dataset(), 2, collate_fn=windows)) == list(StreamDataLoader(dataset(), collate_fn=windows))
+
+
+def test_actors_tell_what_they_did():
+    loader = remote(dataset(known=False), 2)
+    keys(loader)
+    stats = loader.stats()
+    assert [worker.items > 0 and worker.opened > 0 and worker.reading_seconds > 0 for worker in stats.workers] == [
+        True
+    ] * 2
+    assert sum(worker.items for worker in stats.workers) == stats.items
+    assert {event.kind for event in stats.events} >= {"batch", "step"}
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_killed_actor_costs_nothing_but_time(known):
+    expected, loader, found = (
+        keys(StreamDataLoader(dataset(known=known))),
+        remote(dataset(known=known), max_restarts=4),
+        [],
+    )
+    for batch in loader:
+        found.append(key(batch))
+        if batch.batch_index in (3, 11):
+            workers = loader._starter.pool.workers
+            os.kill(workers.mail.places[batch.batch_index % 3].pid, signal.SIGKILL)
+    assert found == expected
+    assert loader.stats().restarts in (1, 2)  # all may have been read before
+
+
+def slow(n):
+    for i in range(n):
+        time.sleep(0.002)
+        yield np.full(4, i)
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_the_loss_of_a_node_costs_nothing_but_time(cluster, known):
+    node = cluster.add_node(num_cpus=6, object_store_memory=100 << 20, resources={"lost": 6})
+    args = {"scheduling_strategy": "SPREAD"}
+    pool._SHARED.clear()
+    expected = keys(StreamDataLoader(dataset(known=known)))
+    loader, found = remote(dataset(slow, known=known), 4, max_restarts=1, ray_remote_args=args), []
+    for batch in loader:
+        found.append(key(batch))
+        if batch.batch_index == 3:
+            assert node.node_id in {place.node for place in loader._starter.pool.workers.mail.places.values()}
+            cluster.remove_node(node)
+    assert found == expected
+    assert loader.stats().restarts == 1
+    pool._SHARED.clear()
+
+
+class Killer:
+    """Streams of which one kills its process."""
+
+    def __init__(self, how):
+        self.how = how
+
+    def __call__(self, n):
+        for i in range(n):
+            if (n, i) == (17, 5):
+                self.how()
+            yield np.full(4, i)
+
+
+def kill():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("how", [kill, sys.exit])
+def test_a_source_that_kills_its_actor_is_named(how):
+    data = dataset(Killer(how), [14, 19, 12, 17, 5], batch_size=2, shuffle=False)
+    with pytest.raises(WorkerDeathError, match=r"on node .*reading source 3 \(17\)"):
+        keys(remote(data, 2, max_restarts=1))
+
+
+def test_a_source_that_kills_again_and_again_is_skipped():
+    data = dataset(Killer(kill), [14, 19, 12, 17, 5], batch_size=2, shuffle=False, on_error="skip")
+    loader = remote(data, 2, max_restarts=4)
+    read = Counter(index for batch in loader for index in batch.source_index[batch.mask].tolist())
+    assert [read[index] for index in (0, 1, 2, 4)] == [14, 19, 12, 5]
+    assert 0 < read[3] <= 5
+    assert [failure.source_index for failure in loader.failures] == [3]
+
+
+def broken(n):
+    for i in range(n):
+        if (n, i) == (13, 7):
+            raise ValueError("bad frame")
+        yield np.full(4, i)
+
+
+def read_until_error(loader):
+    found = []
+    try:
+        for batch in loader:
+            found.append(key(batch))
+    except StreamError as error:
+        return found, error.source_index, error.position, error.lane
+    raise AssertionError("no error")
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_errors_are_raised_in_place_of_their_batch(known):
+    alone = read_until_error(StreamDataLoader(dataset(broken, known=known)))
+    assert read_until_error(remote(dataset(broken, known=known))) == alone
+
+
+def test_broken_streams_are_skipped_alike():
+    loaders = [StreamDataLoader(dataset(broken, on_error="skip")), remote(dataset(broken, on_error="skip"))]
+    assert keys(loaders[0]) == keys(loaders[1])
+    assert len(loaders[0].failures) == len(loaders[1].failures) == 3
+
+
+def test_local_classes_come_back_and_what_cannot_be_sent_is_an_error():
+    class Thing:
+        pass
+
+    batch = next(iter(remote(dataset(lambda n: ({"x": i, "thing": Thing()} for i in range(n))), 2)))
+    assert type(batch.data["thing"][0][0]) is Thing
+    with pytest.raises(ItemError, match="cannot be pickled"):
+        keys(remote(dataset(lambda n: (threading.Lock() for _ in range(n))), 2))
+
+
+def test_actors_that_find_no_place_are_an_error_that_says_what_is_missing(monkeypatch):
+    monkeypatch.setattr(pool, "LONGEST_START_SECONDS", 2.0)
+    monkeypatch.setattr(pool, "_SHARED", None)
+    with pytest.raises(WorkerTimeoutError, match=r"'num_gpus': 1.*free are CPU"):
+        keys(remote(dataset(), 2, ray_remote_args={"num_gpus": 1}))
+
+
+def test_what_a_worker_cannot_unpickle_is_an_error_with_the_node(monkeypatch):
+    module = types.ModuleType("only_here")
+    exec("def only(n): return iter(range(n))", module.__dict__)
+    monkeypatch.setitem(sys.modules, "only_here", module)
+    with pytest.raises(WorkerError, match=r"node .* cannot unpickle.*only_here.*runtime_env"):
+        keys(remote(dataset(module.only), 2))
+
+
+def test_another_version_of_the_library_is_refused(monkeypatch):
+    monkeypatch.setattr(pool, "library_version", lambda: "0.0.1")
+    with pytest.raises(WorkerError, match=r"node .* has stream_dataloader .* the trainer has 0.0.1"):
+        keys(remote(dataset(), 2))
