@@ -1,5 +1,7 @@
 """Lightning reads, validates and counts epochs as they are: the real package."""
 
+import functools
+import gc
 import logging
 import math
 import warnings
@@ -12,7 +14,7 @@ from lightning.pytorch.utilities import CombinedLoader  # noqa: E402
 from lightning_runs import COUNTS, Model, cycling, fit, key, loader, trainer_of  # noqa: E402
 from torch.utils.data import DataLoader  # noqa: E402
 
-from stream_dataloader import StreamDataLoader  # noqa: E402
+from stream_dataloader import StreamDataLoader, StreamDataset  # noqa: E402
 from stream_dataloader.integrations.lightning import ExactResume, StreamEpochs  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # theirs
@@ -63,6 +65,23 @@ def test_epochs_have_lightnings_numbers(tmp_path, known):
     assert model.trained == flat(epochs(known, 2))
     again = fit(train, tmp_path, [StreamEpochs()], max_epochs=1)  # another trainer counts from 0
     assert again.trained == epochs(known, 1)[0]
+
+
+@pytest.mark.parametrize("callback", [StreamEpochs, ExactResume])
+def test_a_long_epoch_keeps_the_places_of_the_last_batches_alone(tmp_path, callback):
+    class Counts(lightning.Callback):
+        def on_train_batch_end(self, trainer, module, outputs, batch, number):
+            if number in (50, 250):
+                found.append(sum(isinstance(one, functools.partial) for one in gc.get_objects()))
+
+    found, dataset = [], StreamDataset([600], range, 1, time_steps=2)
+    fit(StreamDataLoader(dataset), tmp_path, [callback(), Counts()], model=Untrained(), max_epochs=1)
+    assert found[1] < found[0] + 50, "places are kept as functions, one a batch"
+
+
+class Untrained(Model):
+    def training_step(self, batch, index):
+        return self.layer(batch.data[:, :, None].float()).mean()
 
 
 @pytest.mark.parametrize("known", [True, False])

@@ -18,7 +18,7 @@ import numpy as np
 import odd_clips
 import pytest
 import torch
-from helpers import random_cases
+from helpers import FULL, random_cases
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -102,7 +102,7 @@ def test_every_start_gives_what_pyav_decodes_from_the_beginning(tmp_path, name):
         times = [None if untimed or time is None else 1000 * time * track.time_base for time, _ in decoded]
     pictures = [picture for _, picture in decoded]
     assert VideoStream().length(path) == len(pictures) > 25
-    for start in range(len(pictures) + 1):
+    for start in [*range(0, len(pictures), 1 if FULL else 3), len(pictures) - 1, len(pictures)]:
         assert same(beginning(path, start, **PYAV), pictures[start : start + 3]), start
     assert same(read(path, len(pictures) // 2, **PYAV), pictures[len(pictures) // 2 :])
     assert same(read((path, 13, 25), 4, **PYAV), pictures[17:25])

@@ -127,7 +127,7 @@ def cells(batch):
     return [[cell for cell in zip(*lane, strict=True) if cell[0] >= 0] for lane in lanes]
 
 
-@random_cases(2000)
+@random_cases(2000, quick=40)
 @given(st.data())
 def test_batches_are_those_of_the_model_also_after_a_resume(data):
     lanes = data.draw(st.integers(1, 3))
