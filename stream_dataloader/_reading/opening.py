@@ -272,14 +272,24 @@ class Handle:
     def error(self, kind: type[StreamError], what: str, *, handed_out: bool = False) -> StreamError:
         """Create an error that names the place: the item handed out last (`handed_out`), or the next one."""
         info, source, item = self.info, shorten(self.source), self.items - handed_out
+        worker = f"worker {info.worker_id}{_Here.node}"
         return kind(
-            f"source {info.source_index} ({source}), item {item}, lane {info.lane}, worker {info.worker_id}: {what}",
+            f"source {info.source_index} ({source}), item {item}, lane {info.lane}, {worker}: {what}",
             source_index=info.source_index,
             source=source,
             position=item,
             lane=info.lane,
             worker_id=info.worker_id,
         )
+
+
+class _Here:
+    node = ""  # of this process, in errors, if it is not the trainer's
+
+
+def name_node(name: str) -> None:
+    """Let errors of streams name this machine, whose files may differ from those of the trainer's."""
+    _Here.node = f" on node {name}"
 
 
 def text_of(error: Exception) -> str:

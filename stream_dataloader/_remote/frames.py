@@ -94,7 +94,8 @@ def _rooms() -> Iterator[memoryview | list[bytearray]]:
         count = bytearray(4)
         yield memoryview(count)
         sizes = bytearray(8 * int.from_bytes(count, "little"))
-        yield memoryview(sizes)
+        if sizes:
+            yield memoryview(sizes)
         frame = [bytearray(size) for (size,) in struct.iter_unpack("<Q", sizes)]
         yield from (memoryview(buffer) for buffer in frame if buffer)
         yield frame

@@ -165,7 +165,7 @@ class RayWorkers(Workers):
         return f"worker {number} ({place or 'not placed'}) {how}"
 
     def _check_places(self) -> None:
-        missing = [number for number in self.readers if number not in self.mail.places and number not in self._dead]
+        missing = [number for number in self.readers if number not in self.mail.places]
         if missing and clock.monotonic() - self._begin > LONGEST_START_SECONDS:
             raise WorkerTimeoutError(
                 f"worker {missing[0]} {self.why_missing(missing[0])}, {LONGEST_START_SECONDS:g} s after its start; add "
@@ -176,8 +176,14 @@ class RayWorkers(Workers):
         """See `Workers`."""
         if worker in self.mail.places:
             return f"({self.mail.places[worker]}) {super().why_missing(worker)}"
+        if any(number not in self.mail.places for number in range(worker)):
+            return "has not begun"  # what is missing is said of the first
         asked = {"num_cpus": 1, **(self._work.settings.ray_remote_args or {})}
-        free = {name: amount for name, amount in _ray().available_resources().items() if ":" not in name}
+        free = {
+            name: amount
+            for name, amount in _ray().available_resources().items()
+            if ":" not in name and (name in asked or "memory" not in name)
+        }
         return f"has not begun: Ray has to find a place for {shorten(asked)}, and free are {_amounts(free)}"
 
     def is_stopped(self, worker: int) -> bool:  # noqa: ARG002

@@ -17,6 +17,7 @@ import torch
 
 from stream_dataloader._memory.pickling import ByValue
 from stream_dataloader._reading.activity import ActivityBoard, Meters
+from stream_dataloader._reading.opening import name_node
 from stream_dataloader._reading.reader import PartReader
 from stream_dataloader._remote.frames import FrameSocket
 from stream_dataloader._remote.ledger import LedgerRows
@@ -170,6 +171,7 @@ class StreamWorker:
                 f"node {host} cannot reach the trainer at {address.host}:{address.port} ({error}); workers connect to "
                 "the trainer's node by TCP"
             ) from error
+        name_node(host)
         end.put([pickle.dumps((os.getpid(), host, node))])
         board, counts = ActivityBoard(readers, shared=False), Meters([r.worker_id for r in readers], shared=False)
         counts.put(number, meters, np.zeros((0, 4), np.int64))

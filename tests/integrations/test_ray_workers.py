@@ -4,6 +4,7 @@ import gc
 import os
 import pathlib
 import signal
+import socket
 import sys
 import threading
 import time
@@ -20,7 +21,14 @@ from hypothesis import strategies as st
 from stream_dataloader import StreamDataLoader, StreamDataset
 from stream_dataloader._remote import pool
 from stream_dataloader._remote.frames import FrameSocket
-from stream_dataloader.errors import ItemError, StreamError, WorkerDeathError, WorkerError, WorkerTimeoutError
+from stream_dataloader.errors import (
+    ItemError,
+    OpenError,
+    StreamError,
+    WorkerDeathError,
+    WorkerError,
+    WorkerTimeoutError,
+)
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 ray = pytest.importorskip("ray")
@@ -246,6 +254,28 @@ def test_errors_are_raised_in_place_of_their_batch(known):
     assert read_until_error(remote(dataset(broken, known=known))) == alone
 
 
+def missing_file(n):
+    return np.load(f"/not/on/this/node/{n}.npy")
+
+
+def test_a_file_that_a_node_does_not_have_is_an_error_that_names_the_node():
+    with pytest.raises(OpenError, match=rf"worker \d on node {socket.gethostname()}: .*/not/on/this/node"):
+        keys(remote(dataset(missing_file), 2))
+
+
+def test_ctrl_c_ends_the_wait_and_the_state_goes_on():
+    loader, expected = remote(dataset(slow)), keys(StreamDataLoader(dataset(slow)))
+    interrupt = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
+    found = []
+    with pytest.raises(KeyboardInterrupt):  # noqa: PT012
+        for batch in loader:
+            found.append(key(batch))
+            if len(found) == 2:
+                interrupt.start()
+    assert found == expected[: len(found)]
+    assert found + keys(loader) == expected
+
+
 def test_broken_streams_are_skipped_alike():
     loaders = [StreamDataLoader(dataset(broken, on_error="skip")), remote(dataset(broken, on_error="skip"))]
     assert keys(loaders[0]) == keys(loaders[1])
@@ -265,7 +295,7 @@ def test_local_classes_come_back_and_what_cannot_be_sent_is_an_error():
 def test_actors_that_find_no_place_are_an_error_that_says_what_is_missing(monkeypatch):
     monkeypatch.setattr(pool, "LONGEST_START_SECONDS", 2.0)
     monkeypatch.setattr(pool, "_SHARED", None)
-    with pytest.raises(WorkerTimeoutError, match=r"'num_gpus': 1.*free are CPU"):
+    with pytest.raises(WorkerTimeoutError, match=r"worker 0 has not begun.*'num_gpus': 1.*free are CPU"):
         keys(remote(dataset(), 2, ray_remote_args={"num_gpus": 1}))
 
 
@@ -281,3 +311,9 @@ def test_another_version_of_the_library_is_refused(monkeypatch):
     monkeypatch.setattr(pool, "library_version", lambda: "0.0.1")
     with pytest.raises(WorkerError, match=r"node .* has stream_dataloader .* the trainer has 0.0.1"):
         keys(remote(dataset(), 2))
+
+
+def test_ray_that_is_not_initialized_is_an_error(monkeypatch):
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    with pytest.raises(RuntimeError, match=r"call ray.init\(address=.auto.\)"):
+        next(iter(remote(dataset(), 2)))
