@@ -1,6 +1,7 @@
 """What the package is made of: names, rooms, imports."""
 
 import ast
+import functools
 import importlib
 import pathlib
 import subprocess
@@ -48,15 +49,18 @@ def room_of(module):
     return module.split(".")[0] if module else "__init__"
 
 
+@functools.cache
 def imported_modules(path):
     """The modules of the package that a file imports, below `stream_dataloader`."""
+    found = []
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "stream_dataloader":
             below = ".".join(node.module.split(".")[1:])
             inner = PACKAGE / pathlib.Path(*below.split("."))
             for alias in node.names:  # `from room import module` imports that module
                 is_module = (inner / f"{alias.name}.py").exists() or (inner / alias.name / "__init__.py").exists()
-                yield f"{below}.{alias.name}".strip(".") if is_module else below or "__init__"
+                found.append(f"{below}.{alias.name}".strip(".") if is_module else below or "__init__")
+    return found
 
 
 def modules():
