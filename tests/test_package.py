@@ -82,7 +82,10 @@ GROUND = {"_hints", "errors", "protocols", "stream_info", "_descriptors"}
 
 @pytest.mark.parametrize(
     ("room", "allowed"),
-    [("streams", {"streams", "_notices", *GROUND}), ("stores", {"stores", "streams", "_items", "_memory", *GROUND})],
+    [
+        ("streams", {"streams", "_notices", "_memory", *GROUND}),
+        ("stores", {"stores", "streams", "_items", "_memory", *GROUND}),
+    ],
 )
 def test_streams_and_stores_import_no_engine(room, allowed):
     for module, path in modules():
