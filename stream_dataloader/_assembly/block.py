@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,7 @@ class Block:
         counts: Number of steps of each row; 0 for rows in another block, or in none.
         capacity: The most time steps that there is room for.
         time_steps: T; only the first T steps of the columns are used.
-        begins: First time step of each row that is not padding.
+        begins: First time step of each row that is not padding; None: 0 in each.
     """
 
     layout: Layout
@@ -31,11 +31,7 @@ class Block:
     counts: list[int]
     capacity: int
     time_steps: int
-    begins: list[int] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        if not self.begins:
-            self.begins = [0] * len(self.counts)
+    begins: list[int] | None = None
 
     def copy_to(self, block: Block) -> Block:
         """Write all rows into another block with at least as much room, and return that block."""
@@ -53,6 +49,12 @@ class Block:
                 column[t, row] = leaves[i]
         self.counts[row] = t + 1
 
+    def begin_at(self, row: int, t: int) -> None:
+        """Let a row begin with padding, before time step `t`."""
+        if self.begins is None:
+            self.begins = [0] * len(self.counts)
+        self.begins[row] = t
+
     def put_window(self, row: int, count: int, leaves: Leaves) -> None:
         """Write a whole window; leaves without a time axis are repeated."""
         for i, leaf in enumerate(leaves):
@@ -66,14 +68,15 @@ class Block:
 
     def pad(self, fills: Fills) -> None:
         """Fill the unwritten cells of arrays; unwritten cells of lists stay None."""
-        if min(self.counts) == self.capacity and not any(self.begins):  # a shortcut, as most blocks are full
+        begins = self.begins
+        if min(self.counts) == self.capacity and begins is None:  # a shortcut, as most blocks are full
             return
         for fill, column in zip(fills, self.columns, strict=True):
             if fill is not None:
-                for row, (begin, count) in enumerate(zip(self.begins, self.counts, strict=True)):
+                for row, count in enumerate(self.counts):
                     column[count:, row] = fill
-                    if begin:
-                        column[:begin, row] = fill
+                    if begins is not None:
+                        column[: begins[row], row] = fill
 
     def left(self) -> list[Block]:
         """Return the rest to send of windows whose arrays are all in the slot: leaves that are objects, if any."""

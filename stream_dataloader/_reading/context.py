@@ -71,7 +71,7 @@ class Context:
                 before = []
             elif not before and (kept := self._kept[row]) is not None:
                 before = self._put(kept, block, row, own[0])
-            block.begins[row] = self._steps - sum(run.steps for run in before)
+            block.begin_at(row, self._steps - sum(run.steps for run in before))
             runs = [*before, *own]
             first = max(begun[row], default=0)
             self._kept[row] = self._last_of([run for run in runs if run.t >= first], block, row)

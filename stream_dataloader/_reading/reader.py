@@ -64,6 +64,7 @@ class PartReader:
         ]
         self._context = Context(self.reader.lanes, reading.plan.context) if reading.plan.context else None
         self._read_again = 0  # items of context in the step
+        self._span = reading.plan.context, reading.plan.window_steps or NEVER  # time steps that lanes read into
         # No Python code may run when the reader is collected; its streams are then collected by themselves. Only the
         # opener's thread must be ended. Streams that are still open when the program exits are closed by `_local`.
         if reading.locally:
@@ -135,7 +136,7 @@ class PartReader:
         """Fill this step's windows, also after a broken one, as the lanes of other workers would be filled, too."""
         queue, working, number, step = self.queue, self._working, self._number, draft.step
         first_items_first = self._reads_first_items_first(step)
-        begin, end = self.reading.plan.context, self.reading.plan.window_steps or NEVER
+        begin, end = self._span
         stop = begin + 1 if first_items_first else end
         behind: list[Lane] = []
         first, closed = step * self._total, queue.closed

@@ -206,8 +206,8 @@ def _laid_out(read: Sequence[Any], cells: Sequence[_Cell], shape: tuple[int, int
             text = f"dataset[{cell.number}], {_described(cell)}, does not fit: {error}"
             raise _error_at(ItemError, f"{text}; return items of one structure, dtype and shape", cell) from None
         if cell.source >= 0:
-            if not block.counts[cell.lane]:
-                block.begins[cell.lane] = cell.t
+            if cell.t and not block.counts[cell.lane]:
+                block.begin_at(cell.lane, cell.t)
             block.put_step(cell.lane, cell.t, leaves)
     assert layout is not None  # there is at least one item
     block.pad(FillValue(fill_value).of(layout))
