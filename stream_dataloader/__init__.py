@@ -7,6 +7,7 @@ from stream_dataloader._hints import room_of
 from stream_dataloader._merging import merge_states
 from stream_dataloader._schedule.rules import split_batch_size, split_dataset_sizes
 from stream_dataloader._torch_loader import regroup
+from stream_dataloader.anchors import Anchors
 from stream_dataloader.batch import StreamBatch
 from stream_dataloader.batch_sampler import LaneBatchSampler, LaneIndex, collate_lanes, lane_dataset
 from stream_dataloader.combine.side_by_side import side_by_side
@@ -20,6 +21,7 @@ from stream_dataloader.stream_info import StreamInfo, get_stream_info
 __version__ = "0.1.0"
 
 __all__ = [
+    "Anchors",
     "LaneBatchSampler",
     "LaneIndex",
     "RecurrentState",

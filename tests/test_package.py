@@ -16,7 +16,7 @@ PACKAGE = pathlib.Path(stream_dataloader.__file__).parent
 
 ROOMS = [
     *("_own_folder", "_hints", "errors", "protocols", "stream_info", "_html", "_notices", "_descriptors", "_memory"),
-    *("_schedule", "_advice", "stats", "_options", "sectioning"),
+    *("_schedule", "_advice", "stats", "_options", "anchors", "sectioning"),
     *("_items", "_kept_fields", "batch", "_assembly"),
     *("_reading", "_map_style", "dataset", "interleaved", "_torch_loader"),
     *("_workers", "_remote", "_ranks", "batch_sampler"),

@@ -81,13 +81,13 @@ class Cut:
         if self.steps is None:
             return np.zeros_like(lengths), lengths
         steps = self.steps
-        offsets = _offsets(key, sources + self.first, steps) if self.jitter else np.full_like(lengths, steps)
+        offsets = offsets_of(key, sources + self.first, steps) if self.jitter else np.full_like(lengths, steps)
         offsets = np.where(lengths > steps, offsets, lengths)  # an unknown length, -1, stays -1
         starts = np.where(places == 0, 0, np.minimum(offsets + (places - 1) * steps, lengths))
         return starts, np.minimum(offsets + places * steps, lengths)
 
 
-def _offsets(key: int, sources: IntArray, steps: int) -> IntArray:
+def offsets_of(key: int, sources: IntArray, steps: int) -> IntArray:
     """Draw a number from 1 to `steps` for each source, by the finalizer of SplitMix64 (Steele, Lea and Flood 2014)."""
     value = np.uint64(key) + sources.astype(np.uint64) * _GOLDEN
     value = (value ^ value >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)

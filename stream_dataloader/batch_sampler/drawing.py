@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from stream_dataloader._assembly.part import Run, runs_of
 from stream_dataloader._map_style.index_groups import IndexGroups
+from stream_dataloader._schedule.anchors import AnchorCuts
 from stream_dataloader._schedule.order import Order
 from stream_dataloader._schedule.position import EpochStart
 from stream_dataloader._schedule.replay import Piece, Replay
@@ -187,7 +188,9 @@ class Drawing:
         while (left := (_ALL if self.total is None else self.total) - self.fetched) > 0:
             self._kept.append(replay.place())
             places, pieces = replay.read(left)
-            if self._context:
+            if isinstance(self._lengths, AnchorCuts):
+                places, flat = self._indices_of_anchors(self._lengths, places.shape, pieces), None
+            elif self._context:
                 places = np.concatenate([self._places_before(places[:, 0], pieces), places], axis=1)
             indices: npt.NDArray[Any] = (places if flat is None else flat[places]).reshape(len(places), -1)
             for row, of_batch in zip(indices.tolist(), pieces, strict=True):
@@ -213,6 +216,25 @@ class Drawing:
                 if count := self._before(piece):
                     back[step, -count:, piece.lane] = np.arange(count, 0, -1)
         return firsts[:, None] - back
+
+    def _indices_of_anchors(
+        self, anchors: AnchorCuts, shape: tuple[int, ...], pieces: Sequence[Sequence[Piece]]
+    ) -> IntArray:
+        """Return the indices of some steps, `(steps, context + T, lanes)`; padding repeats the window's."""
+        steps, window, lanes = shape
+        first = self._groups[0]
+        found = np.full((steps, self._context + window, lanes), int(first[0]) if len(first) else 0, np.int64)
+        for step, of_batch in enumerate(pieces):
+            for piece in of_batch:
+                before, begin = self._before(piece), self._context + piece.t
+                items = anchors.items(piece.run.source, piece.run.epoch)[piece.item - before : piece.item + piece.steps]
+                own = np.asarray(self._groups[piece.run.source])[items]
+                column = found[step, :, piece.lane]
+                if piece.t == 0:
+                    column[:] = own[0]
+                column[begin - before : begin + piece.steps] = own
+                column[begin + piece.steps :] = own[-1]
+        return found
 
     def _runs(self, pieces: Iterable[Piece]) -> tuple[array[int], array[int]]:
         """Return the runs of a batch, and the lanes and time steps of last items."""

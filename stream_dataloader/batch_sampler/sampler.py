@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch.utils.data import Sampler
 
@@ -23,11 +24,12 @@ from stream_dataloader._schedule import saved_state
 from stream_dataloader._schedule.order import Order as SourceOrder
 from stream_dataloader._schedule.position import EpochPlace, EpochStart, Position
 from stream_dataloader._schedule.replay import Replay, count_steps, steps_of_groups
-from stream_dataloader._schedule.rules import Groups, Rules
+from stream_dataloader._schedule.rules import Groups, IntArray, Rules
 from stream_dataloader._schedule.sections import Cuts, Lengths
+from stream_dataloader.anchors import Anchors, cuts_of
 from stream_dataloader.batch import StreamBatch
 from stream_dataloader.batch_sampler.drawing import Drawing
-from stream_dataloader.errors import StateError
+from stream_dataloader.errors import StateError, shorten
 from stream_dataloader.protocols import PaddingMode, Schedule, Windows
 from stream_dataloader.sectioning import Sections, check_sections, cut_of, described, with_lengths
 
@@ -74,6 +76,8 @@ class LaneBatchSampler(Sampler[list[int]]):
         allow_repeats: Draw an index once for each group that it is in; several groups are an error otherwise.
         context: Begin each window with the last k indices that its lane drew of the same group before it, as for
             `StreamDataset`. A batch has `(k + T) * B` indices then.
+        anchors: Draw only every n-th index of each group: the distance, or `Anchors`. With `shuffle` the first one is
+            drawn anew in each epoch. Not together with `sections`.
 
     Raises:
         ValueError: An option's value is out of range, unknown, or conflicts with another.
@@ -115,6 +119,7 @@ class LaneBatchSampler(Sampler[list[int]]):
         allow_partial: bool = False,
         allow_repeats: bool = False,
         context: int = 0,
+        anchors: Anchors | int | None = None,
     ) -> None:
         if dataset_length is not None:
             dataset_length = options.integer("dataset_length", dataset_length, 0)
@@ -126,7 +131,9 @@ class LaneBatchSampler(Sampler[list[int]]):
         seed = int(torch.randint(2**62, (), dtype=torch.int64, device="cpu").item()) if seed is None else seed
         seed = options.integer("seed", seed, 0)
         cut = check_sections(sections, time_steps, shuffle)
+        self._anchors = _check_anchors(anchors, cut, self._groups.lengths)
         self._sections = None if cut is None else with_lengths(cut, self._groups.lengths)
+        self._shuffles = options.flag("shuffle", shuffle)
         draws = len(self._lengths(seed)) if self._sections else len(self._groups)
         rules = Rules(
             draws, batch_size, padding_mode, windows, time_steps, 0, shuffle, schedule, seed, deterministic=True
@@ -144,6 +151,8 @@ class LaneBatchSampler(Sampler[list[int]]):
     def _lengths(self, seed: int) -> Lengths:
         """Return the numbers of items of the units that the schedule hands out: groups, or sections of them."""
         lengths = self._groups.lengths
+        if self._anchors is not None:
+            return cuts_of(self._anchors, lengths, seed, shuffle=self._shuffles)
         return lengths if self._sections is None else Cuts([cut_of(self._sections, lengths)], seed)
 
     def _find_rank(self) -> Rules:
@@ -312,4 +321,21 @@ class LaneBatchSampler(Sampler[list[int]]):
     def _identity(self) -> saved_state.SourceIdentity:
         lengths = hashlib.blake2b(self._groups.lengths.tobytes(), digest_size=16).hexdigest()
         cut = None if self._sections is None else described(cut_of(self._sections, self._groups.lengths))
+        if self._anchors is not None:
+            cut = f"{self._anchors!r}, shuffle={self._shuffles}"
         return saved_state.SourceIdentity(self._groups.fingerprint, lengths, cut)
+
+
+def _check_anchors(given: Anchors | int | None, sections: Sections | None, lengths: IntArray) -> Anchors | None:
+    """Return the `anchors` of a sampler, and warn of groups that are too short for any."""
+    if given is None:
+        return None
+    if sections is not None:
+        raise ValueError("anchors= and sections= both say which indices of a group are drawn; leave one of them out")
+    anchors = given if isinstance(given, Anchors) else Anchors(options.integer("anchors, their distance,", given, 1))
+    if anchors.lengths is not None and not np.array_equal(anchors.lengths, lengths):
+        raise ValueError(f"anchors= has {shorten(anchors.lengths.tolist())} as lengths, and the groups have others")
+    if short := int((lengths < anchors.ahead).sum()):
+        what = f"{short} of {len(lengths)} groups have fewer indices than ahead={anchors.ahead}"
+        warnings.warn(f"{what}, and so no anchor", stacklevel=4)
+    return anchors
