@@ -16,6 +16,8 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
+
 _MOST_BUFFERS = 64  # in one call of the system, which has a limit
 
 
@@ -65,7 +67,7 @@ class FrameSocket:
         while len(self._unsent) > self._is_begun:
             self._unsent.pop()
 
-    def take(self) -> list[bytearray] | None:
+    def take(self) -> list[Any] | None:
         """Return the next frame; None if it is not there yet. Raise EOFError if none will come."""
         while True:
             if isinstance(self._room, list):
@@ -88,7 +90,7 @@ class FrameSocket:
         poll.poll(None if seconds is None else 1000 * seconds)
 
 
-def _rooms() -> Iterator[memoryview | list[bytearray]]:
+def _rooms() -> Iterator[memoryview | list[Any]]:
     """Yield memory for what comes next, and each frame once it is complete."""
     while True:
         count = bytearray(4)
@@ -96,6 +98,6 @@ def _rooms() -> Iterator[memoryview | list[bytearray]]:
         sizes = bytearray(8 * int.from_bytes(count, "little"))
         if sizes:
             yield memoryview(sizes)
-        frame = [bytearray(size) for (size,) in struct.iter_unpack("<Q", sizes)]
-        yield from (memoryview(buffer) for buffer in frame if buffer)
+        frame: list[Any] = [np.empty(size, np.uint8) for (size,) in struct.iter_unpack("<Q", sizes)]  # not cleared
+        yield from (buffer.data for buffer in frame if len(buffer))
         yield frame

@@ -16,6 +16,7 @@ import secrets
 import select
 import socket
 import struct
+import threading
 from collections import deque
 from typing import Any, NamedTuple
 
@@ -87,6 +88,8 @@ class RemoteMail:
         self._ends: dict[int, FrameSocket] = {}
         self._numbers: dict[int, int] = {}  # of workers, by descriptors
         self._strangers: dict[int, socket.socket] = {}  # that have not shown the token, by descriptors
+        self._sending, self._receiving = threading.RLock(), threading.Lock()  # one thread may end the workers
+        self._is_over = False
         self._ready: deque[int] = deque()  # workers that have sent something
         self._poll = select.poll()
         self._poll.register(self._server, select.POLLIN)
@@ -98,9 +101,10 @@ class RemoteMail:
             frame = [dumps(message)]
         if reader in self._early:
             self._early[reader].append(frame)
-        if (end := self._ends.get(reader)) is not None:
-            end.put(frame)
-            end.flush()
+        with self._sending:
+            if (end := self._ends.get(reader)) is not None:
+                end.put(frame)
+                end.flush()
 
     def expect(self, number: int) -> None:
         """Expect another actor in the place of one that has not started."""
@@ -115,7 +119,15 @@ class RemoteMail:
 
     def get(self, seconds: float) -> Mail | None:
         """Return the next message; None if none came in time, or if a connection broke."""
-        while True:
+        if not self._receiving.acquire(timeout=seconds):  # another thread waits, or ends the workers
+            return None
+        try:
+            return self._get(seconds)
+        finally:
+            self._receiving.release()
+
+    def _get(self, seconds: float) -> Mail | None:
+        while not self._is_over:
             while self._ready:
                 number = self._ready.popleft()
                 if number in self._ends and (message := self._take(number)) is not None:
@@ -123,8 +135,9 @@ class RemoteMail:
                     return number, message
                 if number in self.broken:
                     return None
-            for end in self._ends.values():
-                end.flush()
+            with self._sending:
+                for end in self._ends.values():
+                    end.flush()
             found = [descriptor for descriptor, _ in self._poll.poll(1000 * seconds)]
             if not found:
                 return None
@@ -135,6 +148,7 @@ class RemoteMail:
                     self._meet(self._strangers.pop(descriptor))
                 elif self._server is not None:
                     self._accept(self._server)
+        return None
 
     def _take(self, number: int) -> tuple[Any, ...] | None:
         end = self._ends[number]
@@ -153,7 +167,7 @@ class RemoteMail:
             self.broken.add(number)
         return None
 
-    def _opened(self, number: int, frame: list[bytearray]) -> tuple[Any, ...]:
+    def _opened(self, number: int, frame: list[Any]) -> tuple[Any, ...]:
         try:
             message: tuple[Any, ...] = loads(frame)
         except Exception as error:
@@ -197,9 +211,10 @@ class RemoteMail:
         self._ends[number] = met = FrameSocket(end)
         self._numbers[end.fileno()] = number
         self._ready.append(number)
-        for frame in self._early[number]:
-            met.put(frame)
-        met.flush()
+        with self._sending:
+            for frame in self._early[number]:
+                met.put(frame)
+            met.flush()
 
     def _close_server(self) -> None:
         if self._server is not None:
@@ -209,6 +224,7 @@ class RemoteMail:
 
     def close(self) -> None:
         """Close all connections; workers end."""
+        self._is_over = True
         self._close_server()
         if self._ledger is not None:
             self._ledger.close()

@@ -84,7 +84,7 @@ class Reports:
         head = time.monotonic_ns(), len(board), len(numbers)
         return np.concatenate([head, board, numbers, events.ravel()]).astype(np.int64).tobytes()
 
-    def take(self, report: bytes | bytearray) -> None:
+    def take(self, report: Any) -> None:
         """Take over the numbers of a report; times are converted to this machine's clock."""
         numbers: IntArray = np.frombuffer(report, np.int64).copy()
         clock, board, meters = numbers[:_HEAD].tolist()

@@ -3,6 +3,7 @@
 import gc
 import os
 import pathlib
+import re
 import signal
 import socket
 import sys
@@ -14,7 +15,7 @@ from collections import Counter
 import numpy as np
 import pytest
 from cases import cases, key, keys
-from helpers import random_cases, soon
+from helpers import ROOT, random_cases, run_program, soon
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -317,3 +318,9 @@ def test_ray_that_is_not_initialized_is_an_error(monkeypatch):
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     with pytest.raises(RuntimeError, match=r"call ray.init\(address=.auto.\)"):
         next(iter(remote(dataset(), 2)))
+
+
+def test_the_example_goes_on_without_workers(cluster):
+    printed = run_program(ROOT / "examples" / "ray_workers.py", "--address", cluster.address, "--batches", 7)
+    more, total = map(int, re.search(r"without workers: (\d+) more, of (\d+)", printed).groups())
+    assert 7 + more == total

@@ -35,6 +35,7 @@ CANNOT_RUN = {
     "docs/guides/shards.md": "needs the package datasets; tests/integrations runs it",
     "docs/guides/map-style.md": "needs mmengine; tests/integrations runs it",
     "docs/guides/robots.md": "needs tensorflow-datasets; tests/stores/peers runs the like",
+    "docs/guides/beyond-one-machine.md": "needs a Ray cluster; tests/integrations runs the like",
     "docs/ARCHITECTURE.md": "a fragment of a user's test file",
 }
 
