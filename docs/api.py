@@ -1,8 +1,9 @@
 """Writes the public names with their signatures, so that a change of the public face shows in a diff.
 
-    python docs/api.py [FILE]
+    python docs/api.py [FOLDER]
 
-Writes `docs/reference/api.txt` by default. A test compares that file with what is written anew.
+Writes `api.txt`, and the signatures and tables of parameters in the pages beside it, to `docs/reference` by default. A
+test compares these files with what is written anew.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from types import ModuleType
 from typing import Any
 
 from stream_dataloader.cli.main import _parser
+
+import signatures
 
 MODULES = [
     "stream_dataloader",
@@ -182,12 +185,15 @@ def commands_of(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentP
 
 
 def main() -> None:
-    """Write the file."""
+    """Write the files."""
     parser = argparse.ArgumentParser(description="Writes the public names with their signatures.")
-    parser.add_argument(
-        "file", nargs="?", type=Path, default=Path(__file__).parent / "reference" / "api.txt"
-    )
-    parser.parse_args().file.write_text("\n".join(lines()), encoding="utf-8")
+    here = Path(__file__).parent / "reference"
+    parser.add_argument("folder", nargs="?", type=Path, default=here)
+    folder = parser.parse_args().folder
+    (folder / "api.txt").write_text("\n".join(lines()), encoding="utf-8")
+    for page in signatures.pages(here):
+        text = signatures.written_anew(page.read_text("utf-8"))
+        (folder / page.name).write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

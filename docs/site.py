@@ -72,6 +72,11 @@ def with_pages(markdown: str, depth: int) -> str:
     return re.sub(r"\]\((?:\.\./)+examples/train\.py\)", f"]({page}#trainpy)", markdown)
 
 
+def with_docstrings(markdown: str) -> str:
+    """A page of the reference with whole docstrings, in place of the tables that `docs/signatures.py` wrote."""
+    return re.sub(r"<!--\n(:::.*?)-->\n.*?<!-- end -->", r"\1", markdown, flags=re.DOTALL)
+
+
 def on_config(config: Any) -> Any:
     """Take the public address."""
     config.repo_url = public_address((ROOT / "pyproject.toml").read_text(encoding="utf-8")) or None
@@ -93,7 +98,7 @@ def on_files(files: Any, config: Any) -> Any:
 
 def on_page_markdown(markdown: str, page: Any, config: Any, **_: Any) -> str:
     """Complete the front page, and let links to what has a page lead there."""
-    markdown = with_pages(markdown, page.file.src_uri.count("/"))
+    markdown = with_docstrings(with_pages(markdown, page.file.src_uri.count("/")))
     if page.file.src_uri != "index.md":
         return markdown
     return front_page(markdown, config.repo_url or "", version_of_package())

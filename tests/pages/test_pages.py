@@ -91,7 +91,9 @@ def test_a_block_prints_what_follows_it(code, output, programs):
 
 def test_every_block_is_of_a_known_kind_and_runs_unless_there_is_a_reason():
     kinds = {name_of(page): {kind for kind, _, _ in blocks_of(page)} for page in PAGES}
-    assert set().union(*kinds.values()) <= {"python", "py", "text", "sh", "bash"}
+    assert set().union(*kinds.values()) <= {"python", "py", "pyi", "pycon", "text", "sh", "bash"}
+    shown = {name for name, found in kinds.items() if {"pyi", "pycon"} & found}  # signatures, and doctests, from code
+    assert shown <= {name_of(page) for page in REFERENCE}
     assert {name for name, found in kinds.items() if "py" in found} == set(CANNOT_RUN)
 
 
@@ -222,11 +224,40 @@ def test_the_messages_that_troubleshooting_explains_are_those_of_the_library():
     assert [message for message in messages if message not in said] == []
 
 
-def test_public_names_are_those_that_are_written_down(tmp_path, programs):
-    assert programs(DOCS / "api.py", tmp_path / "api.txt").returncode == 0
-    now, written = ((path / "api.txt").read_text().splitlines() for path in (tmp_path, DOCS / "reference"))
+REFERENCE = [page for page in PAGES if "\n<!-- end -->" in page.read_text()]
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory, programs):
+    """Return the folder of what is written about the code as it is."""
+    folder = tmp_path_factory.mktemp("reference")
+    assert programs(DOCS / "api.py", folder).returncode == 0
+    return folder
+
+
+@pytest.mark.parametrize("name", ["api.txt", *(page.name for page in REFERENCE)])
+def test_signatures_and_tables_of_the_reference_are_those_of_the_code(name, reference):
+    now, written = ((path / name).read_text().splitlines() for path in (reference, DOCS / "reference"))
     changes = list(difflib.unified_diff(written, now, "written", "now", n=0, lineterm=""))
     assert changes == [], "is this meant? then run docs/api.py, and see releasing.md for deprecations"
+
+
+@pytest.mark.parametrize("page", REFERENCE, ids=name_of)
+def test_every_directive_of_the_reference_is_followed_by_what_can_be_read_without_the_site(page):
+    text = page.read_text()
+    bare = re.findall(r"(?<!<!--\n)^::: .*", text, re.MULTILINE)
+    assert bare == [], "put it into a comment that docs/signatures.py knows, and run docs/api.py"
+    assert "-->\n<!-- end" not in text, "run docs/api.py"
+
+
+def test_the_site_shows_whole_docstrings_where_pages_have_tables():
+    with_docstrings = runpy.run_path(str(DOCS / "site.py"))["with_docstrings"]
+    for page in REFERENCE:
+        text, shown = page.read_text(), with_docstrings(page.read_text())
+        directives = re.findall(r"^::: .*\n(?:    .*\n)*", text, re.MULTILINE)
+        assert [one for one in directives if one not in shown] == []
+        assert "<!--" not in shown
+        assert "```pyi" not in shown
 
 
 def test_drawings_are_what_the_loader_does(tmp_path, programs):
