@@ -25,8 +25,10 @@ from stream_dataloader.stores._base.store import OpenedStore, Store, StoreInfo
 
 if TYPE_CHECKING:
     from stream_dataloader.stores._packing.driver import pack
+    from stream_dataloader.stores._packing.join import join
     from stream_dataloader.stores._packing.run import PackReport
     from stream_dataloader.stores.hdf5 import Hdf5Store
+    from stream_dataloader.stores.joined import JoinedStore
     from stream_dataloader.stores.lerobot import LeRobotStore
     from stream_dataloader.stores.lmdb import LmdbStore
     from stream_dataloader.stores.mds import MdsStore, MdsWriter
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Hdf5Store",
+    "JoinedStore",
     "LeRobotStore",
     "LmdbStore",
     "MdsStore",
@@ -59,6 +62,7 @@ __all__ = [
     "WebDatasetStore",
     "ZarrStore",
     "inspect",
+    "join",
     "open",
     "pack",
     "verify",
@@ -68,6 +72,7 @@ __all__ = [
 _MODULES = {one.store: one.module for one in FORMATS.values()} | {
     "MdsWriter": f"{__name__}.mds",
     "PackReport": f"{__name__}._packing.run",
+    "join": f"{__name__}._packing.join",
     "pack": f"{__name__}._packing.driver",
 }
 

@@ -26,6 +26,8 @@ __all__ = [
     "FORMATS",
     "HDF5_SUFFIXES",
     "INDEXES",
+    "JOINED",
+    "PART_NAME",
     "Format",
     "check_options",
     "format_at",
@@ -40,7 +42,11 @@ HDF5_SUFFIXES = (".h5", ".hdf5")
 
 _HERE = "stream_dataloader.stores"
 _HDF5, _NPY = rb"\A\x89HDF\r\n\x1a\n", rb"\A\x93NUMPY"
-_PACKED, _LMDB = "store.json", rb'\A\s*\{\s*"kind":\s*"stream_dataloader lmdb store"'
+_PACKED, JOINED, _LMDB = "store.json", "joined.json", rb'\A\s*\{\s*"kind":\s*"stream_dataloader lmdb store"'
+
+
+#: Name of the folder of a part: its number, and the number of all parts.
+PART_NAME = re.compile(r"(0|[1-9]\d*)-of-([1-9]\d*)")
 
 
 class Format(NamedTuple):
@@ -94,6 +100,7 @@ def _is_tokens(path: str, names: frozenset[str]) -> bool:
 
 #: Class of each format, and the function that recognises it. The first match is used.
 _OURS: list[tuple[str, Callable[[str, frozenset[str]], bool]]] = [
+    ("JoinedStore", lambda _, names: JOINED in names or any(map(PART_NAME.fullmatch, names))),
     ("LmdbStore", lambda at, names: _ends(names | {at}, ".lmdb", ".mdb") or _holds(_LMDB, at, _PACKED)),
     ("MemmapStore", lambda _, names: _PACKED in names),
     ("LeRobotStore", lambda at, _: _holds(rb'"codebase_version"\s*:', at, "meta", "info.json")),
@@ -135,7 +142,7 @@ def _is_others(entry: EntryPoint, path: str, names: frozenset[str]) -> bool:
 
 def format_at(url: str, ask: Callable[[str], object]) -> str | None:
     """Return the format whose index `ask` finds at a URL, or None."""
-    for name, index in INDEXES.items():
+    for name, index in {**INDEXES, "joined": JOINED}.items():
         with suppress(FileNotFoundError):
             ask(in_folder(url, index))
             return name
@@ -158,7 +165,10 @@ def format_of(path: str, cache: FileCache | None = None) -> str:
 
 def check_options(kind: Callable[..., object], options: Mapping[str, object], taken: str) -> None:
     """Raise for options that a format does not have, and for flags that are not bools."""
-    known = [option for option in signature(kind).parameters if option not in ("path", "folder")]
+    parameters = signature(kind).parameters.values()
+    if any(one.kind is one.VAR_KEYWORD for one in parameters):
+        return  # it checks them itself
+    known = [one.name for one in parameters if one.name not in ("path", "folder")]
     if unknown := sorted(options.keys() - known):
         what = f"{taken}, which has no option {unknown[0]!r}"
         raise TypeError(f"{what}; it has {', '.join(known)}; format= names another")

@@ -21,14 +21,15 @@ from stream_dataloader._reading.lists import SourceList, SourceLists
 from stream_dataloader._reading.stream import Retries
 from stream_dataloader.dataset import StreamDataset
 from stream_dataloader.errors import StoreError, StreamError, WorkerDeathError, shorten, without_secrets
-from stream_dataloader.stores._base.files import disk_bytes
+from stream_dataloader.stores._base.files import disk_bytes, in_folder, plain_path
 from stream_dataloader.stores._base.formats import FORMATS, INDEXES, check_options
 from stream_dataloader.stores._base.packing import StreamRecord
 from stream_dataloader.stores._base.store import Store
 from stream_dataloader.stores._packing.part import StreamPacker
-from stream_dataloader.stores._packing.partial import Partial, packed_in
+from stream_dataloader.stores._packing.partial import Partial, is_store, packed_in
 from stream_dataloader.stores._packing.run import ErrorChoice, PackReport, Run
-from stream_dataloader.streams.cache import is_url
+from stream_dataloader.stores._packing.share import NOTE, Note, Share
+from stream_dataloader.streams.cache import FileCache, is_url
 
 __all__ = ["pack"]
 
@@ -47,6 +48,7 @@ def pack(
     keys: Sequence[str] | Callable[[Any], str] | None = None,
     stream_metadata: Sequence[Mapping[str, Any]] | Callable[[Any], Mapping[str, Any]] | None = None,
     seed: int | None = None,
+    part: tuple[int, int] | None = None,
     multiprocessing_context: BaseContext | str | None = None,
     storage_options: Mapping[str, Mapping[str, Any]] | None = None,
     **options: Any,
@@ -74,6 +76,9 @@ def pack(
         keys: Names of the streams, or a function of a source; None: from their store, or from the source.
         stream_metadata: Metadata of each stream for JSON, or a function of a source.
         seed: Seed of the generators of `get_stream_info()`, whose epoch is 0; None: the dataset's, or 0.
+        part: `(i, n)`: pack only part `i` of `n`, from 0 on, into the folder `i-of-n` of `path`. Other machines pack
+            other parts, with the same arguments, and `stores.join(path)` makes them one store. A part that
+            is complete is not packed again.
         multiprocessing_context: Start method of workers, as for `StreamDataLoader`.
         storage_options: Options for a URL, see `FileCache`.
         options: Options of the format.
@@ -126,18 +131,27 @@ def pack(
     } | ({} if seed is None else {"seed": seed})
     if is_url(os.fspath(path)) and format not in INDEXES:
         raise ValueError(f"format {format!r} is not read by URL; pack into a folder")
-    with above_standard(), Partial(path, storage_options) as partial, _telling_how_to_go_on(partial, len(names)):
+    share = None if part is None else Share.checked(part)
+    own = range(len(names)) if share is None else share.sources(len(names))
+    if share is not None:
+        path = in_folder(plain_path(path), share.folder)
+        if (report := _report_of(path, header, storage_options)) is not None:
+            return report
+    with above_standard(), Partial(path, storage_options) as partial, _telling_how_to_go_on(partial, len(own)):
         packer = packer_class(partial.store, **options)
         begun = partial.begin(header)
-        factory = StreamPacker(lists, names, packer, partial.journal, transform, **how)
+        factory = StreamPacker(lists, names, packer, partial.journal, transform, share=own, **how)
         with closing(Run(factory, on_error, progress, partial)) as run:
             run.pack(num_workers, int(begun["_seed"]), multiprocessing_context)
         packed, synced = packed_in(partial.journal)
-        if run.skipped and not packed:
+        if run.skipped and not packed and share is None:  # of a part that was left out, others may be there
             error = next(iter(run.skipped.values()))
             raise StoreError(f"none of {len(names)} streams could be packed; {error}") from error
         records = [StreamRecord(one, names[one], *packed[one], notes[one]) for one in sorted(packed)]
-        files = packer.finish(records, synced)
+        files = list(packer.finish(records, synced))
+        if share is not None:
+            Note(share, header).write(partial.store)
+            files.insert(0, NOTE)  # before the index
         if verify and (problems := chosen.load(chosen.store)(partial.store).verify()):
             more = f"{problems[0]}, and {len(problems) - 1} more"
             raise StoreError(f"{more}; delete {partial.folder} and pack again")
@@ -153,6 +167,22 @@ def pack(
         packed_before=run.before,
         skipped=tuple(run.skipped[number] for number in sorted(run.skipped)),
     )
+
+
+def _report_of(
+    path: str, header: Mapping[str, Any], storage_options: Mapping[str, Mapping[str, Any]] | None
+) -> PackReport | None:
+    """Return the report of a part that is complete; raise if it was packed with other arguments."""
+    cache = FileCache(storage_options=storage_options or {})
+    format = FORMATS[header["format"]]
+    if not is_store(path, cache):
+        return None
+    note = Note.of(path, cache)
+    with closing(format.load(format.store)(path, **({"cache": cache} if is_url(path) else {}))) as store:
+        note.check({**header}, path, "delete that folder to pack it again")
+        steps = int(store.index.lengths.sum())
+        size = store.info().disk_bytes or 0
+        return PackReport(path, header["format"], len(store), steps, size, 0.0, packed_before=len(store))
 
 
 @contextmanager

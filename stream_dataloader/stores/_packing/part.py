@@ -47,12 +47,14 @@ class StreamPacker:
     transform: Callable[[Any], Any] | None
     windowed: bool = False
     retries: Retries = Retries(0, (), {})  # noqa: RUF009  never written to
+    share: range = range(0)  # numbers of the sources to pack; others are passed over
     skipped: Collection[int] = ()
     _part: _Part | None = None  # the part that this process writes
 
     def __call__(self, source: Any) -> Iterator[Report | ErrorReport | None]:
         info = get_stream_info()
-        if info.source_index in self.skipped and not info.epoch:
+        passed_over = info.source_index not in self.share or info.source_index in self.skipped
+        if passed_over and not info.epoch:
             return
         try:
             report = self.close() if info.epoch else self._pack(source)

@@ -37,7 +37,7 @@ from stream_dataloader.stores._base.formats import format_at
 from stream_dataloader.streams.cache import FileCache, cache_directory, is_url
 from stream_dataloader.streams.cache.own_folder import LocalFile, lock, make_own_folder
 
-__all__ = ["Packed", "Partial", "begin_part", "enter", "packed_in"]
+__all__ = ["Packed", "Partial", "begin_part", "enter", "is_store", "packed_in"]
 
 _VERSION = 1
 _PATIENCE_SECONDS = 20.0
@@ -61,11 +61,7 @@ class Partial:
         self.journal = os.path.join(self.folder, "journal")
 
     def __enter__(self) -> Partial:
-        if is_url(self.path):
-            exists = format_at(self.path, lambda index: self._cache.remote(index).ask()) is not None
-        else:
-            exists = os.path.lexists(self.path)
-        if exists:
+        if is_store(self.path, self._cache):
             raise FileExistsError(f"{self.path} exists, and pack overwrites nothing; delete it first")
         self._lock = self._locked()
         return self
@@ -148,6 +144,13 @@ class Partial:
                 remote.send(path)
                 enter(file, entry | {"version": remote.ask()[0]})
         shutil.rmtree(self.store)
+
+
+def is_store(path: str, cache: FileCache) -> bool:
+    """Return whether something is at a path, or a complete store at a URL."""
+    if is_url(path):
+        return format_at(path, lambda index: cache.remote(index).ask()) is not None
+    return os.path.lexists(path)
 
 
 def _remove(path: str) -> None:

@@ -107,7 +107,7 @@ class Run:
         quiet = None if shown is None else not shown or self._call is not None
         if sys.stderr is None:  # the program was started without it
             quiet = True
-        name, total = f"packing {os.path.basename(partial.path)}", len(factory.keys)
+        name, total = f"packing {os.path.basename(partial.path)}", len(factory.share)
         self._bar = Bar(desc=name, initial=self.before, total=total, unit="stream", disable=quiet)
         self._steps = 0
         self._looked = 0.0
@@ -116,7 +116,7 @@ class Run:
     def pack(self, num_workers: int, seed: int, context: BaseContext | str | None) -> None:
         factory, before = self._factory, -1
         lists = factory.lists
-        while left := len(factory.keys) - len(packed_in(factory.journal)[0]) - len(self.skipped):
+        while left := len(factory.share) - len(packed_in(factory.journal)[0]) - len(self.skipped):
             if left == before:
                 raise StoreError(f"workers died before the disk held one of {left:,} streams")
             # again if a worker died before its streams were on the disk

@@ -135,7 +135,7 @@ class _PackedIndex(PackedIndex):
     kind: ClassVar[str] = KIND
     databases: Databases
 
-    def _read_own(self, folder: str, content: Mapping[str, Any]) -> int:
+    def _read_format(self, folder: str, content: Mapping[str, Any]) -> int:
         self.window: int = content["window"]
         self.files: dict[str, tuple[int, ...]] = {
             inside(folder, found["file"], folder): (found["size"], found["entries"], found["crc"])

@@ -38,7 +38,17 @@ from stream_dataloader.stores._base.store import Store
 from stream_dataloader.streams._media.limits import Limits, check_empty_rows
 from stream_dataloader.streams.cache import FileCache, is_url
 
-__all__ = ["HEADER", "ROWS", "PackedIndex", "PackedStore", "Texts", "check_sizes", "encoded", "finish_store"]
+__all__ = [
+    "HEADER",
+    "ROWS",
+    "PackedIndex",
+    "PackedStore",
+    "StreamTables",
+    "Texts",
+    "check_sizes",
+    "encoded",
+    "finish_store",
+]
 
 HEADER = "store.json"
 
@@ -57,6 +67,8 @@ def finish_store(
     starts: Sequence[int],
     own: NDArray[np.int64],
     files: Sequence[str],
+    *,
+    header: str = HEADER,
     **content: Any,
 ) -> list[str]:
     """Write the tables and the header; return all files, the header last."""
@@ -73,7 +85,7 @@ def finish_store(
         "leaves": said.get("leaves", []),
         **content,
     }
-    tables[HEADER] = json.dumps(content | {"check": _digest(content)}, indent=1).encode()
+    tables[header] = json.dumps(content | {"check": _digest(content)}, indent=1).encode()
     for name, data in tables.items():
         write_synced(os.path.join(folder, name), data)
     return [*files, *tables]
@@ -125,28 +137,18 @@ def _load_table(name: str, checksum: Sequence[int], check: bool, cache: FileCach
     return mapped
 
 
-class PackedIndex(Texts):
+class StreamTables(Texts):
     """Header and tables of a store: `table` is streams.bin, `(rows, streams)`.
 
-    `structure` and `leaves` describe packed items; `item` and `places` describe the items
-    that are read. `stamp` is the version of the header on its server.
+    `stamp` is the version of the header on its server.
     """
 
     kind: ClassVar[str]
+    header: ClassVar[str] = HEADER
     version: ClassVar[str] = str(_VERSION)
 
-    def __init__(
-        self,
-        folder: str,
-        classes: dict[str, type],
-        wanted: list[str] | None,
-        *,
-        check: bool,
-        cache: FileCache | None = None,
-        limits: Limits | None = None,
-    ) -> None:
-        self._limits = limits
-        path, self._cache = in_folder(folder, HEADER), cache or FileCache()
+    def __init__(self, folder: str, *, check: bool, cache: FileCache | None = None) -> None:
+        path, self._cache = in_folder(folder, self.header), cache or FileCache()
         check = check or is_url(folder)  # from a server, another process may have fetched other tables
         with self._cache.open(path) as local:
             content: dict[str, Any] = read_json(local.path, dict, path)
@@ -157,22 +159,18 @@ class PackedIndex(Texts):
         if content.get("check") != _digest({name: value for name, value in content.items() if name != "check"}):
             raise StoreError(f"{path} is damaged: its checksum is another; pack the store again")
         with damage_named(path):
-            self.structure, self.leaves = structure_of(content, path, classes)
             streams = content["streams"]
-            check_sizes(streams, *(size for leaf in self.leaves for size in leaf.shape))
+            check_sizes(streams)
             self.metadata: Mapping[str, Any] = content["metadata"]
             self.fingerprint: str = content["check"]
             rows = ROWS + self._read_own(folder, content)
             checksums = content["checksums"]
             texts = [_load_table(in_folder(folder, name), checksums[name], check, self._cache) for name in _TABLES]
-        self.item, self.places = chosen(wanted, self.structure, folder)
         table = np.frombuffer(texts[0], "<i8")
         if len(table) != rows * streams:
             raise StoreError(f"{path} is damaged: {len(table)} numbers of {streams} streams")
         self.table: NDArray[np.int64] = table.reshape(rows, streams)
         super().__init__(texts[1], self.table[2], texts[2], self.table[3])
-        if not any(leaf.step_bytes for leaf in self.leaves):
-            check_empty_rows(int(self.lengths.sum()), 0, path)
         if check and streams:
             outside = self.table[:2].min() < 0 or not self._streams_lie_inside()
             for stops, text in zip(self.table[2:4], texts[1:], strict=True):
@@ -182,7 +180,7 @@ class PackedIndex(Texts):
 
     @abstractmethod
     def _read_own(self, folder: str, content: Mapping[str, Any]) -> int:
-        """Read the format's own part of the header; return the number of its rows."""
+        """Read what else the header has; return the number of further rows of the table."""
 
     @abstractmethod
     def _streams_lie_inside(self) -> bool: ...
@@ -194,6 +192,38 @@ class PackedIndex(Texts):
 
     def __len__(self) -> int:
         return int(self.table.shape[1])
+
+
+class PackedIndex(StreamTables):
+    """Index of a store whose items have leaves of numbers.
+
+    `structure` and `leaves` describe packed items; `item` and `places` describe the items that are read.
+    """
+
+    def __init__(
+        self,
+        folder: str,
+        classes: dict[str, type],
+        wanted: list[str] | None,
+        *,
+        check: bool,
+        cache: FileCache | None = None,
+        limits: Limits | None = None,
+    ) -> None:
+        self._classes, self._limits = classes, limits
+        super().__init__(folder, check=check, cache=cache)
+        self.item, self.places = chosen(wanted, self.structure, folder)
+        if not any(leaf.step_bytes for leaf in self.leaves):
+            check_empty_rows(int(self.lengths.sum()), 0, in_folder(folder, self.header))
+
+    def _read_own(self, folder: str, content: Mapping[str, Any]) -> int:
+        self.structure, self.leaves = structure_of(content, in_folder(folder, self.header), self._classes)
+        check_sizes(*(size for leaf in self.leaves for size in leaf.shape))
+        return self._read_format(folder, content)
+
+    @abstractmethod
+    def _read_format(self, folder: str, content: Mapping[str, Any]) -> int:
+        """Read the format's own part of the header; return the number of its rows."""
 
 
 def check_sizes(*sizes: Any) -> None:

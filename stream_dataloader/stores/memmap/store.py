@@ -119,7 +119,7 @@ class _Index(PackedIndex):
 
     kind: ClassVar[str] = KIND
 
-    def _read_own(self, folder: str, content: Mapping[str, Any]) -> int:
+    def _read_format(self, folder: str, content: Mapping[str, Any]) -> int:
         check_sizes(content["steps"])
         self.steps: int = content["steps"]
         self.files: list[Any] = []

@@ -1,0 +1,146 @@
+"""`join`: makes one store of parts that were packed separately. Their data stay where they are.
+
+Guarantee: the index is written last. Until then there is no store at the path, and `join` may be called again.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from typing import Any
+
+import numpy as np
+
+from stream_dataloader._descriptors import above_standard
+from stream_dataloader.errors import StoreError, shorten
+from stream_dataloader.stores._base.files import in_folder, matching, plain_path, sync_folder
+from stream_dataloader.stores._base.formats import FORMATS, JOINED
+from stream_dataloader.stores._base.packing import StreamRecord
+from stream_dataloader.stores._base.store import Store, StoreInfo
+from stream_dataloader.stores._packing.partial import Partial
+from stream_dataloader.stores._packing.share import NOTE, Note
+from stream_dataloader.stores.joined import KIND, JoinedStore
+from stream_dataloader.stores.memmap.packed import finish_store
+from stream_dataloader.streams.cache import FileCache, is_url
+
+__all__ = ["join"]
+
+
+def join(path: str | os.PathLike[str], *, storage_options: Mapping[str, Mapping[str, Any]] | None = None) -> StoreInfo:
+    """Make one store of the parts that `stores.pack(..., part=(i, n))` wrote.
+
+    Streams are in the order of the sources. Nothing is copied: the folders of the parts belong to the store.
+    After an interrupt, or after a part was deleted and packed again, call `join` again.
+
+    Args:
+        path: Path or URL of the store, as it was given to `pack`.
+        storage_options: Options for a URL, see `FileCache`.
+
+    Returns:
+        A summary of the store.
+
+    Raises:
+        StoreError: A part is missing, there twice or damaged, or parts were packed with other arguments, or hold
+            other items. The message names the part.
+        OSError: The disk is full, or the server cannot be reached.
+
+    Example:
+        >>> import pathlib, tempfile
+        >>> from stream_dataloader import stores
+        >>> path = pathlib.Path(tempfile.mkdtemp()) / "letters.store"
+        >>> streams = ["hello", "hi", "hey"], lambda text: map(ord, text)
+        >>> for i in range(2):  # each on a machine of its own
+        ...     _ = stores.pack(streams, path, part=(i, 2))
+        >>> stores.join(path).steps
+        10
+        >>> sources, open_stream = stores.open(path)
+        >>> [open_stream.key(source) for source in sources]
+        ['hello', 'hi', 'hey']
+    """
+    target, cache = plain_path(path), FileCache(storage_options=storage_options or {})
+    first, *_ = notes = _notes_at(target, cache)
+    format = FORMATS[first.arguments["format"]]
+    options = {"cache": cache} if is_url(target) else {}
+    parts = [format.load(format.store)(in_folder(target, note.share.folder), **options) for note in notes]
+    with closing(_Parts(parts)), above_standard(), Partial(in_folder(target, ".joining"), storage_options) as partial:
+        _check_leaves(parts)
+        os.makedirs(partial.store)
+        places = [(part, number) for part, store in enumerate(parts) for number in range(len(store))]
+        files = finish_store(
+            partial.store,
+            KIND,
+            list(_records_of(parts)),
+            [number for _, number in places],
+            np.array([[part for part, _ in places]], "<i8"),
+            (),
+            header=JOINED,
+            format=first.arguments["format"],
+            parts=[
+                {"folder": note.share.folder, "streams": len(store), "fingerprint": store.index.fingerprint}
+                for note, store in zip(notes, parts, strict=True)
+            ],
+            metadata=parts[0].info().metadata,
+        )
+        for name in files:
+            made = os.path.join(partial.store, name)
+            if is_url(target):
+                cache.remote(in_folder(target, name)).send(made)
+            else:
+                os.replace(made, os.path.join(target, name))
+                sync_folder(target)
+    with closing(JoinedStore(target, **options)) as joined:
+        return joined.info()
+
+
+class _Parts:
+    """Closes all parts."""
+
+    def __init__(self, parts: Sequence[Store]) -> None:
+        self._parts = parts
+
+    def close(self) -> None:
+        for part in self._parts:
+            part.close()
+
+
+def _records_of(parts: Sequence[Store]) -> Iterator[StreamRecord]:
+    for store in parts:
+        for number, steps in enumerate(store.index.lengths.tolist()):
+            yield StreamRecord(number, store.key(number), steps, None, store.metadata(number))
+
+
+def _notes_at(target: str, cache: FileCache) -> list[Note]:
+    """Return the notes of all parts in order, once none is missing."""
+    pattern = in_folder(target if is_url(target) else glob.escape(target), f"*-of-*/{NOTE}")
+    try:
+        folders = [os.path.dirname(one) for one in matching(pattern, cache)]
+    except FileNotFoundError:
+        raise StoreError(f"{target} has no finished part; stores.pack(..., part=(i, n)) writes them") from None
+    notes = sorted(Note.of(in_folder(target, os.path.basename(folder)), cache) for folder in folders)
+    names = sorted(map(os.path.basename, folders))
+    for name, share in zip(names, sorted((note.share for note in notes), key=lambda one: one.folder), strict=True):
+        if name != share.folder:
+            raise StoreError(f"{in_folder(target, name)} is a copy of part {share.folder}; remove one of them")
+    counts = sorted({note.share.parts for note in notes})
+    if len(counts) > 1:
+        raise StoreError(f"{target} has parts of {counts[0]} and of {counts[1]}: {shorten(names)}; delete those of one")
+    if missing := sorted(set(range(counts[0])) - {note.share.number for note in notes}):
+        what = ", ".join(f"({number}, {counts[0]})" for number in missing[:8]) + (", ..." if missing[8:] else "")
+        raise StoreError(f"{target} lacks {len(missing)} of {counts[0]} parts: pack part={what}, and join again")
+    for note in notes[1:]:
+        note.check(notes[0].arguments, in_folder(target, note.share.folder), "delete that folder and pack it again")
+    return notes
+
+
+def _check_leaves(parts: Sequence[Store]) -> None:
+    """Raise unless all parts that have steps have items of one kind."""
+    found: dict[str, str] = {}
+    for store in parts:
+        if not store.index.lengths.any():
+            continue
+        leaves = store._leaves()
+        if found and leaves != found:
+            raise StoreError(f"items of {store.path} are {leaves}, and those of parts before it are {found}")
+        found = leaves
