@@ -14,7 +14,7 @@ from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Sequence
 
 from stream_dataloader import __version__
-from stream_dataloader.cli import audit, demo, inspect, pack, play, profile, timeline, verify
+from stream_dataloader.cli import audit, demo, inspect, join, pack, play, profile, timeline, verify
 from stream_dataloader.cli.arguments import FoundWrong, warn
 from stream_dataloader.errors import StreamDataLoaderError
 
@@ -25,7 +25,7 @@ _DONE, _PROBLEM, _MISTAKE, _INTERRUPTED = 0, 1, 2, 130
 _WRONG_PATH = FileNotFoundError, FileExistsError, NotADirectoryError, PermissionError
 _USER_ERRORS = *_WRONG_PATH, ImportError, TypeError, ValueError
 
-_COMMANDS = (demo, pack, inspect, timeline, profile, audit, play, verify)
+_COMMANDS = (demo, pack, join, inspect, timeline, profile, audit, play, verify)
 
 _EXAMPLES = """\
 Examples:

@@ -7,6 +7,7 @@ Examples:
   stream-dataloader pack videos/ clips.store --size 360x240
   stream-dataloader pack list.txt out.store --kind images --on-error skip
   stream-dataloader pack clips.store clips.mds --format mds --option compression=zstd
+  stream-dataloader pack videos/ clips.store --part $SLURM_ARRAY_TASK_ID/100
 """
 
 from __future__ import annotations
@@ -41,8 +42,19 @@ def add(parser: ArgumentParser) -> None:
         default=available_cores(),
         help=f"processes; 0: none (default: as many as cores, %(default)s; {more})",
     )
+    add(
+        "--part",
+        type=_part,
+        metavar="I/N",
+        help="pack part I of N, from 0 on; other machines pack the others, and `join` makes them one store",
+    )
     add("--verify", action="store_true", help="read the store again and compare checksums")
     add("--quiet", action="store_true", help="show no progress")
+
+
+def _part(text: str) -> tuple[int, int]:
+    number, _, parts = text.partition("/")
+    return int(number), int(parts)
 
 
 def run(options: Namespace) -> bool:
@@ -59,6 +71,7 @@ def run(options: Namespace) -> bool:
         progress=False if options.quiet else None,
         verify=options.verify,
         keys=names,
+        part=options.part,
     )
     report = with_options(options.out_option, pack)
     print(report)

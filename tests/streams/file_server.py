@@ -7,6 +7,7 @@ import threading
 from collections import Counter
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import parse_qs
 
 from helpers import PATIENCE
 
@@ -63,7 +64,11 @@ class Handler(BaseHTTPRequestHandler):
         self.answer()
 
     def do_GET(self):
-        self.answer()
+        asked = parse_qs(self.path.partition("?")[2])
+        if "list-type" in asked:
+            self.answer_with_a_list(asked.get("prefix", [""])[0], asked.get("delimiter", [""])[0])
+        else:
+            self.answer()
 
     def do_PUT(self):
         content, name = self.rfile.read(int(self.headers["Content-Length"])), self.path[1:].partition("?")[0]
@@ -125,6 +130,29 @@ class Handler(BaseHTTPRequestHandler):
             server.half_sent.set()
             server.go_on.wait(PATIENCE)
         self.wfile.write(content[half:])
+
+    def answer_with_a_list(self, prefix, delimiter):
+        """As a bucket does (ListObjectsV2), on one page."""
+        bucket, found = self.path[1:].partition("?")[0].partition("/")[0], {}
+        for name, content in self.server.files.items():
+            key = name.removeprefix(f"{bucket}/")
+            if key == name or not key.startswith(prefix):
+                continue
+            head, more, _ = key[len(prefix) :].partition(delimiter) if delimiter else (key, "", "")
+            if more:
+                found[prefix + head + more] = "<CommonPrefixes><Prefix>{}</Prefix></CommonPrefixes>"
+            else:
+                tag = f"<Size>{len(content)}</Size><ETag>&quot;{hash(content)}&quot;</ETag>"
+                tag += "<LastModified>2026-01-01T00:00:00.000Z</LastModified>"
+                found[key] = f"<Contents><Key>{{}}</Key>{tag}</Contents>"
+        entries = "".join(text.format(key) for key, text in sorted(found.items()))
+        head = f"<Name>{bucket}</Name><KeyCount>{len(found)}</KeyCount><IsTruncated>false</IsTruncated>"
+        body = f"<ListBucketResult>{head}{entries}</ListBucketResult>".encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/xml")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
 
     def answer_without_an_end(self):
         """More and more bytes, whatever was asked for, until the client hangs up."""

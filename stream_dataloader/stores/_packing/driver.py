@@ -150,7 +150,7 @@ def pack(
         records = [StreamRecord(one, names[one], *packed[one], notes[one]) for one in sorted(packed)]
         files = list(packer.finish(records, synced))
         if share is not None:
-            Note(share, header).write(partial.store)
+            Note(share, header, metadata or {}).write(partial.store)
             files.insert(0, NOTE)  # before the index
         if verify and (problems := chosen.load(chosen.store)(partial.store).verify()):
             more = f"{problems[0]}, and {len(problems) - 1} more"

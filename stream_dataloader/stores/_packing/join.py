@@ -81,7 +81,7 @@ def join(path: str | os.PathLike[str], *, storage_options: Mapping[str, Mapping[
                 {"folder": note.share.folder, "streams": len(store), "fingerprint": store.index.fingerprint}
                 for note, store in zip(notes, parts, strict=True)
             ],
-            metadata=parts[0].info().metadata,
+            metadata=first.metadata,
         )
         for name in files:
             made = os.path.join(partial.store, name)
@@ -118,7 +118,9 @@ def _notes_at(target: str, cache: FileCache) -> list[Note]:
         folders = [os.path.dirname(one) for one in matching(pattern, cache)]
     except FileNotFoundError:
         raise StoreError(f"{target} has no finished part; stores.pack(..., part=(i, n)) writes them") from None
-    notes = sorted(Note.of(in_folder(target, os.path.basename(folder)), cache) for folder in folders)
+    notes = sorted(
+        (Note.of(in_folder(target, os.path.basename(folder)), cache) for folder in folders), key=lambda note: note.share
+    )
     names = sorted(map(os.path.basename, folders))
     for name, share in zip(names, sorted((note.share for note in notes), key=lambda one: one.folder), strict=True):
         if name != share.folder:

@@ -2,7 +2,7 @@
 
 Part `i` of `n` is a store of its own, in the folder `i-of-n` of the whole. It also has ::
 
-    part.json     number of the part and of all, and the arguments with which it was packed
+    part.json     number of the part and of all, and with what it was packed
 
 Guarantee: a note is written before the part's index, so every finished part has one.
 """
@@ -52,10 +52,14 @@ class Share(NamedTuple):
 
 
 class Note(NamedTuple):
-    """Content of part.json; entries of `arguments` whose names begin with an underscore may differ."""
+    """Content of part.json: which part it is, the arguments of `pack`, and the metadata of the whole store.
+
+    Arguments whose names begin with an underscore may differ.
+    """
 
     share: Share
     arguments: Mapping[str, Any]
+    metadata: Mapping[str, Any]
 
     @classmethod
     def of(cls, folder: str, cache: FileCache) -> Note:
@@ -71,10 +75,16 @@ class Note(NamedTuple):
         with damage_named(path):
             if (content["kind"], content["version"]) != (_KIND, _VERSION):
                 raise ValueError(f"it is of {content['kind']!r}, version {content['version']!r}")
-            return cls(Share.checked(content["part"]), dict(content["arguments"]))
+            return cls(Share.checked(content["part"]), dict(content["arguments"]), dict(content["metadata"]))
 
     def write(self, folder: str) -> None:
-        content = {"kind": _KIND, "version": _VERSION, "part": self.share, "arguments": self.arguments}
+        content = {
+            "kind": _KIND,
+            "version": _VERSION,
+            "part": self.share,
+            "arguments": self.arguments,
+            "metadata": self.metadata,
+        }
         write_synced(os.path.join(folder, NOTE), json.dumps(content).encode())
 
     def check(self, arguments: Mapping[str, Any], where: str, remedy: str) -> None:

@@ -1,0 +1,344 @@
+"""Stores that were packed in parts and joined, compared with the store that is packed at once."""
+
+import itertools
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+from helpers import PATIENCE, random_cases
+from hypothesis import given
+from hypothesis import strategies as st
+from packed import images
+
+from stream_dataloader import StreamDataLoader, StreamDataset, get_stream_info, stores
+from stream_dataloader.cli.main import main
+from stream_dataloader.stores import StoreError
+from stream_dataloader.streams import FileCache
+from stream_dataloader.testing._items import assert_same
+
+OPTIONS = {"memmap": {}, "mds": {"size_limit": 1200}, "lmdb": {"window": 3}}
+
+
+def content(path, **options):
+    """All that a reader of a store sees, but for its path, format and size."""
+    sources, store = stores.open(path, **options)
+    places = [(source, step) for source in sources for step in range(store.length(source))]
+    info = store.info()
+    try:
+        return {
+            "keys": [store.key(source) for source in sources],
+            "metadata": [store.metadata(source) for source in sources],
+            "lengths": store.lengths.tolist(),
+            "items": [list(store(source)) for source in sources],
+            "item": [store.item(*place) for place in places],
+            "second halves": [list(store((n, store.length(n) // 2, None), start=0)) for n in sources],
+            "of the store": (info.streams, info.steps, dict(info.leaves), info.metadata.get("of")),
+            "problems": store.verify(),
+        }
+    finally:
+        store.close()
+
+
+def assert_equal(found, expected):
+    for name, value in expected.items():
+        assert_same([found[name]], [value], name, "joined, and packed at once")
+
+
+class Streams:
+    """A factory of random streams, of which some fail."""
+
+    def __init__(self, lengths, failing=()):
+        self.streams, self.failing = images(lengths, size=(1, 2, 2)), failing
+
+    def __call__(self, number):
+        if number in self.failing:
+            raise OSError("unreadable")
+        noise = np.random.default_rng(get_stream_info().seed).integers(0, 1 << 30)
+        for item in self.streams[number]:
+            yield item | {"noise": noise}
+
+
+def pack_parts(path, parts, streams, order=None, **options):
+    numbers = list(range(parts)) if order is None else order
+    return [stores.pack(streams, path, part=(number, parts), **options) for number in numbers]
+
+
+@random_cases(150, 15)
+@given(
+    format=st.sampled_from(sorted(OPTIONS)),
+    lengths=st.lists(st.integers(0, 7), min_size=1, max_size=9).filter(any),
+    parts=st.integers(1, 6),
+    workers=st.sampled_from([0, 0, 0, 2]),
+    data=st.data(),
+)
+def test_parts_that_are_joined_are_the_store_that_is_packed_at_once(
+    tmp_path_factory, format, lengths, parts, workers, data
+):
+    folder = tmp_path_factory.mktemp("join")
+    failing = data.draw(st.sets(st.integers(0, len(lengths) - 1), max_size=len(lengths) - 1))
+    order = data.draw(st.permutations(range(parts)))
+    how = {
+        "format": format,
+        "on_error": "skip",
+        "seed": 5,
+        "metadata": {"of": "all"},
+        "stream_metadata": lambda number: {"n": number},
+        **OPTIONS[format],
+    }
+    streams = list(range(len(lengths))), Streams(lengths, failing)
+    whole = stores.pack(streams, folder / "whole", **how)
+    reports = pack_parts(folder / "parts", parts, streams, order, num_workers=workers, **how)
+    info = stores.join(folder / "parts")
+    assert_equal(content(folder / "parts"), content(folder / "whole"))
+    assert (info.streams, info.steps) == (whole.streams, whole.steps)
+    assert sum(report.steps for report in reports) == whole.steps
+    assert sorted(error.source_index for report in reports for error in report.skipped) == sorted(failing)
+    shutil.rmtree(folder)
+
+
+def open_numbers(number):
+    for step in range(number % 4 + 1):
+        yield {"x": np.float32(100 * number + step)}
+
+
+NUMBERS = list(range(20)), open_numbers
+
+
+@pytest.mark.parametrize("format", OPTIONS)
+def test_it_is_read_by_loaders_with_workers_deltas_and_columns_as_any_store(tmp_path, format):
+    pack_parts(tmp_path / "parts", 3, NUMBERS, format=format, **OPTIONS[format])
+    stores.join(tmp_path / "parts")
+    stores.pack(NUMBERS, tmp_path / "whole", format=format, **OPTIONS[format])
+
+    def batches(name, workers, **options):
+        opened = stores.open(tmp_path / name, **options)
+        loader = StreamDataLoader(StreamDataset(*opened, 4, time_steps=3), workers)
+        return [{key: leaf.tolist() for key, leaf in batch.data.items()} for batch in loader]
+
+    for options in ({}, {"columns": ["x"]}, {"deltas": {"x": [-1, 0, 2]}}):
+        assert batches("parts", 2, **options) == batches("whole", 0, **options)
+    with pytest.raises(TypeError, match=f"the format '?{format}.* no option 'colums'|no option 'colums'"):
+        stores.open(tmp_path / "parts", colums=["x"])
+    with pytest.raises(StoreError, match="y"):
+        stores.open(tmp_path / "parts", columns=["y"])
+
+
+@pytest.mark.parametrize("format", OPTIONS)
+def test_nothing_is_copied(tmp_path, format):
+    pack_parts(tmp_path / "a", 3, NUMBERS, format=format, **OPTIONS[format])
+    before = {file: file.stat().st_ino for file in (tmp_path / "a").rglob("*") if file.is_file()}
+    stores.join(tmp_path / "a")
+    after = {file: file.stat().st_ino for file in (tmp_path / "a").rglob("*") if file.is_file()}
+    assert before.items() <= after.items()
+    assert sorted(file.name for file in after.keys() - before) == [
+        "joined.json",
+        "keys.bin",
+        "notes.bin",
+        "streams.bin",
+    ]
+
+
+# what interrupts
+
+
+PROGRAM = """
+import sys, time
+from stream_dataloader import stores
+
+def open_slowly(number):
+    with open(sys.argv[2], "a") as file:
+        print(number, file=file)
+    time.sleep(0.01)
+    yield from range(number)
+
+def pack(number):
+    return stores.pack((list(range(24)), open_slowly), sys.argv[1], part=(number, 3), num_workers=int(sys.argv[3]))
+
+print(*[pack(number).packed_before for number in range(3)])
+"""
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_after_a_kill_only_what_is_unfinished_is_packed_again(tmp_path, workers):
+    (tmp_path / "program.py").write_text(PROGRAM)
+    opened = tmp_path / "opened"
+    command = [sys.executable, tmp_path / "program.py", tmp_path / "a", opened, str(workers)]
+    child = subprocess.Popen(command, start_new_session=True, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + PATIENCE
+    while not (tmp_path / "a" / "1-of-3.partial").exists() and time.monotonic() < deadline:
+        time.sleep(0.001)
+    os.killpg(child.pid, signal.SIGKILL)
+    child.wait()
+    assert (tmp_path / "a" / "0-of-3").exists()
+    with pytest.raises(StoreError, match=r"lacks 2 of 3 parts: pack part=\(1, 3\), \(2, 3\)"):
+        stores.join(tmp_path / "a")
+    with pytest.raises(StoreError, match=r"has the parts 0-of-3; call stores.join"):
+        stores.open(tmp_path / "a")
+    opened.unlink(missing_ok=True)
+    again = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=True)
+    assert again.stdout.split()[0] == "8"
+    assert not set(range(8)) & set(map(int, opened.read_text().split())), "the finished part was packed again"
+    assert stores.join(tmp_path / "a").steps == sum(range(24))
+    sources, store = stores.open(tmp_path / "a")
+    assert [list(store(source)) for source in sources] == [list(range(number)) for number in range(24)]
+
+
+class Lost(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("repacked", [False, True])
+def test_a_join_that_is_cut_off_anywhere_leaves_no_store_and_is_repeated(tmp_path, monkeypatch, repacked):
+    replace, expected = os.replace, None
+    for dies_at in itertools.count():
+        folder = tmp_path / str(dies_at)
+        pack_parts(folder, 2, NUMBERS)
+        if repacked:  # it was joined before, and a part is another now
+            stores.join(folder)
+            shutil.rmtree(folder / "1-of-2")
+            stores.pack(NUMBERS, folder, part=(1, 2), num_workers=2)
+        calls = itertools.count()
+
+        def dying(*names, calls=calls, dies_at=dies_at):
+            if next(calls) == dies_at:
+                raise Lost
+            replace(*names)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "replace", dying)
+            try:
+                stores.join(folder)
+            except Lost:
+                pass
+            else:
+                break
+        try:
+            found = content(folder)
+        except StoreError:
+            found = None
+        if not repacked:
+            assert found is None, f"there is a store, though file {dies_at} of its index was not written"
+        stores.join(folder)
+        expected = expected or content(folder)
+        assert_equal(found or expected, expected)
+        assert_equal(content(folder), expected)
+        stores.join(folder)  # once more does no harm
+        assert_equal(content(folder), expected)
+    assert dies_at == 4
+
+
+def test_a_part_that_was_packed_again_is_noticed_by_those_who_read_it(tmp_path):
+    pack_parts(tmp_path / "a", 2, NUMBERS)
+    stores.join(tmp_path / "a")
+    _, before = stores.open(tmp_path / "a")
+    shutil.rmtree(tmp_path / "a" / "1-of-2")
+    with pytest.raises((StoreError, FileNotFoundError), match="1-of-2"):
+        list(before(15))
+    stores.pack(NUMBERS, tmp_path / "a", part=(1, 2), metadata={"another": 1})
+    with pytest.raises(StoreError, match="replaced"):
+        list(before(15))
+    _, now = stores.open(tmp_path / "a")
+    with pytest.raises(StoreError, match="replaced"):
+        list(now(15))
+
+
+# what is refused
+
+
+def test_parts_that_do_not_belong_together_are_refused(tmp_path):
+    def refused(what, change, **options):
+        folder = tmp_path / "a"
+        pack_parts(folder, 3, NUMBERS)
+        change(folder)
+        with pytest.raises(StoreError, match=what):
+            stores.join(folder)
+        assert not (folder / "joined.json").exists()
+        shutil.rmtree(folder)
+
+    def again(folder, number=1, parts=3, streams=NUMBERS, **options):
+        shutil.rmtree(folder / f"{number}-of-{parts}", ignore_errors=True)
+        stores.pack(streams, folder, part=(number, parts), **options)
+
+    numbers, open_stream = NUMBERS
+    refused(r"lacks 1 of 3 parts: pack part=\(1, 3\)", lambda folder: shutil.rmtree(folder / "1-of-3"))
+    refused("has parts of 3 and of 4", lambda folder: again(folder, 0, 4))
+    refused("is a copy of part 1-of-3", lambda folder: shutil.copytree(folder / "1-of-3", folder / "3-of-3"))
+    refused("1-of-3 was packed with other arguments: format", lambda folder: again(folder, format="mds"))
+    refused("number of sources was 19, not 20", lambda folder: again(folder, streams=(numbers[1:], open_stream)))
+    refused("fingerprint of sources", lambda folder: again(folder, streams=(numbers[::-1], open_stream)))
+    refused("seed was 3, not None", lambda folder: again(folder, seed=3))
+    refused("fingerprint of options", lambda folder: again(folder, metadata={"a": 1}))
+    refused("items of .*1-of-3 are", lambda folder: again(folder, streams=(numbers, range)))
+    refused("1-of-3", lambda folder: (folder / "1-of-3" / "store.json").write_text("{}"))
+    refused("part.json", lambda folder: (folder / "1-of-3" / "part.json").write_text('{"kind": 1}'))
+    with pytest.raises(StoreError, match="no finished part"):
+        stores.join(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("part", [3, (0,), (0, 1, 2), (0.0, 2), "ab", (2, 2), (-1, 2), (0, 0)])
+def test_what_is_no_part_is_refused(tmp_path, part):
+    with pytest.raises((TypeError, ValueError), match=r"part is .*\(i, n\)"):
+        stores.pack(NUMBERS, tmp_path / "a", part=part)
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_finished_part_is_not_packed_with_other_arguments(tmp_path):
+    pack_parts(tmp_path / "a", 2, NUMBERS)
+    (report, _) = pack_parts(tmp_path / "a", 2, NUMBERS)
+    assert (report.streams, report.packed_before, report.steps) == (10, 10, 23)
+    with pytest.raises(StoreError, match=r"fingerprint of options .* delete that folder"):
+        stores.pack(NUMBERS, tmp_path / "a", part=(0, 2), metadata={"a": 1})
+    with pytest.raises(FileExistsError):
+        stores.pack(NUMBERS, tmp_path / "a")
+
+
+# servers
+
+
+@pytest.fixture
+def bucket(server, tmp_path, monkeypatch):
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "testing")
+    monkeypatch.setenv("AWS_REQUEST_CHECKSUM_CALCULATION", "when_required")
+    monkeypatch.setenv("STREAM_DATALOADER_CACHE", str(tmp_path / "cache"))
+    return {"s3": {"endpoint_url": server.url}}
+
+
+@pytest.mark.parametrize("format", ["memmap", "mds"])
+def test_in_a_bucket_only_the_index_is_sent(server, bucket, tmp_path, format):
+    how = {"format": format, "storage_options": bucket, **OPTIONS[format]}
+    pack_parts("s3://data/out", 3, NUMBERS, **how)
+    with pytest.raises(FileExistsError):
+        stores.pack(NUMBERS, "s3://data/out/1-of-3", **how)
+    (again, *_) = pack_parts("s3://data/out", 3, NUMBERS, **how)
+    assert again.packed_before == again.streams
+    server.requests.clear()
+    stores.join("s3://data/out", storage_options=bucket)
+    sent = [path.partition("?")[0].removeprefix("/data/out/") for asked, path in server.requests if asked == "PUT"]
+    assert sent == ["streams.bin", "keys.bin", "notes.bin", "joined.json"]
+    stores.pack(NUMBERS, tmp_path / "whole", format=format, **OPTIONS[format])
+    cache = FileCache(storage_options=bucket)
+    assert_equal(content("s3://data/out", cache=cache), content(tmp_path / "whole"))
+    with pytest.raises(FileExistsError):
+        stores.pack(NUMBERS, "s3://data/out", **how)
+
+
+# the command
+
+
+def test_the_command_packs_parts_and_joins_them(tmp_path, capsys):
+    stores.pack(NUMBERS, tmp_path / "first")
+    for number in random.Random(1).sample(range(3), 3):
+        assert not main(
+            ["pack", f"{tmp_path / 'first'}", f"{tmp_path / 'a'}", "--part", f"{number}/3", "--workers", "0"]
+        )
+    capsys.readouterr()
+    assert not main(["join", str(tmp_path / "a")])
+    assert "20 streams, 50 steps" in capsys.readouterr().out
+    assert_equal(content(tmp_path / "a"), content(tmp_path / "first"))
