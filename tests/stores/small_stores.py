@@ -15,6 +15,7 @@ from saved_tensordicts import recording, save
 from tars import samples, write_tar
 from tokens import documents, write_megatron
 
+from stream_dataloader import stores
 from stream_dataloader.stores._base.formats import FORMATS
 
 LENGTHS = (9, 0, 5, 14)
@@ -39,6 +40,16 @@ class Small(NamedTuple):
 def packed(path, seed, name, **options):
     os.makedirs(path)
     pack_here(FORMATS[name].load(FORMATS[name].packer)(path, **options), images(LENGTHS, seed))
+
+
+def joined(path, seed, name, **options):
+    streams, numbers = images(LENGTHS, seed), list(range(len(LENGTHS)))
+    how = {"keys": [f"stream/{number}" for number in numbers], "stream_metadata": lambda number: {"n": number}}
+    for part in range(2):
+        stores.pack(
+            (numbers, lambda number: iter(streams[number])), path, format=name, part=(part, 2), **how, **options
+        )
+    stores.join(path)
 
 
 def plain_lmdb(path, seed):
@@ -158,6 +169,9 @@ SMALL = {
     "plain.lmdb": Small(plain_lmdb, {"decode": numbers, "stream": "/"}),
     "mds": Small(partial(MDS, hashes=["sha1", "xxh64"]), checked=True, checked_when_read=False),
     "mds-gz": Small(partial(MDS, compression="gz", hashes=["sha1"]), checked=True),
+    "joined": Small(partial(joined, name="memmap"), checked=True, checked_when_read=False),
+    "joined-lmdb": Small(partial(joined, name="lmdb", window=3), checked=True),
+    "joined-mds": Small(partial(joined, name="mds", size_limit=2000), checked=True, checked_when_read=False),
     "demos.hdf5": Small(hdf5),
     "checked.hdf5": Small(partial(hdf5, chunks=True, fletcher32=True)),
     "hdf5": Small(hdf5_files),
