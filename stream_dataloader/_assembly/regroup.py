@@ -64,6 +64,7 @@ class Regrouper:
         is_in_slot, longest, runs = slot is not None, 0, []
         for part in parts:
             if part is not None:
+                # If one part could not be written to the slot, the parts are copied side by side instead.
                 is_in_slot = is_in_slot and part.contents.in_slot
                 longest = max(longest, part.contents.time_steps)
                 runs.append(part.contents.runs)
@@ -77,6 +78,7 @@ class Regrouper:
             for part, lanes in zip(parts, self._lanes, strict=True):
                 found = blocks_of(part.contents, slot, lanes) if part else ()
                 blocks.append(found[0] if found else None)
+            # The block of an only reader is the batch already, and is passed on without a copy.
             if len(blocks) == 1 and blocks[0] is not None:
                 columns = blocks[0].columns
             else:
@@ -86,6 +88,8 @@ class Regrouper:
         books = Bookkeeping(runs, self._all_lanes, time_steps, self._context)
         return StreamBatch._of_checked(
             books,
+            # torch.compile compiles a function again if a batch has other fields than the batch before, so fields that
+            # it has asked for once are there from the beginning.
             **(books.made_before() if asked.by_compiled else {}),
             data=layout.build(leaves),
             worker_id=self._owners,
@@ -109,6 +113,7 @@ class Regrouper:
     def _in_slot(self, parts: Sequence[Part | None], slot: Slot, time_steps: int) -> list[Any]:
         """Return the arrays of a slot that holds all parts, after padding the lanes of readers that have ended."""
         for part, lanes in zip(parts, self._lanes, strict=True):
+            # The reader has ended, so its lanes still hold the items of the batch that used the slot before.
             if part is None:
                 for value, column in zip(self._fill.of(slot.layout), slot.columns, strict=True):
                     if value is not None:

@@ -163,6 +163,7 @@ class LoaderPosition(Standing[Epoch]):
         return self._ranks.load(state, changes)
 
     def load(self, state: Mapping[str, Any], changes: Collection[str], loaded: LoadedState) -> None:
+        # The state overrules an epoch that was set on the dataset before: the last call wins.
         self._requests_heeded = self._dataset.epoch_request[0]
         start = self.states.load(loaded)
         self._position.load(start.epoch, start.resume, loaded.epoch_place)

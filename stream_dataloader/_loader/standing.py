@@ -69,6 +69,8 @@ class Standing(ABC, Generic[EpochT]):
         epoch = self.epoch
         if epoch is not None and not self._position.was_left:
             record = epoch.record(step)
+            # A state at the very end of an epoch would resume to an epoch without batches, and a trainer that waits for
+            # one would find none. It is a state of the next epoch's beginning instead.
             if not (epoch.over and record.step == epoch.step):
                 return self.state_of(epoch, record)
             step = None
@@ -97,6 +99,7 @@ class Standing(ABC, Generic[EpochT]):
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state of a copy, which goes on at the same place."""
+        # An epoch belongs to workers that are running, which a copy does not share.
         return self.__dict__ | {"epoch": None, "_position": self._position.at_rest()}
 
 

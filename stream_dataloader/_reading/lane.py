@@ -68,6 +68,7 @@ class Lane:
         if t == first:
             self.begun = []
         try:
+            # With aligned windows a stream begins only where a window does: the cells behind an end stay padding.
             while t <= first or self.current is not None or self._is_packed:
                 current = self.current or self._next(time, t)
                 if current is None:
@@ -79,6 +80,8 @@ class Lane:
                 if stream.draws is not None:
                     stream.draws.enter()
                 try:
+                    # A source at which workers died again and again would end the next one, too. From that time on
+                    # it is refused before it is read.
                     if self._killers:
                         self._spare_worker(stream, time)
                     full = self._read(current, t, stop)
@@ -112,6 +115,7 @@ class Lane:
                     draft.ends.append((self._row, t - 1))
                 self.close()
         except StreamError as error:
+            # The error travels in this step's part, so that all earlier batches are delivered before it is raised.
             draft.fail(self.index, error, fresh=self.fresh)
             return False
         return True

@@ -124,6 +124,7 @@ class Replay:
         self._reserved = [lane.reserved for lane in place.lanes]
         self._draws = [lane.draws_without_item for lane in place.lanes]
         self._idle = [bool(lane.idle) for lane in place.lanes]
+        # A stream that is being read began before this place: its first cell may even lie before cell 0.
         begin = self.step * self._window
         self._runs = [
             None if lane.grant == NONE else self._run(lane.grant, begin - lane.items, 0) for lane in place.lanes
@@ -219,17 +220,20 @@ class Replay:
             step, lane = divmod(times[0], lanes)
             grant = self._next_grant(lane)
             if grant == NONE:
+                # An idle lane stays idle, so it never asks again and leaves the heap.
                 heapq.heappop(times)
                 draws[lane] += 1
                 self._idle[lane], runs[lane] = True, None
                 continue
             before = runs[lane]
+            # A packed lane goes on in the cell behind its last item, an aligned one where the window begins.
             run = self._run(grant, before.end if packed and before is not None else step * window)
             if run.end > run.begin:
                 runs[lane], draws[lane] = run, 0
                 heapq.heapreplace(times, self._step_behind(run) * lanes + lane)
                 yield lane, run
             else:
+                # The source is empty. The lane keeps its time in the heap, and so draws again before all others.
                 draws[lane] += 1
 
     def _next_grant(self, lane: int) -> int:

@@ -271,8 +271,11 @@ class Rules:
         cursor = cursors[hosted]
         left = self.shares[hosted] - cursor
         if ahead:
+            # The last sources are left to the lanes that need one first. A source that was reserved near the end could
+            # wait behind a long stream while other lanes idle.
             refused = self.padding_mode != "cycle" and left <= TAIL_SOURCES_PER_LANE * self.lanes_of_a_group
         else:
+            # With these two modes the order has no end: later grants are sources that are read again.
             refused = left <= 0 and self.padding_mode not in ("data", "cycle")
         if refused:
             return NONE

@@ -87,6 +87,7 @@ def to_plain(
             known = items if groups.total > 1 else None
             place = (snapshot.cursors[hosted], again, [_plain_lane(lane, plain) for lane in own], known)
         own_state[key_of(groups.first + hosted)] = (sorted(failed) or 0, *place)
+    # Each group has its own checksum, because ranks save and load their groups separately.
     if snapshot is not None:
         own_state = {name: (*group, checksum(state, group)) for name, group in own_state.items()}
     return state | own_state
@@ -186,6 +187,7 @@ def groups_of(state: Any) -> int:
     """
     if not isinstance(state, Mapping) or "version" not in state:
         raise StateError(f"this is no state of a StreamDataLoader, but a {type(state).__name__}; pass a state_dict()")
+    # True equals 1, and is an int to isinstance. A damaged version must not pass for a known one.
     if type(state["version"]) is not int or state["version"] != VERSION:
         raise StateError(f"the state has version {shorten(state['version'])}, and this library reads {VERSION}")
     if "groups" not in state:
@@ -256,6 +258,8 @@ def _check(state: Any, rules: Rules, identity: SourceIdentity, changes: Collecti
             "datasets"
         )
     schedules = (rules.schedule,) if rules.mix is None else rules.mix.schedules
+    # A single group without a schedule takes its sources in an order that does not depend on lengths. They may then
+    # have been counted, or corrected, since the state was saved.
     lengths_decide = groups.total > 1 or any(schedule is not None for schedule in schedules)
     if state["lengths"] != identity.lengths and lengths_decide:
         raise StateError(
@@ -267,6 +271,7 @@ def _check(state: Any, rules: Rules, identity: SourceIdentity, changes: Collecti
 def _meant(state: Mapping[str, Any], here: Mapping[str, Any], changes: Collection[str]) -> set[str]:
     """Return the options that may differ."""
     before, now = state["time_steps"], here["time_steps"]
+    # Without time_steps an item is a whole window, so that positions count other things, and cannot be converted.
     if "time_steps" in changes and None in (before, now) and before != now:
         raise StateError(f"time_steps was {before} and is {now}; only a number may change")
     before, now = state["num_sources"], here["num_sources"]
@@ -293,6 +298,7 @@ def _from_plain(state: Mapping[str, Any], rules: Rules) -> LoadedState:
         ends = rules.padding_mode in ("zeros", "drop") and "growth" not in state
         check_group(state, key_of(group), *([before.shares[hosted]] if ends else []))
     own = [state[key_of(group)] for group in groups.hosted]
+    # A state of an epoch's beginning has no places: its groups only hold the sources that were skipped before.
     failures, *places = zip(*(group[:4] for group in own), strict=True)
     items = next((group[4] for group in own if len(group) > 4), None)
     step, snapshot = state["step"], None
@@ -308,6 +314,7 @@ def _from_plain(state: Mapping[str, Any], rules: Rules) -> LoadedState:
         past = () if rules.mix is None else past_weights(saved, rules.mix, state["epoch"], given)
         snapshot = Snapshot(step, tuple(cursors), again, states, changed, past)
         here = rules.with_past(past)
+        # A place under the same rules is exact as it is. Under others, lanes reserve anew and counts are converted.
         if replace(saved, mix=here.mix, seed=here.seed) != here or saved.draws != here.draws:
             snapshot = with_changes(snapshot, saved, here, state["epoch"], given)
     # Older states only count skipped sources. Each gets a negative number, which no source has, to keep the count.
