@@ -29,6 +29,7 @@ from stream_dataloader._workers.channel import FAILED, READY, Begin, Mail
 from stream_dataloader._workers.packet_socket import Unreadable
 
 _TOKEN_BYTES = 32
+_CONNECT_SECONDS = 30.0
 HELLO_BYTES = _TOKEN_BYTES + 4
 _LEDGER = 1 << 31  # added to the number of a worker, for its connection to the ledger
 
@@ -49,7 +50,7 @@ class Address(NamedTuple):
     def connect(self, number: int, *, to_ledger: bool = False) -> FrameSocket:
         """Connect as a worker."""
         with above_standard():
-            end = socket.create_connection((self.host, self.port))
+            end = socket.create_connection((self.host, self.port), _CONNECT_SECONDS)
         end.sendall(self.token + struct.pack("<I", number + _LEDGER * to_ledger))
         return FrameSocket(end)
 

@@ -19,7 +19,7 @@ from helpers import ROOT, random_cases, run_program, soon
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stream_dataloader import StreamDataLoader, StreamDataset
+from stream_dataloader import StreamDataLoader, StreamDataset, side_by_side
 from stream_dataloader._remote import pool
 from stream_dataloader._remote.frames import FrameSocket
 from stream_dataloader.errors import (
@@ -147,6 +147,24 @@ def test_parts_and_collated_windows_are_those_of_processes():
         (p.worker_id.tolist(), key(p)) for p in processes.parts()
     ]
     assert list(remote(dataset(), 2, collate_fn=windows)) == list(StreamDataLoader(dataset(), collate_fn=windows))
+
+
+def test_datasets_side_by_side_are_read_by_actors_too():
+    def loader(*workers, **options):
+        members = [(dataset(batch_size=2), 2), (dataset(known=False, batch_size=2, seed=5), 2)]
+        return side_by_side([(data, lanes) for data, lanes in members], *workers, **options)
+
+    assert keys(loader(2, worker_method="ray")) == keys(loader())
+
+
+def test_without_order_each_item_is_read_once():
+    loader = remote(dataset(known=False, deterministic=False), 3)
+    read = Counter(
+        pair
+        for batch in loader
+        for pair in zip(batch.source_index[batch.mask].tolist(), batch.position[batch.mask].tolist(), strict=True)
+    )
+    assert read == Counter((index, position) for index, length in enumerate(LENGTHS) for position in range(length))
 
 
 def test_actors_tell_what_they_did():
