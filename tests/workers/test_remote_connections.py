@@ -33,19 +33,30 @@ def pair():
         end.close()
 
 
+def taken(end, count, sender=None):
+    """The next frames, in time."""
+    found = []
+
+    def is_complete():
+        if sender is not None:
+            sender.flush()
+        if (frame := end.take()) is not None:
+            found.append(frame)
+        return len(found) == count
+
+    assert soon(is_complete, 10), f"only {len(found)} of {count} frames arrived"
+    return found
+
+
 def test_frames_of_any_size_arrive_whole_and_in_order(pair):
     one, other = pair
     rng = random.Random(0)
     sent = [
         [rng.randbytes(rng.choice([0, 1, 100, 9_000])) for _ in range(rng.choice([0, 1, 3, 100]))] for _ in range(20)
     ]
-    found = []
     for frame in sent:
         one.put(frame)
-    while len(found) < len(sent):
-        one.flush()
-        if (frame := other.take()) is not None:
-            found.append([bytes(buffer) for buffer in frame])
+    found = [[bytes(buffer) for buffer in frame] for frame in taken(other, len(sent), one)]
     assert found == sent
     assert other.take() is None
 
@@ -57,11 +68,7 @@ def test_what_is_dropped_leaves_no_half_frame(pair):
     assert not one.flush()
     one.drop_unsent()
     one.put([b"next"])
-    found = []
-    while len(found) < 2:
-        one.flush()
-        if (frame := other.take()) is not None:
-            found.append(bytes(frame[0]))
+    found = [bytes(frame[0]) for frame in taken(other, 2, one)]
     assert [len(found[0]), found[1]] == [1_000_000, b"next"]
 
 
@@ -132,11 +139,7 @@ def test_a_worker_that_comes_late_gets_what_was_sent_before_and_reports(mail):
     assert mail.get(0.1) is None
     assert (mail.places[1].pid, mail.places[1].host) == (123, "there")
     assert (mail.board.working[1], mail.board.reading[3], mail.meters.stats()[1].opened) == (9, 4, 1)
-    got = []
-    while len(got) < 2:
-        if (frame := end.take()) is not None:
-            got.append(loads(frame))
-    assert got == [5, CLOSE]
+    assert [loads(frame) for frame in taken(end, 2)] == [5, CLOSE]
     end.close()
     assert soon(lambda: mail.get(0.1) is None and mail.broken == {1}, 10)
 
