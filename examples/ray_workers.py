@@ -57,7 +57,8 @@ def main() -> None:
     print(f"{args.workers} actors: {batch.batch_index + 1} batches, loss {loss.item():.3f}")
     rest = StreamDataLoader(new_dataset())
     rest.load_state_dict(loader.state_dict())
-    print(f"without workers: {sum(1 for _ in rest)} more, of {len(rest)} in the epoch")
+    total = len(rest)  # of this epoch; the next has another order, and number
+    print(f"without workers: {sum(1 for _ in rest)} more, of {total} in the epoch")
     ray.shutdown()
 
 

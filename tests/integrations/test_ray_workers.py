@@ -278,7 +278,9 @@ def missing_file(n):
 
 
 def test_a_file_that_a_node_does_not_have_is_an_error_that_names_the_node():
-    with pytest.raises(OpenError, match=rf"worker \d on node {socket.gethostname()}: .*/not/on/this/node"):
+    with pytest.raises(
+        OpenError, match=rf"worker \d on node {socket.gethostname()}: open_stream raised FileNotFoundError"
+    ):
         keys(remote(dataset(missing_file), 2))
 
 
@@ -292,7 +294,9 @@ def test_ctrl_c_ends_the_wait_and_the_state_goes_on():
             if len(found) == 2:
                 interrupt.start()
     assert found == expected[: len(found)]
-    assert found + keys(loader) == expected
+    rest = remote(dataset(slow), 2)
+    rest.load_state_dict(loader.state_dict())
+    assert found + keys(rest) == expected
 
 
 def test_broken_streams_are_skipped_alike():
