@@ -23,9 +23,9 @@ def loader(known=True, open_stream=open_stream, **options):
     return StreamDataLoader(StreamDataset(LENGTHS, open_stream, 2, time_steps=2, **lengths, **values))
 
 
-def cycling():
+def cycling(seed=0):
     """Epochs of 6 batches, which are stretches of one endless run."""
-    dataset = StreamDataset(LENGTHS, open_stream, 2, "cycle", time_steps=2, shuffle=True, seed=0)
+    dataset = StreamDataset(LENGTHS, open_stream, 2, "cycle", time_steps=2, shuffle=True, seed=seed)
     return StreamDataLoader(dataset, batches_per_epoch=6)
 
 

@@ -84,6 +84,15 @@ class Untrained(Model):
         return self.layer(batch.data[:, :, None].float()).mean()
 
 
+def test_fit_with_another_loader_takes_nothing_of_the_first_ones_run(tmp_path):
+    trainer, model, other = trainer_of(tmp_path, [StreamEpochs()], max_epochs=1), Model(), cycling()
+    trainer.fit(model, cycling(seed=5))
+    trainer.fit_loop.max_epochs = 3
+    trainer.fit(model, cycling())
+    other.set_epoch(1)
+    assert model.trained[6:] == [key(batch) for _ in range(2) for batch in other]
+
+
 @pytest.mark.parametrize("known", [True, False])
 def test_fit_called_twice_goes_on_with_the_next_epoch(tmp_path, known):
     trainer, model, train = trainer_of(tmp_path, [StreamEpochs()], max_epochs=1), Model(), loader(known)
