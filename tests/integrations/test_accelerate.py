@@ -194,6 +194,20 @@ def test_a_checkpoint_goes_on_at_the_next_batch(accelerator_of, tmp_path, kind, 
             assert head + run(folder=tmp_path / f"{stop}", script_counts=script_counts) == whole, stop
 
 
+def test_behind_an_epochs_last_batch_another_epoch_may_be_set(accelerator_of, tmp_path):
+    accelerator, plain = accelerator_of(), loader(known=True)
+    for _ in (ours := prepare(accelerator, loader(known=True))):
+        if ours.end_of_dataloader:
+            accelerator.save_state(str(tmp_path))
+    accelerator = accelerator_of()
+    ours = prepare(accelerator, loader(known=True))
+    accelerator.load_state(str(tmp_path))
+    assert ours.epoch == 0
+    for one in (ours, plain):
+        one.set_epoch(2)
+    assert (ours.epoch, list(map(key, ours))) == (2, list(map(key, plain)))
+
+
 def test_several_loaders_have_their_own_places_in_epochs_or_between_two(accelerator_of, tmp_path):
     def build(workers):
         accelerator = accelerator_of()
