@@ -69,7 +69,7 @@ def open_marked(source):
 
 
 class Going:
-    """An iterator that goes to an item by `seek_item`."""
+    """An iterator over the items of a source."""
 
     def __init__(self, number, length):
         self.number, self.length, self.position = number, length, 0
@@ -83,14 +83,16 @@ class Going:
         self.position += 1
         return np.array([self.number, self.position - 1, 0])
 
+
+class Seeking(Going):
+    """An iterator that goes to an item."""
+
     def seek_item(self, item):
         self.position = item
 
 
 class Keeping(Going):
     """An iterator that keeps a state of its own, and cannot go to an item."""
-
-    seek_item = None
 
     def state_dict(self):
         return {"position": self.position}
@@ -104,7 +106,7 @@ def open_keeping(source):
 
 
 def open_seeking(source):
-    return Going(*source)
+    return Seeking(*source)
 
 
 WAYS_TO_GO = {
@@ -160,6 +162,35 @@ def test_every_place_is_resumed_exactly(case, context, steps, how):
         return StreamDataLoader(dataset, workers, worker_method="thread")
 
     check_resume(loader, num_workers=[0, 2, 1, 3], limit=6 if case.padding_mode == "cycle" else None)
+
+
+@pytest.mark.parametrize("how", WAYS_TO_GO)
+def test_streams_go_back_by_each_of_their_means(how):
+    case = Case(lengths=[9, 2, 0, 7], lanes=2, time_steps=3)
+    check_resume(lambda _: StreamDataLoader(case.dataset(context=2, open_stream=WAYS_TO_GO[how])), epochs=1)
+
+
+def test_a_stream_that_breaks_in_its_context_leaves_its_cells_empty():
+    opened = []
+
+    def breaks_when_opened_again(source, start=0):
+        opened.append(source)
+        for position in range(start, source[1]):
+            if opened.count((0, 9)) > 1 and source[0] == 0 and position == 2:
+                raise OSError("gone")
+            yield np.array([source[0], position, 0])
+
+    def loader():
+        dataset = StreamDataset([(0, 9), (1, 2)], breaks_when_opened_again, 1, time_steps=3, context=2, on_error="skip")
+        return StreamDataLoader(dataset)
+
+    first = loader()
+    next(iter(first))
+    second = loader()
+    second.load_state_dict(first.state_dict())
+    with pytest.warns(RuntimeWarning, match="gone"):
+        (batch,) = second
+    assert cells(batch) == [[None, None, (1, 0, True, True), (1, 1, True, False), None]]
 
 
 @pytest.mark.slow
