@@ -346,7 +346,7 @@ class StreamBatch(KeptFields):
         return dataclasses.replace(self, **copied)
 
     def __repr__(self) -> str:
-        host = self.host
+        host = self.host.without_context()
         return (
             f"StreamBatch(batch_index={self.batch_index}, epoch={self.epoch}, time_steps={self.time_steps}, "
             f"lanes={len(self)}, data={describe(self.data)}, resets={int(host.reset.sum())}, "

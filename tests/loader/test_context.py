@@ -366,6 +366,12 @@ def test_an_audit_does_not_take_context_for_repeats():
     assert not audit(LaneBatchSampler(2, lengths=lengths, **given)).wrong
 
 
+def test_what_a_batch_says_of_itself_does_not_count_context_as_padding():
+    *_, batch = StreamDataLoader(StreamDataset([6], range, 1, time_steps=3, context=2))
+    assert "time_steps=5" in repr(batch)
+    assert "padding=0%" in repr(batch)
+
+
 def test_a_length_counts_no_context():
     dataset = StreamDataset([5, 2, 7], range, 2, time_steps=2, context=3, lengths=[5, 2, 7])
     loader = StreamDataLoader(dataset)
