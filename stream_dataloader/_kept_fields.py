@@ -94,7 +94,7 @@ class KeptFields:
 
     def _from_step(self, t: int) -> Self:
         """Return the time steps from `t` on, as views."""
-        return self._cut(lambda leaf: leaf[t:] if isinstance(leaf, list) or leaf.ndim > 1 else leaf)
+        return self._cut(lambda leaf: leaf[t:] if isinstance(leaf, list) or getattr(leaf, "ndim", 0) > 1 else leaf)
 
     def _cut(self, cut: Callable[[Any], Any]) -> Self:
         """Return a batch of views, given how a leaf or a field is cut."""

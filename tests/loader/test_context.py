@@ -370,6 +370,7 @@ def test_what_a_batch_says_of_itself_does_not_count_context_as_padding():
     *_, batch = StreamDataLoader(StreamDataset([6], range, 1, time_steps=3, context=2))
     assert "time_steps=5" in repr(batch)
     assert "padding=0%" in repr(batch)
+    assert batch.host.without_context().mask.tolist() == [[True]] * 3
 
 
 def test_a_length_counts_no_context():
