@@ -10,6 +10,7 @@ ASSETS = ROOT / "docs" / "assets"
 FIGURES = {
     "stateful_finish": ["stateful_finish.png", "stateful_finish_orders.png"],
     "behind_the_wall": ["behind_the_wall.png"],
+    "key_frames": ["key_frames.png"],
     "sequential_decoding": ["sequential_decoding.png"],
 }
 
