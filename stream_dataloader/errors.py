@@ -234,9 +234,9 @@ def format_traceback(error: BaseException) -> str:
 
 
 def shorten(value: object, limit: int = 200) -> str:
-    """Return `repr(value)`, cut in the middle to at most `limit` characters; never raise."""
+    """Return `repr(value)` in one line, cut in the middle to at most `limit` characters; never raise."""
     try:
-        text = repr(value)
+        text = " ".join(repr(value).split("\n"))  # arrays have several lines, which would tear a message apart
     except Exception as error:  # a user's broken __repr__ must not hide the error being reported
         text = f"<{type(value).__name__} whose repr raised {type(error).__name__}>"
     text = without_secrets(text)

@@ -354,6 +354,9 @@ def _compare(saved: Mapping[str, Any], here: Mapping[str, Any], meant: Collectio
     for name, value in here.items():
         if saved[name] != value and name not in meant:
             word = next((word for word, known in CHANGES.items() if known == name), None)
+            # A remedy that `_meant` refuses would send the reader from one error to the next.
+            if (name == "num_sources" and (saved[name] > value or "mix" in saved)) or None in (saved[name], value):
+                word = None
             or_so = "" if word is None else f', say that it is meant: load_state_dict(state, changes=["{word}"]),'
             raise StateError(
                 f"the state was saved with {_KNOWN_AS.get(name, name)} {saved[name]!r}, and the dataset has {value!r}; "

@@ -222,6 +222,13 @@ def test_a_source_whose_repr_is_long_is_still_named():
     assert len(str(caught.value)) < 500
 
 
+def test_a_source_whose_repr_has_lines_is_named_in_one():
+    sources = [np.zeros((3, 2)), np.ones((3, 4))]
+    with pytest.raises(errors.ItemError, match="make all streams alike") as caught:
+        list(make_loader(sources, iter, 2, time_steps=1))
+    assert "\n" not in str(caught.value)
+
+
 @pytest.mark.parametrize("workers", [0, 1, 2])
 @pytest.mark.parametrize("lengths", [[0, 2], [1, 4, 0]], ids=str)
 def test_a_skipped_item_that_fits_no_dtype_leaves_others_alone(workers, lengths):

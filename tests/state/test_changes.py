@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import re
 from collections import Counter
 from dataclasses import replace
 
@@ -292,6 +293,23 @@ def test_what_is_not_meant_or_cannot_be_is_refused(before, after, changes, told)
     next(iter(before))
     with pytest.raises(StateError, match=told):
         after.load_state_dict(before.state_dict(), changes=changes)
+
+
+@pytest.mark.parametrize(
+    ("after", "named"),
+    [
+        (StreamDataLoader(of(replace(CASE, lengths=LENGTHS[:-1]))), []),
+        (changed_windows(), []),
+        (grown(1), ["sources"]),
+        (StreamDataLoader(of(batch_size=2)), ["batch_size"]),
+        (StreamDataLoader(of(time_steps=3)), ["time_steps"]),
+    ],
+    ids=["fewer sources", "windows of streams", "more sources", "fewer lanes", "longer windows"],
+)
+def test_a_refusal_names_only_a_change_that_would_be_taken(after, named):
+    with pytest.raises(StateError, match="build it as it was") as caught:
+        after.load_state_dict(grown(0).state_dict())
+    assert re.findall(r'changes=\["(\w+)"\]', str(caught.value)) == named
 
 
 def test_a_change_of_no_name_is_refused():

@@ -507,6 +507,15 @@ def test_characters_that_have_no_number(path):
         TextStream(of="strings", units="bytes", encoding="ascii")("aé")
 
 
+def test_a_pattern_in_place_of_a_file_and_a_name_in_place_of_a_tokenizer_are_told_the_way(path):
+    with pytest.raises(FileNotFoundError, match=r"notes \[1\]\*\.txt.*sorted\(glob"):
+        TextStream()("notes [1]*.txt")
+    with pytest.raises(FileNotFoundError, match="reads texts themselves"):
+        TextStream()("Once upon a time")
+    with pytest.raises(FileNotFoundError, match="from_pretrained"):
+        TextStream(tokenizer="gpt2")
+
+
 def test_packages_and_tokenizers_that_are_missing_are_named(path, monkeypatch):
     stream = TextStream(tokenizer=path("{}", "tokenizer.json"))
     with pytest.raises(ValueError, match=r"tokenizer\.json"):

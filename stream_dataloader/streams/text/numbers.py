@@ -25,7 +25,10 @@ def check_tokenizer(tokenizer: Any) -> None:
     """Raise if the option is neither a tokenizer nor the path of a file."""
     if isinstance(tokenizer, (str, os.PathLike)):
         if not os.path.isfile(tokenizer):
-            raise FileNotFoundError(f"tokenizer is {os.fspath(tokenizer)!r}, and there is no such file")
+            raise FileNotFoundError(
+                f"tokenizer is {os.fspath(tokenizer)!r}, and there is no such file; give the path of a tokenizer.json, "
+                "or an object: Tokenizer.from_pretrained(...) of the package tokenizers fetches one by its name"
+            )
     elif not (callable(tokenizer) or hasattr(tokenizer, "encode")):
         raise TypeError(f"tokenizer is {tokenizer!r}; give a Tokenizer, its file, or a function")
 

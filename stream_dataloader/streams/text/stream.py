@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import glob
 import operator
 import os
 import sys
@@ -199,7 +200,10 @@ class TextStream:
         except (OSError, ValueError) as error:
             if not isinstance(path, str) or is_url(path) or os.path.exists(path):
                 raise
-            raise FileNotFoundError(f"there is no file {shorten(path)}; of='strings' reads texts themselves") from error
+            remedy = "of='strings' reads texts themselves"
+            if glob.has_magic(path):
+                remedy = "a source is one file: pass sorted(glob.glob(...)) as the sources"
+            raise FileNotFoundError(f"there is no file {shorten(path)}; {remedy}") from error
         with closed_on_error(file):
             if self.units != "bytes":
                 file = in_utf8(file, encoding_name(self.encoding), self._codec_errors)
