@@ -1,4 +1,4 @@
-"""What the examples of trainers share: Python's documentation as streams of bytes, and a GRU whose state is carried.
+"""Shared by the examples of trainers: Python's documentation as streams of bytes, and a GRU whose state is carried.
 
     python examples/byte_model.py
 
@@ -44,7 +44,7 @@ def text_loader(texts: list[bytes], num_workers: int = 0, *, shuffle: bool = Tru
 
 
 class ByteGRU(nn.Module):
-    """Predicts the next byte. Its state goes in and comes out, so that whoever trains it carries it.
+    """Predicts the next byte. Its state is an argument and a result, so that the training loop carries it.
 
     Args:
         features: Size of the state.

@@ -22,7 +22,7 @@ class Camera(BaseHTTPRequestHandler):
     """Serves MJPEG, 25 pictures a second, as plain network cameras do: a bar that goes from left to right."""
 
     def do_GET(self) -> None:
-        """Send pictures until nobody listens."""
+        """Send pictures until no client listens."""
         self.send_response(200)
         self.send_header("Content-Type", "multipart/x-mixed-replace; boundary=picture")
         self.end_headers()
@@ -53,8 +53,8 @@ def main() -> None:
     own = [f"http://127.0.0.1:{server.server_port}/{name}.mjpg" for name in ("left", "right")]
     cameras = [int(camera) if camera.isdigit() else camera for camera in options.cameras or own]
 
-    # As many lanes and workers as cameras: a camera waits for nobody. Which of them is which lane is decided by who
-    # comes first, and nothing can be read twice: not deterministic.
+    # Each camera has its own lane and worker, so that none waits for another. A live picture cannot be read twice, and
+    # the camera that answers first gets the first lane, so this cannot be deterministic.
     open_camera = CameraStream(size=(60, 80), layout="CHW", fps=10)
     dataset = StreamDataset(cameras, open_camera, len(cameras), time_steps=5, deterministic=False)
     loader = StreamDataLoader(dataset, num_workers=len(cameras))

@@ -87,8 +87,8 @@ def main() -> None:
         default=Path("ddp_checkpoint"),
         help="a folder of checkpoints; the newest is taken up",
     )
-    parser.add_argument("--stop-after", type=int, default=10**9, help="save and leave after so many batches")
-    parser.add_argument("--save-every", type=int, default=10**9, help="save after each so many batches")
+    parser.add_argument("--stop-after", type=int, default=10**9, help="save and leave after this number of batches")
+    parser.add_argument("--save-every", type=int, default=10**9, help="save each time after this number of batches")
     parser.add_argument("--virtual-ranks", type=int, default=4)
     parser.add_argument("--workers", type=int, default=1)
     options = parser.parse_args()

@@ -130,7 +130,7 @@ class Tracker(nn.Module):
     """A convolution, a ConvLSTM, and the place where the map that comes out is brightest.
 
     The ConvLSTM is that of Shi and others, Convolutional LSTM Network, NeurIPS 2015, arXiv 1506.04214, without the
-    peepholes. Its state goes in and comes out, so that whoever trains it carries it.
+    peepholes. Its state is an argument and a result, so that the training loop carries it.
 
     Args:
         features: Channels of the state.
@@ -179,7 +179,7 @@ def train_step(
 
 
 def show(batch: StreamBatch, whose: str) -> None:
-    """What a batch or part holds."""
+    """Content of a batch or part."""
     shape, labels = tuple(batch.data["voxels"].shape), int((batch.data["labelled"] & batch.mask).sum())
     print(
         f"  step {batch.batch_index}, {whose}: voxels {shape}, {labels} labels in {int(batch.mask.sum())} grids, ",

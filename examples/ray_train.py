@@ -29,7 +29,7 @@ def open_counter(length: int) -> Iterator[torch.Tensor]:
 
 
 def train(config: dict[str, Any]) -> None:
-    """What each worker runs."""
+    """The program of each worker."""
     torch.manual_seed(0)
     lengths = [(7 * i) % 30 + 3 for i in range(40)]  # uneven, and yet all ranks have the same number of batches
     loader = StreamDataLoader(

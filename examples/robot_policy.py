@@ -59,7 +59,7 @@ class World:
 
 
 def demonstrate(number: int) -> Iterator[dict[str, Any]]:
-    """What an expert sees and does: up to the fork, then to the side."""
+    """Observations and actions of an expert: up to the fork, then to the side."""
     rng = np.random.default_rng(number)
     world = World(rng)
     while not world.over:
@@ -94,7 +94,7 @@ def entry(data: Any, name: str) -> Tensor:
 
 
 def see(batch: StreamBatch, names: list[str]) -> Tensor:
-    """What a policy sees of a batch."""
+    """The part of a batch that a policy sees."""
     return torch.cat([entry(batch.data, name) for name in names], -1)
 
 

@@ -33,7 +33,7 @@ def open_paragraph(paragraph: str) -> Iterator[int]:
 
 
 def lane_text(batch: StreamBatch, lane: int) -> str:
-    """What a lane read in this batch, starts of paragraphs marked."""
+    """The text that a lane read in this batch, with starts of paragraphs marked."""
     text = ""
     # all fields are Time x Batch: column `lane` is one lane's window
     for code, start, real in zip(batch.data[:, lane], batch.is_first[:, lane], batch.mask[:, lane], strict=True):

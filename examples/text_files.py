@@ -38,7 +38,7 @@ def sections(files: Sequence[Path], section_bytes: int) -> list[tuple[Path, int,
 
 
 def lane_text(batch: StreamBatch, key: str, lane: int) -> str:
-    """What a lane has to read, or to foretell, in this batch; its padding left out."""
+    """The text that a lane reads, or predicts, in this batch, without padding."""
     codes = batch.data[key][:, lane][batch.mask[:, lane]]
     return "".join(chr(code) for code in codes.tolist() if code >= 0).replace("\n", "\\")  # the last target is -100
 

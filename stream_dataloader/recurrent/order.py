@@ -252,7 +252,10 @@ def _out_of_order(window: Window, row: int, known: npt.NDArray[np.int64]) -> Sta
     now += f" source {window.first.source[row]} at position {window.first.position[row]}"
     now += f" in batch {window.step} of epoch {window.epoch}"
     if source == _NEVER:
-        return StateError(f"{now}, but no state is kept for it; load the one saved with the loader's, or call reset()")
+        return StateError(
+            f"{now}, but no state is kept for it; call after() for each batch; after a resume, load the "
+            "state that was saved with the loader's, or call reset()"
+        )
     kept = f"after source {source}, position {position}" if source >= 0 else "before its first item"
     batch = f" (batch {step} of epoch {epoch})" if step >= 0 else ""
     return StateError(f"{now}, but its state is the one {kept}{batch}; {_REMEDY}")

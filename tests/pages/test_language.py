@@ -1,4 +1,4 @@
-"""Docstrings and comments of the package are plain English, as far as a machine can count it."""
+"""Docstrings and comments of the package and the examples are plain English, as far as a machine can count it."""
 
 import ast
 import functools
@@ -8,7 +8,7 @@ import tokenize
 
 from helpers import ROOT
 
-FILES = sorted((ROOT / "stream_dataloader").rglob("*.py"))
+FILES = sorted(path for folder in ("stream_dataloader", "examples") for path in (ROOT / folder).rglob("*.py"))
 QUESTION = re.compile(r"(What|Who|Whose|Whom|Where|How|Whoever|Whatever)\b")
 PHRASE = re.compile(r"\b(of which|by which|whom|whoever|nobody|so many|so much of)\b", re.IGNORECASE)
 DOCUMENTED = ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef
