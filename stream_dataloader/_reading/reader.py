@@ -135,7 +135,8 @@ class PartReader:
     def _read(self, draft: PartDraft) -> None:
         """Fill this step's windows, also after a broken one, as the lanes of other workers would be filled, too."""
         queue, working, number, step = self.queue, self._working, self._number, draft.step
-        first_items_first = self._reads_first_items_first(step)
+        shared = self._shared_queue
+        first_items_first = shared is not None and self._reads_first_items_first(step, shared)
         begin, end = self._span
         stop = begin + 1 if first_items_first else end
         behind: list[Lane] = []
@@ -178,7 +179,7 @@ class PartReader:
             raise
         working[number] = 0
 
-    def _reads_first_items_first(self, step: int) -> bool:
+    def _reads_first_items_first(self, step: int, queue: SourceQueue) -> bool:
         """Return whether the first items of all lanes are read before the rest of their windows.
 
         An aligned window takes no source after its first item. If another reader waits, the first items alone let it
@@ -187,8 +188,7 @@ class PartReader:
             lane 0   1     5 6 7
             lane 1     2         8 9 .        lanes 2 and 3, of another worker, go on after 2, not after .
         """
-        queue = self._shared_queue
-        return queue is not None and (step == self._first_step or queue.is_waited_for())
+        return step == self._first_step or queue.is_waited_for()
 
     def close(self) -> None:
         """Close all streams and leave the session; no part follows."""
