@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parents[2]
 FOLDER = Path(__file__).with_suffix("")
 LEAST_SHARE = 0.85
 LEAST_LIMIT_SECONDS = 120
-LEAST_TEST_SECONDS = 40  # a test that hangs has noticed the mistake, and says so soon
+LEAST_TEST_SECONDS, MOST_TEST_SECONDS = 40, 150  # a test that hangs has noticed the mistake, and says so soon
 
 #: A failure that is found needs not be made short, and few tests need the package in the forkserver.
 CONFTEST = """
@@ -277,7 +277,8 @@ def judge(room, words):
         say(f"{room}: without a mistake: {seconds:.0f} s: {said}")
         reached = [json.loads(line) for line in reach.read_text().splitlines()]
         reach.unlink()
-        a_test = max(LEAST_TEST_SECONDS, 5 * max(seconds for _, seconds, *_ in reached))
+        longest = max(seconds for _, seconds, *_ in reached)
+        a_test = min(max(LEAST_TEST_SECONDS, 5 * longest), MOST_TEST_SECONDS)
         for mutant in chosen:
             near = reaching(reached, mutant)
             near = [*near, *(option for option in tests if option == "--full")] if near else near
