@@ -1,6 +1,7 @@
 """Stores that were packed in parts and joined, compared with the store that is packed at once."""
 
 import itertools
+import multiprocessing
 import os
 import random
 import shutil
@@ -189,13 +190,25 @@ def test_after_a_kill_only_what_is_unfinished_is_packed_again(tmp_path, workers)
     assert [list(store(source)) for source in sources] == [list(range(number)) for number in range(24)]
 
 
-class Lost(BaseException):
-    pass
+def join_until(folder, dies_at, kills):
+    """Join, but for the given file of the index and those behind it."""
+    replace, calls = os.replace, itertools.count()
+
+    def dying(*names):
+        if next(calls) == dies_at:
+            if kills:
+                os.kill(os.getpid(), signal.SIGKILL)
+            raise KeyboardInterrupt
+        replace(*names)
+
+    os.replace = dying
+    stores.join(folder)
 
 
+@pytest.mark.parametrize("kills", [False, True])
 @pytest.mark.parametrize("repacked", [False, True])
-def test_a_join_that_is_cut_off_anywhere_leaves_no_store_and_is_repeated(tmp_path, monkeypatch, repacked):
-    replace, expected = os.replace, None
+def test_a_join_that_is_cut_off_anywhere_leaves_no_store_and_is_repeated(tmp_path, repacked, kills):
+    expected = None
     for dies_at in itertools.count():
         folder = tmp_path / str(dies_at)
         pack_parts(folder, 2, NUMBERS)
@@ -203,21 +216,11 @@ def test_a_join_that_is_cut_off_anywhere_leaves_no_store_and_is_repeated(tmp_pat
             stores.join(folder)
             shutil.rmtree(folder / "1-of-2")
             stores.pack(NUMBERS, folder, part=(1, 2), num_workers=2)
-        calls = itertools.count()
-
-        def dying(*names, calls=calls, dies_at=dies_at):
-            if next(calls) == dies_at:
-                raise Lost
-            replace(*names)
-
-        with monkeypatch.context() as patch:
-            patch.setattr(os, "replace", dying)
-            try:
-                stores.join(folder)
-            except Lost:
-                pass
-            else:
-                break
+        child = multiprocessing.get_context("fork").Process(target=join_until, args=(folder, dies_at, kills))
+        child.start()
+        child.join()
+        if not child.exitcode:
+            break
         try:
             found = content(folder)
         except StoreError:
@@ -230,6 +233,7 @@ def test_a_join_that_is_cut_off_anywhere_leaves_no_store_and_is_repeated(tmp_pat
         assert_equal(content(folder), expected)
         stores.join(folder)  # once more does no harm
         assert_equal(content(folder), expected)
+        assert not [name for name in os.listdir(folder) if "joining" in name], "something is left behind"
     assert dies_at == 4
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import glob
 import os
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from typing import Any
@@ -66,6 +67,7 @@ def join(path: str | os.PathLike[str], *, storage_options: Mapping[str, Mapping[
     parts = [format.load(format.store)(in_folder(target, note.share.folder), **options) for note in notes]
     with closing(_Parts(parts)), above_standard(), Partial(in_folder(target, ".joining"), storage_options) as partial:
         _check_leaves(parts)
+        shutil.rmtree(partial.store, ignore_errors=True)  # of a join that was killed
         os.makedirs(partial.store)
         places = [(part, number) for part, store in enumerate(parts) for number in range(len(store))]
         files = finish_store(
