@@ -15,7 +15,8 @@ import pytest
 from helpers import PATIENCE, random_cases
 from hypothesis import given
 from hypothesis import strategies as st
-from packed import images
+from packed import STREAMS, images
+from store_tests import StoreTests
 
 from stream_dataloader import StreamDataLoader, StreamDataset, get_stream_info, stores
 from stream_dataloader.cli.main import main
@@ -49,6 +50,17 @@ def content(path, **options):
 def assert_equal(found, expected):
     for name, value in expected.items():
         assert_same([found[name]], [value], name, "joined, and packed at once")
+
+
+class TestJoinedStore(StoreTests):
+    has_checksums = True
+    damages = 4
+    streams = STREAMS
+
+    def make(self, tmp_path):
+        pack_parts(tmp_path / "a", 3, (list(range(len(STREAMS))), lambda number: iter(STREAMS[number])))
+        stores.join(tmp_path / "a")
+        return stores.JoinedStore(tmp_path / "a")
 
 
 class Streams:
