@@ -67,7 +67,7 @@ _ROOMS: Mapping[str, tuple[str, ...]] = {
         *("TextStream", "VideoStream", "segment_videos"),
     ),
     "stores": (
-        *("Hdf5Store", "LeRobotStore", "LmdbStore", "MdsStore", "MdsWriter", "MemmapStore", "NpyStore"),
+        *("Hdf5Store", "JoinedStore", "LeRobotStore", "LmdbStore", "MdsStore", "MdsWriter", "MemmapStore", "NpyStore"),
         *("ParquetStore", "TensorDictStore", "TfdsStore", "TokenStore", "WebDatasetStore", "ZarrStore"),
     ),
     "recurrent": (

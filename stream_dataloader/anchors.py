@@ -39,7 +39,7 @@ class Anchors:
         >>> [[int(index) for index in batch] for batch in sampler]
         [[0, 2, 6, 10]]
         >>> Anchors(4, lengths=[11]).of(0, epoch=0, seed=1), Anchors(4, lengths=[11]).of(0, epoch=1, seed=1)
-        ([3, 7], [2, 6, 10])
+        ([2, 6, 10], [1, 5, 9])
     """
 
     def __init__(

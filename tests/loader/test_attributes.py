@@ -62,7 +62,7 @@ def test_a_batch_shows_its_fields_and_methods_only():
     fields = (
         "data reset is_first mask source_index position stream_seed worker_id lane batch_index epoch is_last member"
     )
-    fields += " time_steps worker host is_padding"
-    methods = "map state_dict to split_lanes cuda cpu pin_memory"
+    fields += " time_steps worker host is_padding context"
+    methods = "without_context map state_dict to split_lanes cuda cpu pin_memory"
     methods += " flatten_lanes unflatten_lanes"
     assert shown == set(f"{fields} {methods}".split())

@@ -231,7 +231,7 @@ def test_a_garbage_collection_in_a_thread_may_close_an_iteration():
     wait_for_the_end_of_workers()
 
 
-@pytest.mark.parametrize(("owner", "name"), [(pool.Pool, "start"), (pool, "start_thread")])
+@pytest.mark.parametrize(("owner", "name"), [(pool.Pool, "start"), (pool, "start_worker")])
 def test_an_epoch_is_read_after_ctrl_c_in_the_midst_of_a_start(monkeypatch, owner, name):
     loader = by_threads(StreamDataset([9, 9], range, 2, time_steps=1), 2, persistent_workers=True)
     original, begun = getattr(owner, name), []
