@@ -23,7 +23,6 @@ from stream_dataloader.stores._base.store import Store, replaced
 from stream_dataloader.stores._base.stream import Steps
 from stream_dataloader.stores.memmap.packed import ROWS, StreamTables, check_sizes
 from stream_dataloader.streams.cache import is_url
-from stream_dataloader.streams.cache.gate import Gate
 
 __all__ = ["KIND", "JoinedStore"]
 
@@ -41,7 +40,7 @@ class JoinedStore(Store):
     format: ClassVar[str] = "joined"
 
     def __init__(self, path: str | os.PathLike[str], **options: Any) -> None:
-        super().__init__(path, **options)
+        super().__init__(path, **{"files": "inside", **options})  # each format of parts has this option
         self._check_all = True
         self._parts: dict[int, Store] = {}
         check_options(self._kind, options, f"the parts of {self.path} are of the format {self.index.format!r}")
@@ -58,10 +57,6 @@ class JoinedStore(Store):
             found = sorted(filter(PART_NAME.fullmatch, os.listdir(self.path)))
             raise StoreError(f"{self.path} has the parts {', '.join(found)}; call stores.join, once all are packed")
         return _Index(self.path, check=self._check_all, cache=self._options.get("cache"))
-
-    def _check_links(self) -> None:
-        if os.path.isdir(self.path):
-            Gate(self.path, self._options.get("files", "inside")).check_links()
 
     def __getstate__(self) -> dict[str, Any]:
         return super().__getstate__() | {"_parts": {}, "_check_all": False}

@@ -174,12 +174,11 @@ def _report_of(
 ) -> PackReport | None:
     """Return the report of a part that is complete; raise if it was packed with other arguments."""
     cache = FileCache(storage_options=storage_options or {})
-    format = FORMATS[header["format"]]
     if not is_store(path, cache):
         return None
     note = Note.of(path, cache)
-    with closing(format.load(format.store)(path, **({"cache": cache} if is_url(path) else {}))) as store:
-        note.check({**header}, path, "delete that folder to pack it again")
+    note.check(header, path, "delete that folder to pack it again")
+    with closing(note.open_part(path, cache)) as store:
         steps = int(store.index.lengths.sum())
         size = store.info().disk_bytes or 0
         return PackReport(path, header["format"], len(store), steps, size, 0.0, packed_before=len(store))

@@ -9,7 +9,7 @@ import glob
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ import numpy as np
 from stream_dataloader._descriptors import above_standard
 from stream_dataloader.errors import StoreError, shorten
 from stream_dataloader.stores._base.files import in_folder, matching, plain_path, sync_folder
-from stream_dataloader.stores._base.formats import FORMATS, JOINED
+from stream_dataloader.stores._base.formats import JOINED
 from stream_dataloader.stores._base.packing import StreamRecord
 from stream_dataloader.stores._base.store import Store, StoreInfo
 from stream_dataloader.stores._packing.partial import Partial
@@ -62,10 +62,12 @@ def join(path: str | os.PathLike[str], *, storage_options: Mapping[str, Mapping[
     """
     target, cache = plain_path(path), FileCache(storage_options=storage_options or {})
     first, *_ = notes = _notes_at(target, cache)
-    format = FORMATS[first.arguments["format"]]
-    options = {"cache": cache} if is_url(target) else {}
-    parts = [format.load(format.store)(in_folder(target, note.share.folder), **options) for note in notes]
-    with closing(_Parts(parts)), above_standard(), Partial(in_folder(target, ".joining"), storage_options) as partial:
+    with ExitStack() as opened, above_standard(), Partial(in_folder(target, ".joining"), storage_options) as partial:
+        folders = [in_folder(target, note.share.folder) for note in notes]
+        parts = [
+            opened.enter_context(closing(note.open_part(folder, cache)))
+            for note, folder in zip(notes, folders, strict=True)
+        ]
         _check_leaves(parts)
         shutil.rmtree(partial.store, ignore_errors=True)  # of a join that was killed
         os.makedirs(partial.store)
@@ -92,19 +94,8 @@ def join(path: str | os.PathLike[str], *, storage_options: Mapping[str, Mapping[
             else:
                 os.replace(made, os.path.join(target, name))
                 sync_folder(target)
-    with closing(JoinedStore(target, **options)) as joined:
+    with closing(JoinedStore(target, **({"cache": cache} if is_url(target) else {}))) as joined:
         return joined.info()
-
-
-class _Parts:
-    """Closes all parts."""
-
-    def __init__(self, parts: Sequence[Store]) -> None:
-        self._parts = parts
-
-    def close(self) -> None:
-        for part in self._parts:
-            part.close()
 
 
 def _records_of(parts: Sequence[Store]) -> Iterator[StreamRecord]:
@@ -117,16 +108,15 @@ def _notes_at(target: str, cache: FileCache) -> list[Note]:
     """Return the notes of all parts in order, once none is missing."""
     pattern = in_folder(target if is_url(target) else glob.escape(target), f"*-of-*/{NOTE}")
     try:
-        folders = [os.path.dirname(one) for one in matching(pattern, cache)]
+        names = sorted(os.path.basename(os.path.dirname(one)) for one in matching(pattern, cache))
     except FileNotFoundError:
         raise StoreError(f"{target} has no finished part; stores.pack(..., part=(i, n)) writes them") from None
-    notes = sorted(
-        (Note.of(in_folder(target, os.path.basename(folder)), cache) for folder in folders), key=lambda note: note.share
-    )
-    names = sorted(map(os.path.basename, folders))
-    for name, share in zip(names, sorted((note.share for note in notes), key=lambda one: one.folder), strict=True):
-        if name != share.folder:
-            raise StoreError(f"{in_folder(target, name)} is a copy of part {share.folder}; remove one of them")
+    notes = []
+    for name in names:
+        notes.append(note := Note.of(folder := in_folder(target, name), cache))
+        if name != note.share.folder:
+            raise StoreError(f"{folder} is a copy of part {note.share.folder}; remove one of them")
+    notes.sort(key=lambda note: note.share)
     counts = sorted({note.share.parts for note in notes})
     if len(counts) > 1:
         raise StoreError(f"{target} has parts of {counts[0]} and of {counts[1]}: {shorten(names)}; delete those of one")

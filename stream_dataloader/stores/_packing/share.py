@@ -17,7 +17,9 @@ from typing import Any, NamedTuple
 
 from stream_dataloader.errors import StoreError, shorten
 from stream_dataloader.stores._base.files import damage_named, in_folder, read_json, write_synced
-from stream_dataloader.streams.cache import FileCache
+from stream_dataloader.stores._base.formats import FORMATS
+from stream_dataloader.stores._base.store import Store
+from stream_dataloader.streams.cache import FileCache, is_url
 
 __all__ = ["NOTE", "Note", "Share"]
 
@@ -76,6 +78,12 @@ class Note(NamedTuple):
             if (content["kind"], content["version"]) != (_KIND, _VERSION):
                 raise ValueError(f"it is of {content['kind']!r}, version {content['version']!r}")
             return cls(Share.checked(content["part"]), dict(content["arguments"]), dict(content["metadata"]))
+
+    def open_part(self, folder: str, cache: FileCache) -> Store:
+        """Open the part in a folder, or at its URL."""
+        format = FORMATS[self.arguments["format"]]
+        part: Store = format.load(format.store)(folder, **({"cache": cache} if is_url(folder) else {}))
+        return part
 
     def write(self, folder: str) -> None:
         content = {
