@@ -19,7 +19,20 @@ from typing import Any, NamedTuple
 import av
 import numpy as np
 import torch
-from proof import BLUE, GREY, VERMILION, figure_of, line_with_span, options_of, side_by_side, span, table, told, write
+from proof import (
+    BLUE,
+    GREY,
+    VERMILION,
+    figure_of,
+    line_with_span,
+    options_of,
+    side_by_side,
+    span,
+    table,
+    take_step,
+    told,
+    write,
+)
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from tqdm import tqdm
@@ -163,10 +176,7 @@ def run(task: Task) -> tuple[list[float], float]:
         if not asked.any():
             continue
         loss = cross_entropy(scores[asked], answer[asked])
-        optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
+        take_step(model, optimizer, loss)
     return tested(model, task)
 
 

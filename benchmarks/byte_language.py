@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from proof import take_step
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, silu, softplus
 
@@ -144,10 +145,7 @@ class Training:
                 carry.after(batch, state)
             target = batch.data["target"][batch.mask]  # the last window of a stream may have room left
             loss = cross_entropy(scores[batch.mask], target)
-            self.optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
-            nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-            self.optimizer.step()
+            take_step(self.model, self.optimizer, loss)
             self.schedule.step()
 
     def state_dict(self) -> dict[str, Any]:

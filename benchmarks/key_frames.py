@@ -19,7 +19,21 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from proof import BLUE, GREEN, GREY, VERMILION, figure_of, options_of, panels, side_by_side, span, table, told, write
+from proof import (
+    BLUE,
+    GREEN,
+    GREY,
+    VERMILION,
+    figure_of,
+    options_of,
+    panels,
+    side_by_side,
+    span,
+    table,
+    take_step,
+    told,
+    write,
+)
 from torch import Tensor, nn
 
 from stream_dataloader import StreamBatch, StreamDataLoader, StreamDataset, get_stream_info
@@ -229,10 +243,7 @@ def run(task: Task) -> float:
     for epoch in range(task.epochs):
         for fed in batches_of(task, model, dataset, loader, epoch):
             loss = (fed.predicted - fed.actions)[fed.is_there].square().mean()
-            optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
-            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
+            take_step(model, optimizer, loss)
     return tested(model, task)
 
 

@@ -24,6 +24,7 @@ from typing import Any, TypeVar
 import av
 import torch
 from interleaved import Result, Row, write_json
+from torch import nn
 from tqdm import tqdm
 
 Task = TypeVar("Task")
@@ -81,6 +82,14 @@ def _kept(run: Callable[[Task], Outcome], keep: Path | None, task: Task) -> Outc
     path.with_suffix(".part").write_bytes(pickle.dumps(outcome))
     path.with_suffix(".part").rename(path)
     return outcome
+
+
+def take_step(model: nn.Module, optimizer: torch.optim.Optimizer, loss: torch.Tensor) -> None:
+    """Train a model on one batch; the norm of all gradients is at most 1."""
+    optimizer.zero_grad()
+    loss.backward()  # type: ignore[no-untyped-call]
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
 
 
 def span(values: Iterable[float]) -> dict[str, float]:
