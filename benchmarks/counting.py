@@ -19,10 +19,12 @@ from program import run
 
 from stream_dataloader import StreamDataLoader, StreamDataset
 from stream_dataloader._reading.activity import Meter
-from stream_dataloader._workers.tally import Tally
+from stream_dataloader._workers.batch_counts import BatchCounts
 
 LANES = 8
-COUNTERS = [(Meter, name) for name in ("step", "opened", "granted", "waited_for_opening")] + [(Tally, "batch")]
+COUNTERS = [(Meter, name) for name in ("step", "opened", "waited_for_draw", "waited_for_opening")] + [
+    (BatchCounts, "batch")
+]
 
 
 @contextmanager

@@ -9,7 +9,7 @@ import os
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from stream_dataloader._schedule.outlook import Outlook
+from stream_dataloader._schedule.forecast import Forecast
 
 _MUCH_PADDING = 0.2
 _LONG_WAIT = 0.1  # of the trainer's time
@@ -17,7 +17,7 @@ _BUSY = 0.7  # of a worker's time
 _TINY_SECONDS = 200e-6  # for a lane's window: the cost of its bookkeeping, also on a busy machine
 _TINY_BYTES = 1 << 16  # of a lane's window
 _FROM_MEMORY = 300e6  # bytes per second and worker; no decoder is as fast
-_MUCH_GRANTING = 0.3  # of workers' time
+_MUCH_WAITING = 0.3  # of workers' time
 
 
 class Advice(NamedTuple):
@@ -46,7 +46,7 @@ class Setup:
         sources: Number of sources.
         num_workers: Number of workers.
         prefetch_factor: Number of batches that workers read ahead.
-        outlook: Forecast of padding, if lengths are known.
+        forecast: Forecast of padding, if lengths are known.
     """
 
     lanes: int
@@ -55,7 +55,7 @@ class Setup:
     sources: int
     num_workers: int
     prefetch_factor: int
-    outlook: Outlook | None = None
+    forecast: Forecast | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +65,7 @@ class WorkerStats:
     Attributes:
         reading_seconds: Taking items from streams and writing them into the batch.
         opening_seconds: Opening streams, or waiting for its background thread to open one.
-        granting_seconds: Waiting until it may take its next source, as other workers are behind in logical time.
+        waiting_seconds: Waiting until it may take its next source, as other workers are behind in logical time.
         idle_seconds: Waiting until the next batch is requested, and sending parts of batches.
         opening_ahead_seconds: Opening streams in the background thread, at the same time.
         items: Time steps that it read.
@@ -77,7 +77,7 @@ class WorkerStats:
 
     reading_seconds: float = 0.0
     opening_seconds: float = 0.0
-    granting_seconds: float = 0.0
+    waiting_seconds: float = 0.0
     idle_seconds: float = 0.0
     opening_ahead_seconds: float = 0.0
     items: int = 0
@@ -157,10 +157,10 @@ def advise(figures: Figures, setup: Setup, padding_share: float, cores: int) -> 
     if seconds < _TINY_SECONDS * windows and 0 < figures.bytes < _TINY_BYTES * windows:
         small = f"A lane's window is {figures.bytes / windows:,.0f} bytes, and to keep account of it takes long"
         return Advice("larger windows", f"{small}: make windows larger (time_steps), or yield chunks of steps.")
-    granted = figures._sum("granting_seconds")
-    granting = rate(granted, granted + seconds + figures._sum("idle_seconds"))
-    if granting > _MUCH_GRANTING:  # checked before busy workers, as one of them may be busy with a slow stream
-        waits = f"The trainer waits {figures.wait_share:.0%} of its time, workers {granting:.0%} for each other"
+    waited = figures._sum("waiting_seconds")
+    waiting = rate(waited, waited + seconds + figures._sum("idle_seconds"))
+    if waiting > _MUCH_WAITING:  # checked before busy workers, as one of them may be busy with a slow stream
+        waits = f"The trainer waits {figures.wait_share:.0%} of its time, workers {waiting:.0%} for each other"
         return Advice("lookahead", f"{waits}: reserve more sources (lookahead=), or use deterministic=False.")
     if busy >= _BUSY:
         return _about_busy_workers(figures, setup, cores)
@@ -170,12 +170,12 @@ def advise(figures: Figures, setup: Setup, padding_share: float, cores: int) -> 
 def _busy_share(worker: WorkerStats) -> float:
     """Return the share of its time in which a worker read or opened streams, 0 to 1."""
     busy = worker.reading_seconds + worker.opening_seconds
-    return rate(busy, busy + worker.granting_seconds + worker.idle_seconds)
+    return rate(busy, busy + worker.waiting_seconds + worker.idle_seconds)
 
 
 def _about_padding(figures: Figures, setup: Setup, padding_share: float) -> Advice:
     share = f"{padding_share:.0%} of the batches is padding"
-    if setup.outlook is not None and (better := setup.outlook.alternatives):
+    if setup.forecast is not None and (better := setup.forecast.alternatives):
         text = f"{share}; with {better[0].option} it would be {better[0].padding_share:.0%}"
         others = f" ({', '.join(map(str, better[1:]))})" if better[1:] else ""
         return Advice(better[0].kind, f"{text}{others}.")

@@ -19,7 +19,7 @@ import numpy as np
 from torch.utils.data import DataLoader
 
 from stream_dataloader._assembly.block import Block
-from stream_dataloader._assembly.judge import Judge
+from stream_dataloader._assembly.layout_check import LayoutCheck
 from stream_dataloader._assembly.part import Contents, Part
 from stream_dataloader._assembly.regroup import Regrouper
 from stream_dataloader._items.layout import Layout, Spec, as_array
@@ -79,12 +79,12 @@ class _Regrouped:
         self._readers = deal_lanes(dataset.batch_size, torch_loader.num_workers)
 
     def __iter__(self) -> Iterator[StreamBatch]:
-        judge = Judge(self._readers, self._dataset.sources)
+        layout_check = LayoutCheck(self._readers, self._dataset.sources)
         regrouper = Regrouper(
             self._readers,
             self._dataset.window_steps,
             self._dataset.fill_value,
-            judge,
+            layout_check,
             mark_ends=bool(self._dataset.mark_ends),
             context=self._dataset.context,
         )
@@ -94,7 +94,7 @@ class _Regrouped:
             step = min(fifo[0].batch_index for fifo in fifos.values() if fifo)
             taken = {worker: fifo.popleft() for worker, fifo in fifos.items() if fifo and fifo[0].batch_index == step}
             parts = [_as_read(number, taken.get(reader.worker_id)) for number, reader in enumerate(self._readers)]
-            judge.judge(parts, None)
+            layout_check.check(parts, None)
             batch = regrouper.batch(step, next(iter(taken.values())).epoch, parts, None)
             return batch.pin_memory() if self._loader.pin_memory else batch
 

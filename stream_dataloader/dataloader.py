@@ -18,9 +18,9 @@ import torch
 from stream_dataloader import _options as options
 from stream_dataloader._device import Destination, HasDestination
 from stream_dataloader._loader.attributes import KeptLength, TorchAttributes
+from stream_dataloader._loader.base_position import KeptLanes
 from stream_dataloader._loader.iteration import Output
 from stream_dataloader._loader.position import LoaderPosition
-from stream_dataloader._loader.standing import KeptLanes
 from stream_dataloader._loader.starter import Starter
 from stream_dataloader._memory.pickling import ByValue
 from stream_dataloader._progress import with_progress

@@ -25,7 +25,7 @@ class TraceEvent(NamedTuple):
     Attributes:
         worker: The worker's number; -1 is the trainer's process.
         kind: `"step"`: a worker reads its lanes' windows of a batch. `"open"`: it opens a stream. `"open ahead"`: its
-            background thread opens a stream. `"grant"`: it waits until it may take the next source. `"batch"`: the
+            background thread opens a stream. `"wait"`: it waits until it may take the next source. `"batch"`: the
             trainer waits for a batch. `"train"`: the trainer works between two batches.
         start_ns: Time of its start, by `time.monotonic_ns`.
         stop_ns: Time of its end.
@@ -175,8 +175,8 @@ class LoaderStats(Figures):
         if self.setup is None:
             return Advice("unknown", "There is no advice, as these figures do not belong to a loader.")
         if padding_share is None:
-            outlook = self.setup.outlook
-            padding_share = self.idle_share if outlook is None else outlook.padding_share
+            forecast = self.setup.forecast
+            padding_share = self.idle_share if forecast is None else forecast.padding_share
         return advise(self, self.setup, padding_share, available_cores() if cores is None else cores)
 
     def as_dict(self) -> dict[str, Any]:
@@ -210,7 +210,7 @@ class LoaderStats(Figures):
         ]
 
     def _rows(self) -> list[list[str]]:
-        rows = [["worker", "reading", "opening", "grants", "idle", "ahead", "items"]]
+        rows = [["worker", "reading", "opening", "waiting", "idle", "ahead", "items"]]
         for number, worker in enumerate(self.workers):
             seconds = dataclasses.astuple(worker)[:5]
             rows.append([str(number), *(f"{value:.2f} s" for value in seconds), f"{worker.items:,}"])

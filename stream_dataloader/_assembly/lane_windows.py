@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from stream_dataloader._assembly.block import Block, new_column
-from stream_dataloader._assembly.judge import Judge
+from stream_dataloader._assembly.layout_check import LayoutCheck
 from stream_dataloader._assembly.part import Part
 from stream_dataloader._assembly.slots import Slot, blocks_of
 from stream_dataloader._assembly.writer import WindowKind
@@ -25,15 +25,17 @@ _IDLE = object()  # stands for an idle lane's window until the layout is known
 class LaneWindows:
     """Takes windows out of parts."""
 
-    def __init__(self, readers: Sequence[Reader], time_steps: int | None, fill_value: Any, judge: Judge) -> None:
+    def __init__(
+        self, readers: Sequence[Reader], time_steps: int | None, fill_value: Any, layout_check: LayoutCheck
+    ) -> None:
         self._lanes = [reader.lanes for reader in readers]
         self._time_steps = time_steps
         self._fill_value, self._fill = fill_value, FillValue(fill_value)
-        self._judge = judge
+        self._layout_check = layout_check
 
     def of(self, parts: Sequence[Part | None], slot: Slot | None) -> list[Any]:
         """Return the B lanes' windows of a step; windows in the slot are views into it."""
-        self._judge.meet(parts)
+        self._layout_check.meet(parts)
         windows: list[Any] = []
         for part, lanes in zip(parts, self._lanes, strict=True):
             windows += [_IDLE] * len(lanes) if part is None else self._of_part(part, slot, lanes)
@@ -52,12 +54,12 @@ class LaneWindows:
         block = next((block for block in blocks if block.counts[row]), None)
         if block is None:
             return _IDLE
-        layout = self._judge.as_met(block.layout)
-        self._judge.layout = self._judge.layout or layout
+        layout = self._layout_check.as_met(block.layout)
+        self._layout_check.layout = self._layout_check.layout or layout
         return _window(block, row, layout)
 
     def _idle_window(self) -> Any:
-        layout = self._judge.layout
+        layout = self._layout_check.layout
         if self._time_steps is None or layout is None:
             return self._fill_value
         return idle_window(layout, self._time_steps, self._fill.of(layout))

@@ -1,6 +1,6 @@
 """Regrouping: puts the workers' parts of one step side by side, in lane order, which makes the batch.
 
-Guarantee: the result depends on what the lanes read, not on workers. All parts must share a layout, see `judge`.
+Guarantee: the result depends on what the lanes read, not on workers. All parts must share a layout, see `layout_check`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from stream_dataloader._assembly.block import Block, new_column
-from stream_dataloader._assembly.judge import Judge
+from stream_dataloader._assembly.layout_check import LayoutCheck
 from stream_dataloader._assembly.part import Part
 from stream_dataloader._assembly.slots import Slot, blocks_of
 from stream_dataloader._items.bookkeeping import Bookkeeping, asked
@@ -35,7 +35,7 @@ class Regrouper:
         readers: Sequence[Reader],
         time_steps: int | None,
         fill_value: Any,
-        judge: Judge,
+        layout_check: LayoutCheck,
         *,
         mark_ends: bool = False,
         context: int = 0,
@@ -44,7 +44,7 @@ class Regrouper:
         self._time_steps = time_steps
         self._last_time_steps = 1
         self._fill = FillValue(fill_value)
-        self._judge = judge
+        self._layout_check = layout_check
         self._mark_ends, self._context = mark_ends, context
         self._all_lanes = range(lanes[0].start, lanes[-1].stop)
         self._lane = torch.arange(lanes[0].start, lanes[-1].stop, dtype=torch.int64, device="cpu")
@@ -59,7 +59,7 @@ class Regrouper:
         state: Callable[[], dict[str, Any]] | None = None,
     ) -> StreamBatch:
         """Make the batch of a step that was judged; its `state_dict` calls `state`."""
-        layout = self._judge.layout
+        layout = self._layout_check.layout
         assert layout is not None
         is_in_slot, longest, runs = slot is not None, 0, []
         for part in parts:

@@ -59,7 +59,7 @@ class StepCollector:
         self._report = REPORT_SECONDS
 
     def start(self, record: PackedSnapshot, recovery: Recovery = NO_RECOVERY) -> bool:
-        self._work.tally.meters.stop_clocks()  # workers that died left their times running
+        self._work.counts.meters.stop_clocks()  # workers that died left their times running
         if (begun := self._begin(record, recovery)) is None:
             return False
         self.session, self._local = begun
@@ -119,14 +119,14 @@ class StepCollector:
 
     def _tell_of(self, late: list[bool], step: int) -> None:
         """Count the lanes that a batch lacks, and log lanes that have been late for long."""
-        tally = self._work.tally
-        tally.note_late(late)
-        seconds = tally.late_seconds
+        counts = self._work.counts
+        counts.note_late(late)
+        seconds = counts.late_seconds
         if seconds < self._report:
             self._report = self._report if seconds >= REPORT_SECONDS else REPORT_SECONDS
             return
         self._report = 2 * seconds
-        lanes = tally.late_lanes(self._work.dataset.sources)
+        lanes = counts.late_lanes(self._work.dataset.sources)
         log.warning("step %d goes on without late lanes: %s", step, "; ".join(map(str, lanes)))
 
     def _without_part(self) -> list[bool]:
@@ -183,7 +183,7 @@ class StepCollector:
         elif self._restarts >= self._most:
             return False
         self._restarts += 1
-        self._work.tally.counts["restarts"] += 1
+        self._work.counts.totals["restarts"] += 1
         log.warning("%s; restart %d of %d, at step %d", str(death), self._restarts, self._most, record.step)
         return self.start(record, Recovery(self._killers, cautious=True, number=self._restarts))
 

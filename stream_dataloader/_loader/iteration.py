@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from stream_dataloader._assembly.judge import Judge
 from stream_dataloader._assembly.lane_windows import LaneWindows
+from stream_dataloader._assembly.layout_check import LayoutCheck
 from stream_dataloader._assembly.part import Part, have_data
 from stream_dataloader._assembly.regroup import Regrouper
 from stream_dataloader._assembly.slots import Slot
@@ -27,8 +27,8 @@ from stream_dataloader._memory.endings import Ending
 from stream_dataloader._ranks.agreement import AgreedSteps, Steps
 from stream_dataloader._reading.reader import warn_of_skip
 from stream_dataloader._schedule.rules import Reader
+from stream_dataloader._workers.batch_counts import BatchCounts
 from stream_dataloader._workers.session import Session
-from stream_dataloader._workers.tally import Tally
 from stream_dataloader.batch import StreamBatch
 from stream_dataloader.errors import GapError, StreamError
 from stream_dataloader.protocols import CollateFn
@@ -56,19 +56,19 @@ class Iteration:
     """An iterator over the batches of one epoch, or of a run that is read in epochs."""
 
     def __init__(
-        self, epoch: Epoch, collector: StepCollector, position: LoaderPosition, output: Output, tally: Tally
+        self, epoch: Epoch, collector: StepCollector, position: LoaderPosition, output: Output, counts: BatchCounts
     ) -> None:
         self.epoch = epoch
         self.output = output
         self.closed = False
         self._collector = collector
         self._position = position
-        self._tally = tally
+        self._counts = counts
         dataset, time_steps = epoch.dataset, epoch.dataset.window_steps
-        self._judge = Judge(collector.readers, dataset.sources)
+        self._layout_check = LayoutCheck(collector.readers, dataset.sources)
         self._make: Regrouper | LaneWindows = self._regrouper_of(collector.readers)
         if output.collate_fn is not None:
-            self._make = LaneWindows(collector.readers, time_steps, dataset.fill_value, self._judge)
+            self._make = LaneWindows(collector.readers, time_steps, dataset.fill_value, self._layout_check)
         self._pads_by_value = output.collate_fn is not None and time_steps is None
         self._noted: Any = ...  # the layout that was noted last; None is a layout that is not known
         self._skipped: set[int] = set()
@@ -80,7 +80,7 @@ class Iteration:
     def _regrouper_of(self, readers: Sequence[Reader]) -> Regrouper:
         dataset = self.epoch.dataset
         how: Any = {"mark_ends": bool(dataset.mark_ends), "context": dataset.context}
-        return Regrouper(readers, dataset.window_steps, dataset.fill_value, self._judge, **how)
+        return Regrouper(readers, dataset.window_steps, dataset.fill_value, self._layout_check, **how)
 
     def __iter__(self) -> Iterator[Any]:
         return self
@@ -90,11 +90,11 @@ class Iteration:
         self._collector.begin_epoch()
 
     def __next__(self) -> Any:
-        begin, step, output, judge = self._tally.wait(), self.epoch.step, self.output, self._judge
+        begin, step, output, layout_check = self._counts.wait(), self.epoch.step, self.output, self._layout_check
         parts, slot = self._next_parts()
-        if judge.layout is None and not any(parts) and not self._pads_by_value:
+        if layout_check.layout is None and not any(parts) and not self._pads_by_value:
             # This rank has read nothing yet. To pad its batch it needs the layout of a loaded state or of other ranks.
-            judge.layout = self._position.layout or self.epoch.steps.layout()
+            layout_check.layout = self._position.layout or self.epoch.steps.layout()
         made: Any
         if isinstance(self._make, Regrouper):
             # The record is bound now, so that later batches do not change this batch's state.
@@ -102,9 +102,9 @@ class Iteration:
             made = self._make.batch(step, self.epoch.number, parts, slot, state)
         else:
             made = self._make.of(parts, slot)
-        if judge.layout is not self._noted:
+        if layout_check.layout is not self._noted:
             self._note_layout()
-        self._tally.batch(begin, step, parts, judge.layout)
+        self._counts.batch(begin, step, parts, layout_check.layout)
         if output.collate_fn is not None:
             try:
                 made = output.collate_fn(made)
@@ -114,7 +114,7 @@ class Iteration:
 
     def _note_layout(self) -> None:
         states = self._position.states
-        self._noted = self._judge.layout
+        self._noted = self._layout_check.layout
         states.layout = self._noted or states.layout
         self.epoch.steps.note_layout(states.layout)
 
@@ -136,12 +136,12 @@ class Iteration:
             regroupers.append((self._regrouper_of(readers), slice(numbers[0], numbers[-1] + 1)))
         stop = None if steps is None else self.epoch.step + steps
         while self.epoch.step != stop:
-            begin, step = self._tally.wait(), self.epoch.step
+            begin, step = self._counts.wait(), self.epoch.step
             try:
                 parts, slot = self._next_parts()
             except StopIteration:
                 return
-            self._tally.batch(begin, step, parts, self._judge.layout)
+            self._counts.batch(begin, step, parts, self._layout_check.layout)
             self._of_step = self._parts_of(step, parts, slot, regroupers)
             yield self._of_step
 
@@ -197,12 +197,12 @@ class Iteration:
             assert isinstance(failure, StreamError)
             if isinstance(failure, GapError):  # no source was skipped, and the worker has logged the gap
                 self._position.failures.append(failure)
-                self._tally.counts["gaps"] += 1
+                self._counts.totals["gaps"] += 1
                 continue
             self._position.note_failure(failure)
             if failure.source_index not in self._skipped:
                 self._skipped.add(failure.source_index)
-                self._tally.counts["skipped"] += 1
+                self._counts.totals["skipped"] += 1
                 warn_of_skip(failure)
 
     def _raise_first_error(self, parts: list[Part | None], slot: Slot | None) -> None:
@@ -212,7 +212,7 @@ class Iteration:
                 errors += [(fault.lane, fault.error.unpack()) for fault in part.faults]
         if self.output.collate_fn is None:  # windows for a `collate_fn` may differ in layout, a batch may not
             try:
-                self._judge.judge(parts, slot)
+                self._layout_check.check(parts, slot)
             except StreamError as misfit:
                 errors.append((misfit.lane, misfit))
         if errors:
@@ -222,7 +222,7 @@ class Iteration:
         """End the iteration: workers that are not kept end, streams are closed."""
         if self.is_own:  # a process that the user forked must not end the parent's workers
             self.closed = True
-            self._tally.end()
+            self._counts.end()
             if self.ending is not None:
                 self.ending.now()
             self._collector.close()

@@ -14,9 +14,9 @@ from typing import Any
 
 from stream_dataloader import _options as options
 from stream_dataloader._items.layout import Layout
+from stream_dataloader._loader.base_position import BasePosition, KeptLanes
 from stream_dataloader._loader.epoch import Epoch
 from stream_dataloader._loader.skipping import place_later
-from stream_dataloader._loader.standing import KeptLanes, Standing
 from stream_dataloader._loader.states import States
 from stream_dataloader._ranks.ranks import Ranks, known_count
 from stream_dataloader._reading.plan import Start
@@ -46,7 +46,7 @@ def _kept_lanes(ranks: Ranks, loaded: LoadedState) -> KeptLanes:
     return KeptLanes(rules.groups.count * width, lanes)
 
 
-class LoaderPosition(Standing[Epoch]):
+class LoaderPosition(BasePosition[Epoch]):
     """Position of a loader.
 
     Args:
@@ -122,7 +122,7 @@ class LoaderPosition(Standing[Epoch]):
         """Number of sources that lanes have begun before the coming epoch's place."""
         if (at := self.coming()[0].resume) is None:
             return 0
-        reserved = sum(grant != NONE for lane in at.lanes for grant in lane.reserved or ())
+        reserved = sum(draw != NONE for lane in at.lanes for draw in lane.reserved or ())
         return sum(at.cursors) - len(at.returned) - reserved
 
     def coming_epoch(self, readers: int) -> Epoch:

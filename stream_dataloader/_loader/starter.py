@@ -21,14 +21,14 @@ from typing import Any
 
 from stream_dataloader._advice import Setup
 from stream_dataloader._device import OneAhead
+from stream_dataloader._loader.base_position import is_being_read
 from stream_dataloader._loader.collector import Begun, StepCollector
 from stream_dataloader._loader.epoch import Epoch
 from stream_dataloader._loader.iteration import Iteration, Output
 from stream_dataloader._loader.position import LoaderPosition
-from stream_dataloader._loader.standing import is_being_read
 from stream_dataloader._memory.endings import Ending
 from stream_dataloader._ranks.ranks import Ranks
-from stream_dataloader._reading.activity import ActivityBoard
+from stream_dataloader._reading.activity import WorkerStatus
 from stream_dataloader._reading.deferred import Begun as Reads
 from stream_dataloader._reading.deferred import Turn
 from stream_dataloader._reading.plan import Reading, Recovery
@@ -36,9 +36,9 @@ from stream_dataloader._reading.reader import read_here
 from stream_dataloader._schedule.rules import deal_lanes
 from stream_dataloader._schedule.saved_state import common
 from stream_dataloader._schedule.snapshot import PackedSnapshot, Snapshot, uncounted_lane
+from stream_dataloader._workers.batch_counts import BatchCounts, clock
 from stream_dataloader._workers.pool import Pool
 from stream_dataloader._workers.settings import WorkerSettings
-from stream_dataloader._workers.tally import Tally, clock
 from stream_dataloader._workers.workers import Assignment
 from stream_dataloader.errors import StateError
 from stream_dataloader.stats import LoaderStats
@@ -52,11 +52,11 @@ class Starter:
         self._turn = turn
         rules, workers = ranks.reading.rules, settings.num_workers
         readers = deal_lanes(rules.lanes, workers, lane_by_lane=settings.patience is not None)
-        tally = Tally(readers, rules.time_steps, shared=workers > 0)
+        counts = BatchCounts(readers, rules.time_steps, shared=workers > 0)
         self._newest: Callable[[], Iteration | None] = type(None)
         self._ending: Ending | None = None  # of the newest iteration, which may be gone
-        self._work = Assignment(ranks.reading, readers, settings, tally)
-        self._board = ActivityBoard(readers, shared=False)  # of lanes that are read here
+        self._work = Assignment(ranks.reading, readers, settings, counts)
+        self._status = WorkerStatus(readers, shared=False)  # of lanes that are read here
         self.renew(settings)
 
     def renew(self, settings: WorkerSettings) -> None:
@@ -74,7 +74,7 @@ class Starter:
     @property
     def counts(self) -> Mapping[str, int]:
         """Counts of batches so far, by names of `LoaderStats`."""
-        return self._work.tally.counts
+        return self._work.counts.totals
 
     @property
     def is_reading(self) -> bool:
@@ -161,9 +161,9 @@ class Starter:
                 epoch.steps.close()
                 collector.close()
                 raise
-        work.tally.begin(begin)
+        work.counts.begin(begin)
         position.begin(epoch)
-        return Iteration(epoch, collector, position, output, work.tally)
+        return Iteration(epoch, collector, position, output, work.counts)
 
     def _meet_ranks(self, epoch: Epoch, position: LoaderPosition) -> None:
         terms = {} if self._ranks.alone else common(position.coming_state())
@@ -176,7 +176,7 @@ class Starter:
             return Begun(self.pool.start(start, recovery), None)
         work = self._work
         reading = Reading(
-            work.dataset.plan(), start, work.readers, self._board, work.tally.meters, recovery=recovery, locally=True
+            work.dataset.plan(), start, work.readers, self._status, work.counts.meters, recovery=recovery, locally=True
         )
         return Begun(None, read_here(reading))
 
@@ -189,10 +189,10 @@ class Starter:
             sources=rules.num_sources,
             num_workers=work.settings.num_workers,
             prefetch_factor=work.settings.batches_ahead,
-            outlook=work.dataset.plan().outlook(),
+            forecast=work.dataset.plan().forecast(),
         )
         slots = (0, 0) if self.pool is None else self.pool.slots_in_use
-        return dataclasses.replace(work.tally.stats(*slots, work.dataset.sources), setup=setup)
+        return dataclasses.replace(work.counts.stats(*slots, work.dataset.sources), setup=setup)
 
 
 def _pool_of(work: Assignment) -> Pool:

@@ -38,7 +38,7 @@ class States:
         self._dataset = dataset
         self._length = length
         self._order: tuple[Rules, int, Any, Order] | None = None  # of the epoch that `is_end` was called for last
-        self._failed: dict[int, set[int]] = {}  # skipped sources by group hosted, including those of a loaded state
+        self._failed: dict[int, set[int]] = {}  # skipped sources by local group, including those of a loaded state
 
     def load(self, loaded: LoadedState) -> Start:
         self._failed = dict(enumerate(loaded.failures))

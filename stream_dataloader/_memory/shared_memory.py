@@ -5,7 +5,7 @@ releases when a process dies: `fcntl.lockf`.
 
 Small blocks of memory lie side by side in one file, and each locks its own bytes::
 
-    arena   | rows | board | list of sources | rows | ...             a descriptor for some hundred loaders
+    arena   | rows | status | list of sources | rows | ...            a descriptor for some hundred loaders
 
 A block is never reused, because a worker of a loader that is gone may still write to it.
 """

@@ -25,7 +25,7 @@ from typing import Any
 from stream_dataloader._items.plain import layout_from_plain, layout_to_plain
 from stream_dataloader._ranks import keys
 from stream_dataloader._ranks.rendezvous import Rendezvous
-from stream_dataloader._ranks.speaker import FAREWELL_SECONDS, speak
+from stream_dataloader._ranks.speaker import SHUTDOWN_SECONDS, speak
 from stream_dataloader._ranks.store import StoreConnection
 from stream_dataloader.errors import RankError, StateError
 
@@ -195,7 +195,7 @@ class AgreedSteps(Steps):
         self._rendezvous.close()
         if not store_is_gone and not collected:
             for thread in threads:
-                thread.join(FAREWELL_SECONDS)
+                thread.join(SHUTDOWN_SECONDS)
 
     def _leave(self, connection: StoreConnection) -> None:
         """Release all ranks that wait for this one, and this rank's own threads that wait for others."""

@@ -29,7 +29,7 @@ import torch.distributed as dist
 
 from stream_dataloader._ranks import keys
 from stream_dataloader._ranks.place import RankPlace
-from stream_dataloader._ranks.speaker import FAREWELL_SECONDS, StoreThread
+from stream_dataloader._ranks.speaker import SHUTDOWN_SECONDS, StoreThread
 from stream_dataloader._ranks.store import StoreConnection, StoreUse, use_of
 from stream_dataloader.errors import RankError, shorten
 
@@ -218,7 +218,7 @@ class Rendezvous:
 
     def wait_until_read(self, connection: StoreConnection, came: str, *parted: str) -> None:
         """Wait a moment, so that other ranks can read the error when an epoch ends early."""
-        deadline = clock.monotonic() + FAREWELL_SECONDS / 2
+        deadline = clock.monotonic() + SHUTDOWN_SECONDS / 2
         others = {rank for rank in range(self.place.world_size) if rank != self.place.rank and self._keeps_store}
         while others and clock.monotonic() < deadline:
             rank = min(others)
@@ -245,10 +245,10 @@ class Rendezvous:
         self.say_last(leave, busy=not isinstance(error, RankError))  # after an interrupt the thread still has a task
 
     def say_last(self, task: Callable[[StoreConnection], Any], *, busy: bool) -> None:
-        farewell = StoreThread(self.connect) if busy else self.speaker
+        last_thread = StoreThread(self.connect) if busy else self.speaker
         with contextlib.suppress(RankError):
-            farewell.call(task, FAREWELL_SECONDS, 0)
-        farewell.close()
+            last_thread.call(task, SHUTDOWN_SECONDS, 0)
+        last_thread.close()
 
     def close(self) -> None:
         self.speaker.close()

@@ -14,7 +14,7 @@ from stream_dataloader._ranks.store import StoreConnection
 from stream_dataloader.errors import RankError
 
 #: Seconds to notify other ranks when this one leaves, and for its threads to end.
-FAREWELL_SECONDS = 2.0
+SHUTDOWN_SECONDS = 2.0
 _CONNECT_SECONDS = 30.0
 _LOOK_SECONDS = 1.0
 
@@ -31,7 +31,7 @@ def speak(task: Callable[[], None], name: str) -> threading.Thread:
 @atexit.register
 def _join_speakers() -> None:
     """Join the threads at exit: a store's call that returns during Python's shutdown aborts the process (pybind11)."""
-    deadline = clock.monotonic() + FAREWELL_SECONDS
+    deadline = clock.monotonic() + SHUTDOWN_SECONDS
     for thread in list(_speaking):
         thread.join(max(0.0, deadline - clock.monotonic()))
 

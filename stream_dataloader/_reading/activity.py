@@ -1,6 +1,6 @@
 """Status of the workers, in memory that the main process can still read when a worker is dead.
 
-`ActivityBoard` holds the current work of each worker, `Meters` holds counts of its past work. The last events are kept
+`WorkerStatus` holds the current work of each worker, `Meters` holds counts of its past work. The last events are kept
 in a ring, for a trace::
 
     numbers    idle | busy | opening | ...                    a row per reader, nanoseconds and counts
@@ -25,20 +25,20 @@ from stream_dataloader.errors import shorten
 from stream_dataloader.stats import TraceEvent, WorkerStats
 
 #: The numbers of a reader, in this order.
-IDLE_NS, BUSY_NS, OPENING_NS, GRANTING_NS, AHEAD_NS, ITEMS, STEPS, SENT, OPENED, OPENED_AHEAD, RETRIED, HEAD = range(12)
+IDLE_NS, BUSY_NS, OPENING_NS, WAITING_NS, AHEAD_NS, ITEMS, STEPS, SENT, OPENED, OPENED_AHEAD, RETRIED, HEAD = range(12)
 _TIMES = 5
 _SINCE = 12  # from here on: the moment since which each of the times runs, 0 if it does not
 _NUMBERS = _SINCE + _TIMES
 
 #: Kinds of events; 0 is none.
-STEP, OPEN, OPEN_AHEAD, GRANT = range(1, 5)
-_KINDS = ("", "step", "open", "open ahead", "grant")
+STEP, OPEN, OPEN_AHEAD, WAIT = range(1, 5)
+_KINDS = ("", "step", "open", "open ahead", "wait")
 
 _EVENTS = 2048
 _WORDS = 4  # numbers of an event
 
-#: Shorter waits for a grant are not recorded as events. Most waits are shorter, and would push other events out.
-_SHORTEST_GRANT_NS = 100_000
+#: Shorter waits for a draw are not recorded as events. Most waits are shorter, and would push other events out.
+_SHORTEST_WAIT_NS = 100_000
 
 clock = time.monotonic_ns
 
@@ -69,7 +69,7 @@ class Activity(NamedTuple):
         return frozenset(read | ({(self.opening, -1)} if self.opening >= 0 else set()))
 
 
-class ActivityBoard(SharedFields):
+class WorkerStatus(SharedFields):
     """Status of all workers of a loader; 0 stands for nothing.
 
     Attributes:
@@ -92,7 +92,7 @@ class ActivityBoard(SharedFields):
         self.interrupted = carve(len(self._readers))
 
     def clear(self) -> None:
-        """Clear the board; no worker may be running."""
+        """Clear the status; no worker may be running."""
         for numbers in (self.reading, self.opening, self.working, self.exiting, self.interrupted):
             numbers[:] = 0
 
@@ -215,11 +215,11 @@ def _put_together(workers: Sequence[int], of_readers: IntArray) -> list[TraceEve
 
 
 def _stats(row: list[int]) -> WorkerStats:
-    reading = row[BUSY_NS] - row[OPENING_NS] - row[GRANTING_NS]
+    reading = row[BUSY_NS] - row[OPENING_NS] - row[WAITING_NS]
     return WorkerStats(
         reading_seconds=max(reading, 0) / 1e9,
         opening_seconds=row[OPENING_NS] / 1e9,
-        granting_seconds=row[GRANTING_NS] / 1e9,
+        waiting_seconds=row[WAITING_NS] / 1e9,
         idle_seconds=row[IDLE_NS] / 1e9,
         opening_ahead_seconds=row[AHEAD_NS] / 1e9,
         items=row[ITEMS],
@@ -284,13 +284,13 @@ class Meter:
         self.stop(OPENING_NS)
         self._numbers[OPENING_NS] += clock() - begin
 
-    def granted(self, begin: int) -> None:
-        """Count a wait for a grant."""
+    def waited_for_draw(self, begin: int) -> None:
+        """Count a wait for a draw."""
         stop = clock()
-        self.stop(GRANTING_NS)
-        self._numbers[GRANTING_NS] += stop - begin
-        if stop - begin >= _SHORTEST_GRANT_NS:
-            self._note(GRANT, begin, stop, -1)
+        self.stop(WAITING_NS)
+        self._numbers[WAITING_NS] += stop - begin
+        if stop - begin >= _SHORTEST_WAIT_NS:
+            self._note(WAIT, begin, stop, -1)
 
     def retried(self, times: int) -> None:
         """Count how often a stream was opened again after errors."""

@@ -1,6 +1,6 @@
-"""Opening of the streams that one reader's lanes are granted, each at the item where it begins.
+"""Opening of the streams that one reader's lanes draw, each at the item where it begins.
 
-Guarantee: while a source is being opened, the board shows it, so that a worker's death can be traced to it. The
+Guarantee: while a source is being opened, the status shows it, so that a worker's death can be traced to it. The
 background thread starts with the first reservation, and only runs code of sources that may be opened early.
 """
 
@@ -15,16 +15,16 @@ from concurrent.futures import Future
 
 from stream_dataloader._memory.endings import start_thread
 from stream_dataloader._notices import log
-from stream_dataloader._reading.activity import AHEAD_NS, GRANTING_NS, OPENING_NS, Meter, clock
+from stream_dataloader._reading.activity import AHEAD_NS, OPENING_NS, WAITING_NS, Meter, clock
 from stream_dataloader._reading.global_draws import GlobalDraws
 from stream_dataloader._reading.plan import Reading
 from stream_dataloader._reading.source_queue import SourceQueue
 from stream_dataloader._reading.starts import IGNORES_START, is_start_ignored
 from stream_dataloader._reading.stream import OpenedStream, Retries
 from stream_dataloader._reading.worker_info import worker_info_hidden
+from stream_dataloader._schedule.requests import Held, next_draw
 from stream_dataloader._schedule.rules import NONE, PENDING
 from stream_dataloader._schedule.snapshot import LaneState
-from stream_dataloader._schedule.tickets import Held, next_grant
 from stream_dataloader.errors import OpenError, shorten
 from stream_dataloader.stream_info import StreamInfo
 
@@ -35,12 +35,12 @@ _LONGEST_JOIN_SECONDS = 1.0
 
 
 class Opener:
-    """Opens the sources that the lanes of a reader are granted.
+    """Opens the sources that the lanes of a reader draw.
 
     Attributes:
         lanes: The reader's lanes.
         opens_early: Whether some sources may be opened ahead of need.
-        taken: The grants that each lane took in this step.
+        taken: The draws that each lane took in this step.
     """
 
     def __init__(self, reading: Reading, number: int, queue: SourceQueue, meter: Meter) -> None:
@@ -60,47 +60,47 @@ class Opener:
             # a lane is reading at the same moment.
             allowed = None
         self.opens_early = allowed is not None
-        may_open = allowed and (lambda grant: allowed(self._source(grant)))
+        may_open = allowed and (lambda draw: allowed(self._source(draw)))
         self._early = EarlyOpener(queue, may_open, functools.partial(self._open, ahead=True))
         resume = reading.resume
         self._waiting = {} if resume is None else resume.waiting
         if resume is not None:
             for lane in self.lanes:
                 self._held[lane] = resume.lanes[lane].reserved
-                for grant in self._held[lane] or ():
-                    self._early.reserve(lane, grant)
+                for draw in self._held[lane] or ():
+                    self._early.reserve(lane, draw)
 
     def next(self, lane: int, time: int) -> OpenedStream | None:
         """Take the next source for a lane that is out of data; None if there is none left."""
         take_out = self._take_early if self.opens_early else self.queue.take
         take, wait = functools.partial(take_out, lane, time), functools.partial(self._wait, lane, time)
-        grant, self._held[lane] = next_grant(self._held[lane], self._plan.rules.lookahead, take, wait)
+        draw, self._held[lane] = next_draw(self._held[lane], self._plan.rules.lookahead, take, wait)
         # `NONE` is reported, too: the main process repeats each draw to follow the cursors.
-        self.taken.setdefault(lane, []).append(grant)
+        self.taken.setdefault(lane, []).append(draw)
         stream = None
-        if grant != NONE:
+        if draw != NONE:
             opened = self._early.take(lane) if self.opens_early else None
             if opened is None:
-                stream = self._open(grant, lane)
+                stream = self._open(draw, lane)
             else:
                 begin = self._meter.begin(OPENING_NS)
                 stream = opened.result()
                 self._meter.waited_for_opening(begin)
                 self._count_retries(stream)
-        self.reading.board.reading[lane] = 0 if stream is None else stream.info.source_index + 1
+        self.reading.status.reading[lane] = 0 if stream is None else stream.info.source_index + 1
         return stream
 
     def resume(self, lane: int, start: LaneState) -> OpenedStream | None:
         """Open the stream that a lane was reading before, if any, where it stopped."""
-        if start.grant == NONE:
+        if start.draw == NONE:
             return None
-        self.reading.board.reading[lane] = self._source(start.grant) + 1
-        return self._open(start.grant, lane, start)
+        self.reading.status.reading[lane] = self._source(start.draw) + 1
+        return self._open(start.draw, lane, start)
 
     def close_stream(self, lane: int, stream: OpenedStream) -> None:
         """Close a stream that a lane leaves."""
         stream.close()
-        self.reading.board.reading[lane] = 0
+        self.reading.status.reading[lane] = 0
 
     def _count_retries(self, stream: OpenedStream) -> None:
         """Count how often a stream is opened again. Runs in the lane's thread, as the meter allows one writer only."""
@@ -109,31 +109,31 @@ class Opener:
         stream.on_retry = self._meter.retried
 
     def _take_early(self, lane: int, time: int, ahead: bool) -> int:
-        # A ticket that is needed now means that the lane's reservations were refused. The ledger reuses their numbers,
+        # A request that is needed now means that the lane's reservations were refused. The ledger reuses their numbers,
         # so the background thread must not wait for them any more.
         if not ahead:
             self._early.forget(lane)
-        ticket = self.queue.take(lane, time, ahead)
+        request = self.queue.take(lane, time, ahead)
         if ahead:
-            self._early.reserve(lane, ticket)
-        return ticket
+            self._early.reserve(lane, request)
+        return request
 
-    def _wait(self, lane: int, time: int, ticket: int) -> int:
-        begin = self._meter.begin(GRANTING_NS)
-        grant = self.queue.wait(lane, time, ticket)
-        self._meter.granted(begin)
-        return grant
+    def _wait(self, lane: int, time: int, request: int) -> int:
+        begin = self._meter.begin(WAITING_NS)
+        draw = self.queue.wait(lane, time, request)
+        self._meter.waited_for_draw(begin)
+        return draw
 
-    def _source(self, grant: int) -> int:
-        """Return the source of a grant."""
-        number = self.queue.order[grant].source
+    def _source(self, draw: int) -> int:
+        """Return the source of a draw."""
+        number = self.queue.order[draw].source
         return number if self._plan.cuts is None else self._plan.cuts.source(number)
 
-    def _open(self, grant: int, lane: int, start: LaneState | None = None, *, ahead: bool = False) -> OpenedStream:
-        """Open the stream of a grant for a lane, at the item where it continues."""
+    def _open(self, draw: int, lane: int, start: LaneState | None = None, *, ahead: bool = False) -> OpenedStream:
+        """Open the stream of a draw for a lane, at the item where it continues."""
         resumes = start is not None
-        start = start or self._waiting.get(grant)
-        stream = self._unopened(grant, lane)
+        start = start or self._waiting.get(draw)
+        stream = self._unopened(draw, lane)
         if not ahead:
             self._count_retries(stream)
         if start is not None:
@@ -145,8 +145,8 @@ class Opener:
         if stream.has_item or (stream.items == stream.stop and not stream.section.ends):
             return stream
         index, begin = stream.info.source_index, self._meter.begin(AHEAD_NS if ahead else OPENING_NS)
-        board, number = self.reading.board, self._number
-        board.opening[number] = index + 1
+        status, number = self.reading.status, self._number
+        status.opening[number] = index + 1
         try:
             stream.open(stream.items, None if start is None else start.stream)
             if is_start_ignored(stream):
@@ -154,19 +154,19 @@ class Opener:
         except BaseException as error:
             # sys.exit() in the factory, or before the first item, ends the worker: note which source did it.
             if not isinstance(error, Exception):
-                board.exiting[number] = -index - 1
+                status.exiting[number] = -index - 1
             raise
         finally:
-            board.opening[number] = 0
+            status.opening[number] = 0
             self._meter.opened(begin, index, ahead=ahead)
             if (seconds := (clock() - begin) / 1e9) >= _SLOW_SECONDS:
                 self._tell_of_slow(stream, seconds, ahead=ahead)
         return stream
 
-    def _unopened(self, grant: int, lane: int) -> OpenedStream:
+    def _unopened(self, draw: int, lane: int) -> OpenedStream:
         plan = self._plan
         failure: Exception | None = None
-        number, epoch, repeat, fresh = self.queue.order[grant]
+        number, epoch, repeat, fresh = self.queue.order[draw]
         section = plan.section(number, epoch)
         index = section.source
         place = (section.start, section.stop) if section.stop >= 0 and plan.cuts is not None else (0, None)
@@ -215,19 +215,19 @@ class EarlyOpener:
     ) -> None:
         self._queue, self._allowed, self._open_at = queue, allowed, open_at
         self._reserved: defaultdict[int, deque[Future[OpenedStream]]] = defaultdict(deque)  # by lane, in its order
-        self._waiting: dict[Future[OpenedStream], tuple[int, int]] = {}  # lane and ticket
+        self._waiting: dict[Future[OpenedStream], tuple[int, int]] = {}  # lane and request
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._closed = False
 
-    def reserve(self, lane: int, ticket: int) -> None:
+    def reserve(self, lane: int, request: int) -> None:
         """Open the stream of a lane's next reservation as soon as possible."""
         if self._allowed is None:
             return
         with self._changed:
             stream: Future[OpenedStream] = Future()
             self._reserved[lane].append(stream)
-            self._waiting[stream] = lane, ticket
+            self._waiting[stream] = lane, request
             if self._thread is None:
                 # A factory that hangs does not keep the program from exiting.
                 self._thread = start_thread(self._run, "stream-opener")
@@ -265,7 +265,7 @@ class EarlyOpener:
                 if self._closed:
                     return
                 waiting = list(self._waiting.items())
-            settled = [stream for stream, (lane, ticket) in waiting if self._settle(stream, lane, ticket)]
+            settled = [stream for stream, (lane, request) in waiting if self._settle(stream, lane, request)]
             with self._changed:
                 for stream in settled:
                     del self._waiting[stream]
@@ -273,18 +273,18 @@ class EarlyOpener:
                     self._changed.wait(delay)
             delay = _FIRST_POLL_SECONDS if settled else min(1.5 * delay, _LONGEST_POLL_SECONDS)
 
-    def _settle(self, stream: Future[OpenedStream], lane: int, ticket: int) -> bool:
+    def _settle(self, stream: Future[OpenedStream], lane: int, request: int) -> bool:
         if stream.cancelled():
             return True
-        grant = self._queue.decision(lane, ticket)
-        if grant == PENDING:
+        draw = self._queue.decision(lane, request)
+        if draw == PENDING:
             return False
         assert self._allowed is not None
-        if grant == NONE or not self._allowed(grant) or not stream.set_running_or_notify_cancel():
+        if draw == NONE or not self._allowed(draw) or not stream.set_running_or_notify_cancel():
             return True  # the lane opens it itself
         try:
             with worker_info_hidden:
-                opened = self._open_at(grant, lane)
+                opened = self._open_at(draw, lane)
         except BaseException as error:  # even sys.exit() in user code: otherwise the lane would wait for ever
             stream.set_exception(error)
             return True

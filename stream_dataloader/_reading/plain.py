@@ -17,7 +17,7 @@ from typing import Any
 
 from torch.utils.data import get_worker_info
 
-from stream_dataloader._assembly.judge import Judge
+from stream_dataloader._assembly.layout_check import LayoutCheck
 from stream_dataloader._assembly.part import Part, have_data
 from stream_dataloader._assembly.regroup import Regrouper
 from stream_dataloader._reading.deferred import Begun, Deferred
@@ -99,13 +99,13 @@ class PlainParts:
         plan = reader.reading.plan
         self._queue, self._rules = reader.queue, plan.rules
         readers = [reader.reader]
-        self._judge = Judge(readers, plan.lists.sources)
+        self._layout_check = LayoutCheck(readers, plan.lists.sources)
         self._skipped: set[int] = set()
         self._regrouper = Regrouper(
             readers,
             plan.window_steps,
             plan.fill_value,
-            self._judge,
+            self._layout_check,
             mark_ends=plan.mark_ends,
             context=plan.context,
         )
@@ -127,7 +127,7 @@ class PlainParts:
         if part.end or not delivers:
             reader.close()
             raise StopIteration
-        self._judge.judge([part], None)
+        self._layout_check.check([part], None)
         batch = self._regrouper.batch(part.step, self._queue.order.epoch, [part], None)
         if not self._sent:
             return batch

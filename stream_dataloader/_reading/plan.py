@@ -11,10 +11,10 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from stream_dataloader._assembly.slots import Slots
-from stream_dataloader._reading.activity import ActivityBoard, Meters
+from stream_dataloader._reading.activity import Meters, WorkerStatus
 from stream_dataloader._reading.lists import SourceLists
+from stream_dataloader._schedule.forecast import Forecast
 from stream_dataloader._schedule.order import Order
-from stream_dataloader._schedule.outlook import Outlook
 from stream_dataloader._schedule.rules import Reader, Rules, deal_lanes
 from stream_dataloader._schedule.sections import Cuts, Lengths, Section
 from stream_dataloader._schedule.snapshot import Snapshot
@@ -60,9 +60,9 @@ class ReadingPlan:
         """Number of items of each unit that the schedule hands out, a source or a section, if known."""
         return self.lists.lengths if self.cuts is None else self.cuts
 
-    def outlook(self, epoch: int = 0) -> Outlook | None:
+    def forecast(self, epoch: int = 0) -> Forecast | None:
         """Forecast an epoch's padding from the lengths; None if they do not suffice."""
-        return Outlook.of(self.rules, self.lists.lengths, self.scheduled_lengths, epoch)
+        return Forecast.of(self.rules, self.lists.lengths, self.scheduled_lengths, epoch)
 
     def section(self, number: int, epoch: int) -> Section:
         """Return the unit with a number in the schedule: a section, or a whole source."""
@@ -134,7 +134,7 @@ class Reading:
         plan: The dataset's sources and options.
         start: The start; None: the next epoch of the process that iterates.
         readers: The readers, each with its lanes.
-        board: Shows the current work of each reader.
+        status: Shows the current work of each reader.
         meters: Count the work of each reader.
         slots: Creates the slots to write to; the argument is `whole_windows`.
         recovery: Changes after a worker died.
@@ -144,7 +144,7 @@ class Reading:
     plan: ReadingPlan
     start: Start | None
     readers: Sequence[Reader]
-    board: ActivityBoard
+    status: WorkerStatus
     meters: Meters
     slots: Callable[[bool], Slots] = Slots
     recovery: Recovery = NO_RECOVERY
@@ -154,11 +154,11 @@ class Reading:
     def alone(cls, plan: ReadingPlan, start: Start | None, num_workers: int = 0) -> Reading:
         """Create the reading of a dataset that is used without a loader."""
         readers = deal_lanes(plan.rules.lanes, num_workers)
-        board, meters = ActivityBoard(readers, shared=False), Meters(range(len(readers)), shared=False)
-        return cls(plan, start, readers, board, meters, locally=not num_workers)
+        status, meters = WorkerStatus(readers, shared=False), Meters(range(len(readers)), shared=False)
+        return cls(plan, start, readers, status, meters, locally=not num_workers)
 
     def order(self, epoch: int) -> Order:
-        """Return the order in which an epoch's sources are granted."""
+        """Return the order in which an epoch's sources are drawn."""
         return Order(self.plan.rules, epoch, self.plan.scheduled_lengths, self.resume)
 
     @property
@@ -168,13 +168,13 @@ class Reading:
 
     @property
     def times(self) -> list[int]:
-        """The time at which each reader begins; no reader takes a ticket earlier, so nothing waits for it."""
+        """The time at which each reader begins; no reader makes a request earlier, so nothing waits for it."""
         begin = self.resume.step * self.plan.rules.lanes if self.resume else 0
         return [begin + reader.lanes.start for reader in self.readers]
 
     @cached_property
     def known_lengths(self) -> Lengths | None:
-        """The lengths from which each reader computes all tickets; None if a stream may end at another item.
+        """The lengths from which each reader computes all requests; None if a stream may end at another item.
 
         With `time_steps`, and if every error ends the epoch, streams have exactly these lengths or reading stops.
         """

@@ -46,7 +46,7 @@ class PartReader:
         cuts_windows = rules.windows == "aligned" and (rules.time_steps or 0) > 1
         #: The queue if other readers may wait for this one's first items; None: windows are read in one go.
         self._shared_queue = queue if queue.is_shared and cuts_windows else None
-        self._working = reading.board.working.data  # writing a number to it is several times faster than to the array
+        self._working = reading.status.working.data  # writing a number to it is several times faster than to the array
         self._meter = reading.meters.of(number)
         self.step = self._first_step = resume.step if resume else 0
         self.opener = Opener(reading, number, queue, self._meter)
@@ -114,7 +114,7 @@ class PartReader:
         return Part(self._number, draft.step, fresh, items, lanes_read, reports, contents, failures, draft.faults, end)
 
     def _reports_of(self, draft: PartDraft) -> LaneReports:
-        taken = tuple([(lane, grant) for lane, grants in self.opener.taken.items() for grant in grants])
+        taken = tuple([(lane, draw) for lane, draws in self.opener.taken.items() for draw in draws])
         self.opener.taken.clear()
         numbers: list[int] = []
         states: dict[int, Any] = {}
@@ -173,9 +173,9 @@ class PartReader:
             raise
         except BaseException as error:
             # sys.exit() or the like in a stream ends the worker: note which source was being read.
-            board = self.reading.board
-            board.exiting[number] = board.exiting[number] or board.reading[lane.index]
-            board.interrupted[number] = isinstance(error, KeyboardInterrupt)
+            status = self.reading.status
+            status.exiting[number] = status.exiting[number] or status.reading[lane.index]
+            status.interrupted[number] = isinstance(error, KeyboardInterrupt)
             raise
         working[number] = 0
 

@@ -4,7 +4,7 @@ A *session* is one iteration over the dataset, and has a row. A `StreamDataLoade
 torch's own `DataLoader`, the first worker creates the session, in a table::
 
     table     sessions created | epoch of new owners | owners: pid, next epoch | sessions: key, number | their rows
-    row       epoch, workers | of each worker: status, pid, time, ends | the ledger of its tickets
+    row       epoch, workers | of each worker: status, pid, time, ends | the ledger of its requests
 
 Guarantee: a row is taken over only when all workers of its session have left it or are dead.
 """
@@ -21,8 +21,8 @@ import numpy as np
 
 from stream_dataloader._memory.fields import Carver, SharedFields, bytes_of
 from stream_dataloader._schedule.order import Order
+from stream_dataloader._schedule.requests import Ledger
 from stream_dataloader._schedule.rules import NEVER, Rules
-from stream_dataloader._schedule.tickets import Ledger
 
 _SESSIONS = 64  # iterations over one dataset that can be alive at once
 _OWNERS = 4096  # live processes that iterate over one dataset
@@ -55,10 +55,10 @@ class SessionRow:
         workers: Number of workers that take part, as an array of one.
         status: Status of each worker.
         pid: Process id of each worker, once it has joined.
-        time: The time that each worker has published: it takes out no ticket for an earlier one.
+        time: The time that each worker has published: it makes no request for an earlier one.
         read: Steps that each worker has read, where workers themselves find out which steps belong to the epoch.
         end: The step that ends the epoch, as far as such a worker knows.
-        ledger: The session's tickets.
+        ledger: The session's requests.
     """
 
     def __init__(self, carve: Carver, rules: Rules) -> None:
@@ -139,7 +139,7 @@ class SessionTable(SharedFields):
             key: The session's name, the same for all of its workers.
             worker: This worker's number.
             times: The time at which each worker begins.
-            order_of: Makes the order in which an epoch's sources are granted.
+            order_of: Makes the order in which an epoch's sources are drawn.
 
         Returns:
             The session's state, and its order.

@@ -1,7 +1,7 @@
-"""Source queues: a reader draws its sources alone, or together with others by tickets in order of time.
+"""Source queues: a reader draws its sources alone, or together with others by requests in order of time.
 
-If lengths are known, each reader computes all tickets by itself. Otherwise readers join a session. Each of them
-publishes the time it is about to work on, and never takes out a ticket for an earlier one. So the tickets up to the
+If lengths are known, each reader computes all requests by itself. Otherwise readers join a session. Each of them
+publishes the time it is about to work on, and never makes a request for an earlier one. So the requests up to the
 smallest published time can be decided for good, by any reader that holds the lock.
 
 Guarantee: a wait ends, with `Abandoned`, when the session is closed or one of its workers is gone.
@@ -38,7 +38,7 @@ class SourceQueue:
 
     Attributes:
         is_shared: Whether other readers may wait for this one's first items.
-        order: The source of each grant; its `epoch` is the one that is read.
+        order: The source of each draw; its `epoch` is the one that is read.
         closed: Whether to give up. Threads cannot be killed, so a thread that reads asks this between two lanes.
     """
 
@@ -51,22 +51,22 @@ class SourceQueue:
         self._cursors = list(order.again.first)
 
     def publish(self, time: int) -> None:
-        """Publish a time: from now on, take out no ticket for an earlier one."""
+        """Publish a time: from now on, make no request for an earlier one."""
 
     def take(self, lane: int, time: int, ahead: bool) -> int:  # noqa: ARG002
-        """Take out a ticket: its grant or `NONE`, or a number below `PENDING`."""
+        """Make a request: its draw or `NONE`, or a number below `PENDING`."""
         return self.order.again.decide(lane, self._cursors, ahead)
 
-    def decision(self, lane: int, ticket: int) -> int:  # noqa: ARG002
-        """Return a ticket's grant, `NONE` or `PENDING`."""
-        return ticket
+    def decision(self, lane: int, request: int) -> int:  # noqa: ARG002
+        """Return a request's draw, `NONE` or `PENDING`."""
+        return request
 
-    def wait(self, lane: int, time: int, ticket: int) -> int:  # noqa: ARG002
-        """Wait for the decision of a ticket and return it; `time` is the time that the reader works on."""
-        return self.decision(lane, ticket)
+    def wait(self, lane: int, time: int, request: int) -> int:  # noqa: ARG002
+        """Wait for the decision of a request and return it; `time` is the time that the reader works on."""
+        return self.decision(lane, request)
 
     def is_waited_for(self) -> bool:
-        """Return whether some lane has a ticket that cannot be decided yet, as far as this reader knows."""
+        """Return whether some lane has a request that cannot be decided yet, as far as this reader knows."""
         return False
 
     def finish(self) -> None:
@@ -77,7 +77,7 @@ class SourceQueue:
 
 
 class KnownQueue(SourceQueue):
-    """Source queue of a reader if lengths are known: it computes the tickets of all lanes by itself.
+    """Source queue of a reader if lengths are known: it computes the requests of all lanes by itself.
 
     So it waits for no other reader, and needs neither a session nor a lock.
 
@@ -96,20 +96,20 @@ class KnownQueue(SourceQueue):
         lanes: Iterable[int],
     ) -> None:
         super().__init__(rules, order, closed)
-        self._granted: dict[int, deque[int]] = {lane: deque() for lane in lanes}
+        self._drawn: dict[int, deque[int]] = {lane: deque() for lane in lanes}
         replay = Replay(rules, order, lengths, place, self._note)
         self._sources = replay.sources_before(NEVER // rules.lanes)
 
-    def _note(self, lane: int, grant: int) -> None:
-        if lane in self._granted:
-            self._granted[lane].append(grant)
+    def _note(self, lane: int, draw: int) -> None:
+        if lane in self._drawn:
+            self._drawn[lane].append(draw)
 
     def take(self, lane: int, time: int, ahead: bool) -> int:  # noqa: ARG002
         """See `SourceQueue`."""
-        granted = self._granted[lane]
-        while not granted and next(self._sources, None) is not None:
+        drawn = self._drawn[lane]
+        while not drawn and next(self._sources, None) is not None:
             pass
-        return granted.popleft()
+        return drawn.popleft()
 
 
 class SessionQueue(SourceQueue):
@@ -134,12 +134,12 @@ class SessionQueue(SourceQueue):
         self._worker = worker
         self._lock = lock
         self._is_over = closed
-        self._hidden: set[int] = set()  # lanes with tickets that were taken out but not shown yet
-        self._horizon = -1  # the time up to which all tickets are decided
+        self._hidden: set[int] = set()  # lanes with requests that were made but not shown yet
+        self._horizon = -1  # the time up to which all requests are decided
 
     def publish(self, time: int) -> None:
         """See `SourceQueue`."""
-        # Tickets must be shown before the time after them: otherwise another reader could decide later tickets first.
+        # Requests must be shown before the time after them: otherwise another reader could decide later requests first.
         if self._hidden:
             with self._lock():
                 self._row.ledger.show(self._hidden)
@@ -158,36 +158,36 @@ class SessionQueue(SourceQueue):
         self._hidden.add(lane)
         return PENDING - 1 - self._row.ledger.take(lane, time, ahead)
 
-    def decision(self, lane: int, ticket: int) -> int:
+    def decision(self, lane: int, request: int) -> int:
         """See `SourceQueue`."""
-        if ticket > PENDING:
-            return ticket
-        number, ledger = PENDING - 1 - ticket, self._row.ledger
+        if request > PENDING:
+            return request
+        number, ledger = PENDING - 1 - request, self._row.ledger
         decision = ledger.decision(lane, number)
         if decision == PENDING and self._reached() != self._horizon:
             with self._lock():
                 self._grant()
             decision = ledger.decision(lane, number)
-        return decision if decision in (PENDING, NONE) else self.order.again.grant(decision)
+        return decision if decision in (PENDING, NONE) else self.order.again.draw(decision)
 
     def _grant(self) -> None:
         self._horizon = self._reached()
-        self._row.ledger.grant(self._horizon)
+        self._row.ledger.decide(self._horizon)
 
     def _reached(self) -> int:
         """Return the time that all readers have reached."""
         return int(self._row.time.min()) if self._rules.deterministic else NEVER
 
-    def wait(self, lane: int, time: int, ticket: int) -> int:
+    def wait(self, lane: int, time: int, request: int) -> int:
         """See `SourceQueue`.
 
         This publishes the lane's own time. Usually a reader publishes whole steps only, as its lanes are consecutive.
         """
-        decision = self.decision(lane, ticket)
+        decision = self.decision(lane, request)
         if decision == PENDING:
             self.publish(time)
-            self._poll(lambda: self.decision(lane, ticket) != PENDING)
-            decision = self.decision(lane, ticket)
+            self._poll(lambda: self.decision(lane, request) != PENDING)
+            decision = self.decision(lane, request)
         return decision
 
     def has_read(self, step: int, has_data: bool, *, last: bool) -> None:

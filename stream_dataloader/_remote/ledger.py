@@ -2,8 +2,8 @@
 
 ::
 
-    worker -> loader    session, time, tickets: lane, time, ahead      with new tickets, before a wait, or after 1 ms
-    loader -> worker    session, decisions: lane, decision             as soon as tickets are decided
+    worker -> loader    session, time, requests: lane, time, ahead      with new requests, before a wait, or after 1 ms
+    loader -> worker    session, decisions: lane, decision             as soon as requests are decided
 
 Guarantees: a decision is made once all workers have reached its time, so it is the same for any number of workers.
 Nothing waits for an answer unless it needs it at once.
@@ -25,8 +25,8 @@ from stream_dataloader._reading.plan import Reading
 from stream_dataloader._reading.source_queue import Abandoned, SourceQueue
 from stream_dataloader._remote.frames import FrameSocket
 from stream_dataloader._schedule.order import Order
+from stream_dataloader._schedule.requests import Ledger
 from stream_dataloader._schedule.rules import NEVER, NONE, PENDING, IntArray, Rules
-from stream_dataloader._schedule.tickets import Ledger
 from stream_dataloader._workers.channel import Begin
 
 _LEAST_SECONDS = 1e-3  # between two messages of a worker that only say how far it is
@@ -34,7 +34,7 @@ _WAIT_SECONDS = 5e-3  # between looks whether the session is over, or the other 
 
 
 class _Session:
-    """The tickets of one session, as the loader knows them."""
+    """The requests of one session, as the loader knows them."""
 
     def __init__(self, number: int, reading: Reading, order: Order) -> None:
         self.number, self._rules, self._readers = number, reading.plan.rules, reading.readers
@@ -45,11 +45,11 @@ class _Session:
         self._told = [0] * self._rules.lanes  # decisions that were sent
 
     def take(self, worker: int, numbers: IntArray) -> None:
-        """Take a worker's time and tickets."""
-        time, *tickets = numbers.tolist()
+        """Take a worker's time and requests."""
+        time, *requests = numbers.tolist()
         self._times[worker] = max(self._times[worker], time)
-        lanes = tickets[::3]
-        for lane, at, ahead in zip(lanes, tickets[1::3], tickets[2::3], strict=True):
+        lanes = requests[::3]
+        for lane, at, ahead in zip(lanes, requests[1::3], requests[2::3], strict=True):
             self._ledger.take(lane, at, bool(ahead))
             self._taken[lane] += 1
         self._ledger.show(lanes)
@@ -58,7 +58,7 @@ class _Session:
         """Decide what can be decided; return each worker's news, as lanes and decisions in turn."""
         if not self._ledger.has_undecided():
             return {}
-        self._ledger.grant(min(self._times) if self._rules.deterministic else NEVER)
+        self._ledger.decide(min(self._times) if self._rules.deterministic else NEVER)
         news: dict[int, list[int]] = {}
         for worker, reader in enumerate(self._readers):
             for lane in reader.lanes:
@@ -72,7 +72,7 @@ class _Session:
 
 
 class LedgerThread:
-    """Decides tickets in a thread, which lives until `close`."""
+    """Decides requests in a thread, which lives until `close`."""
 
     def __init__(self, reading: Callable[[Begin], Reading]) -> None:
         self._reading = reading
@@ -146,7 +146,7 @@ class LedgerThread:
 
 
 class LedgerQueue(SourceQueue):
-    """A worker's source queue. The loader decides its tickets, mostly before they are needed."""
+    """A worker's source queue. The loader decides its requests, mostly before they are needed."""
 
     is_shared = True
 
@@ -163,46 +163,46 @@ class LedgerQueue(SourceQueue):
         self._end, self._number, self._is_over = end, session, is_over
         self._time = self._told = -1  # the time that was published, and that the loader knows
         self._told_at = 0.0
-        self._tickets: list[int] = []  # that the loader does not know
+        self._requests: list[int] = []  # that the loader does not know
         self._taken = dict.fromkeys(lanes, 0)
         self._decisions: dict[int, list[int]] = {lane: [] for lane in lanes}
         self._listening = threading.Lock()  # a thread that opens sources early listens, too
 
     def take(self, lane: int, time: int, ahead: bool) -> int:
         """See `SourceQueue`."""
-        self._tickets += (lane, time, ahead)
+        self._requests += (lane, time, ahead)
         self._taken[lane] += 1
         return PENDING - self._taken[lane]
 
     def publish(self, time: int) -> None:
         """See `SourceQueue`."""
         self._time = time
-        if self._tickets or clock.monotonic() - self._told_at >= _LEAST_SECONDS:
+        if self._requests or clock.monotonic() - self._told_at >= _LEAST_SECONDS:
             self.tell()
 
     def tell(self) -> None:
         """Tell the loader what it does not know yet, at once."""
-        if self._tickets or self._told < self._time:
-            self._end.put([np.array([self._number, self._time, *self._tickets], np.int64)])
+        if self._requests or self._told < self._time:
+            self._end.put([np.array([self._number, self._time, *self._requests], np.int64)])
             self._end.flush()
-            self._tickets.clear()
+            self._requests.clear()
             self._told, self._told_at = self._time, clock.monotonic()
 
-    def decision(self, lane: int, ticket: int) -> int:
+    def decision(self, lane: int, request: int) -> int:
         """See `SourceQueue`."""
-        if ticket > PENDING:
-            return ticket
-        number, known = PENDING - 1 - ticket, self._decisions[lane]
+        if request > PENDING:
+            return request
+        number, known = PENDING - 1 - request, self._decisions[lane]
         if number >= len(known):
             self._listen()
         if number >= len(known):
             return PENDING
-        return NONE if known[number] == NONE else self.order.again.grant(known[number])
+        return NONE if known[number] == NONE else self.order.again.draw(known[number])
 
-    def wait(self, lane: int, time: int, ticket: int) -> int:
+    def wait(self, lane: int, time: int, request: int) -> int:
         """See `SourceQueue`."""
-        while (decision := self.decision(lane, ticket)) == PENDING:
-            if self._time < time or self._tickets:
+        while (decision := self.decision(lane, request)) == PENDING:
+            if self._time < time or self._requests:
                 self._time = max(self._time, time)
                 self.tell()
             self._end.wait(select.POLLIN, _WAIT_SECONDS)

@@ -21,10 +21,10 @@ import numpy as np
 import torch
 
 from stream_dataloader._memory.pickling import dumps_by_value
-from stream_dataloader._reading.activity import HEAD, ActivityBoard, Meters
+from stream_dataloader._reading.activity import HEAD, Meters, WorkerStatus
 from stream_dataloader._schedule.rules import IntArray
 
-_HEAD = 3  # numbers before the others in a report: the clock, and how many come of the board and of the meters
+_HEAD = 3  # numbers before the others in a report: the clock, and how many come of the status and of the meters
 
 
 class Pickled:
@@ -71,25 +71,25 @@ def loads(frame: Sequence[Any]) -> Any:
 class Reports:
     """The reports of one reader, on either machine."""
 
-    def __init__(self, number: int, board: ActivityBoard, meters: Meters) -> None:
-        self._number, self._board, self._meters = number, board, meters
+    def __init__(self, number: int, status: WorkerStatus, meters: Meters) -> None:
+        self._number, self._status, self._meters = number, status, meters
         self._events = int(meters.copy_of(number, 0)[0][HEAD])  # those that were reported
         self._later_ns: int | None = None
 
     def make(self) -> bytes:
         """Return a report."""
-        board = self._board.copy_of(self._number)
+        status = self._status.copy_of(self._number)
         numbers, events = self._meters.copy_of(self._number, self._events)
         self._events = int(numbers[HEAD])
-        head = time.monotonic_ns(), len(board), len(numbers)
-        return np.concatenate([head, board, numbers, events.ravel()]).astype(np.int64).tobytes()
+        head = time.monotonic_ns(), len(status), len(numbers)
+        return np.concatenate([head, status, numbers, events.ravel()]).astype(np.int64).tobytes()
 
     def take(self, report: Any) -> None:
         """Take over the numbers of a report; times are converted to this machine's clock."""
         numbers: IntArray = np.frombuffer(report, np.int64).copy()
-        clock, board, meters = numbers[:_HEAD].tolist()
+        clock, status, meters = numbers[:_HEAD].tolist()
         if self._later_ns is None:  # of the first one, which is the sooner here the less was under way
             self._later_ns = time.monotonic_ns() - clock
-        self._board.put(self._number, numbers[_HEAD : _HEAD + board])
-        rest = numbers[_HEAD + board :]
+        self._status.put(self._number, numbers[_HEAD : _HEAD + status])
+        rest = numbers[_HEAD + status :]
         self._meters.put(self._number, rest[:meters], rest[meters:].reshape(-1, 4), self._later_ns)

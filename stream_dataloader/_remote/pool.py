@@ -14,7 +14,7 @@ import torch
 
 from stream_dataloader._memory.pickling import ByValue, dumps, for_other_machine
 from stream_dataloader._notices import log
-from stream_dataloader._reading.activity import ActivityBoard
+from stream_dataloader._reading.activity import WorkerStatus
 from stream_dataloader._reading.plan import Reading
 from stream_dataloader._remote.ledger import LedgerThread
 from stream_dataloader._remote.mail import RemoteMail
@@ -23,7 +23,7 @@ from stream_dataloader._remote.worker import RemoteJob, StreamWorker, library_ve
 from stream_dataloader._workers.channel import CLOSE, EXIT, Begin
 from stream_dataloader._workers.pool import Pool
 from stream_dataloader._workers.session import LONGEST_START_SECONDS
-from stream_dataloader._workers.workers import FAREWELL_SECONDS, Assignment, Workers
+from stream_dataloader._workers.workers import SHUTDOWN_SECONDS, Assignment, Workers
 from stream_dataloader.errors import WorkerError, WorkerTimeoutError, shorten
 
 _WORD_SECONDS = 10.0  # for Ray to tell why a connection broke
@@ -44,8 +44,8 @@ class RayPool(Pool):
 
     def _start_workers(self, begin: Begin) -> None:
         check_initialized()
-        self.board.clear()
-        workers = self._take_up(RayWorkers(self.work, self.board, begin, self._bare))
+        self.status.clear()
+        workers = self._take_up(RayWorkers(self.work, self.status, begin, self._bare))
         workers.start(begin)
 
     @property
@@ -80,12 +80,12 @@ class RayWorkers(Workers):
         bare: Actors without work, which are taken first; those that outlive the death of another are added.
     """
 
-    def __init__(self, work: Assignment, board: ActivityBoard, begin: Begin, bare: Actors) -> None:
-        reports = {number: Reports(number, board, work.tally.meters) for number in range(len(work.readers))}
-        self._work, self._bare, self.board = work, bare, board
+    def __init__(self, work: Assignment, status: WorkerStatus, begin: Begin, bare: Actors) -> None:
+        reports = {number: Reports(number, status, work.counts.meters) for number in range(len(work.readers))}
+        self._work, self._bare, self.status = work, bare, status
         has_ledger = len(work.readers) > 1 and self._reading(begin).known_lengths is None
         ledger = LedgerThread(self._reading) if has_ledger else None
-        super().__init__(work, board, "ray", RemoteMail(_ray().util.get_node_ip_address(), reports, ledger))
+        super().__init__(work, status, "ray", RemoteMail(_ray().util.get_node_ip_address(), reports, ledger))
         self._is_cautious = begin.recovery.cautious
         self._begin = clock.monotonic()
         self._actors: dict[int, Any] = {}
@@ -96,7 +96,7 @@ class RayWorkers(Workers):
 
     def _reading(self, begin: Begin) -> Reading:
         plan, work = self._work.dataset.plan(), self._work
-        return Reading(plan, begin.start, work.readers, self.board, work.tally.meters, recovery=begin.recovery)
+        return Reading(plan, begin.start, work.readers, self.status, work.counts.meters, recovery=begin.recovery)
 
     def start(self, begin: Begin) -> None:
         settings = self._work.settings
@@ -117,7 +117,7 @@ class RayWorkers(Workers):
     def _start_actor(self, number: int) -> None:
         self._starts[number] += 1
         self._actors[number] = actor = self._bare.pop() if self._bare else self._remote.remote()
-        meters, _ = self._work.tally.meters.copy_of(number, 0)
+        meters, _ = self._work.counts.meters.copy_of(number, 0)
         run = actor.run.remote(self.mail.address, number, library_version(), self._work.readers, self._job, meters)
         self._runs[run] = number
 
@@ -197,7 +197,7 @@ class RayWorkers(Workers):
 
     def _knows(self, worker: int) -> bool:
         """Return whether the last activity of a dead worker is known, not only that of some milliseconds before."""
-        return self._is_cautious or bool(self.board.exiting[worker])
+        return self._is_cautious or bool(self.status.exiting[worker])
 
     def suspects(self, worker: int) -> frozenset[tuple[int, int]]:
         """See `Workers`; a node that died was not killed by a source."""
@@ -233,7 +233,7 @@ class RayWorkers(Workers):
 
     def _wait(self) -> set[int]:
         """Wait a limited time for workers to end; return those that did."""
-        deadline, ended = clock.monotonic() + FAREWELL_SECONDS, set()
+        deadline, ended = clock.monotonic() + SHUTDOWN_SECONDS, set()
         waiting = list(self._runs)
         while waiting and (left := deadline - clock.monotonic()) > 0:
             self.mail.get(0.01)  # a worker that is in the middle of a message must get rid of it

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from stream_dataloader._memory.pickling import ByValue
-from stream_dataloader._reading.activity import ActivityBoard, Meters
+from stream_dataloader._reading.activity import Meters, WorkerStatus
 from stream_dataloader._reading.opening import name_node
 from stream_dataloader._reading.reader import PartReader
 from stream_dataloader._remote.frames import FrameSocket
@@ -110,7 +110,7 @@ class RemotePort(Port):
 
 
 class _Told:
-    """A field of a board that reports each change."""
+    """A field of a status that reports each change."""
 
     def __init__(self, numbers: Any, report: Callable[[], None]) -> None:
         self._numbers, self._report = numbers, report
@@ -131,16 +131,16 @@ class RemoteShared(Shared):
     """State of a worker that is alone on its machine.
 
     Attributes:
-        told: The board after a death: it reports each change, so that a source that kills its worker is known.
-        usual: The board otherwise.
+        told: The status after a death: it reports each change, so that a source that kills its worker is known.
+        usual: The status otherwise.
     """
 
-    told: ActivityBoard
-    usual: ActivityBoard
+    told: WorkerStatus
+    usual: WorkerStatus
 
     def enter(self, number: int, closed: Callable[[], bool], begin: Begin) -> PartReader:
         """See `Shared`."""
-        self.board = self.told if begin.recovery.cautious else self.usual
+        self.status = self.told if begin.recovery.cautious else self.usual
         return super().enter(number, closed, begin)
 
 
@@ -173,13 +173,13 @@ class StreamWorker:
             ) from error
         name_node(host)
         end.put([pickle.dumps((os.getpid(), host, node))])
-        board, counts = ActivityBoard(readers, shared=False), Meters([r.worker_id for r in readers], shared=False)
+        status, counts = WorkerStatus(readers, shared=False), Meters([r.worker_id for r in readers], shared=False)
         counts.put(number, meters, np.zeros((0, 4), np.int64))
-        port = RemotePort(end, Reports(number, board, counts).make)
+        port = RemotePort(end, Reports(number, status, counts).make)
         ledger = address.connect(number, to_ledger=True) if address.has_ledger else None
         try:
             port.rows = None if ledger is None else LedgerRows(ledger)
-            self._serve(port, number, pickled, host, board, counts)
+            self._serve(port, number, pickled, host, status, counts)
         except KeyboardInterrupt:  # a stream raised it, which Ray would take for a cancelled task
             sys.exit(1)
         finally:
@@ -188,7 +188,7 @@ class StreamWorker:
                 ledger.close()
 
     def _serve(
-        self, port: RemotePort, number: int, pickled: bytes, host: str, board: ActivityBoard, meters: Meters
+        self, port: RemotePort, number: int, pickled: bytes, host: str, status: WorkerStatus, meters: Meters
     ) -> None:
         try:
             job: RemoteJob = pickle.loads(pickled)
@@ -202,11 +202,11 @@ class StreamWorker:
             while port.receive() != EXIT:
                 pass
             return
-        told_board = ActivityBoard(job.readers, shared=False)
-        told_board.exiting, told_board.interrupted = board.exiting, board.interrupted
+        told_status = WorkerStatus(job.readers, shared=False)
+        told_status.exiting, told_status.interrupted = status.exiting, status.interrupted
         for name in ("reading", "opening", "working"):
-            setattr(told_board, name, _Told(getattr(board, name), port.report))
-        shared = RemoteShared(job.dataset, job.readers, board, meters, port.rows, None, False, told_board, board)
+            setattr(told_status, name, _Told(getattr(status, name), port.report))
+        shared = RemoteShared(job.dataset, job.readers, status, meters, port.rows, None, False, told_status, status)
         workers = job.readers[-1].worker_id + 1
         try:
             if prepare(number, workers, port, shared, job.init, job.dtype, job.seed):

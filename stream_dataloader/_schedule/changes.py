@@ -19,9 +19,9 @@ from dataclasses import replace
 
 from stream_dataloader._schedule.mix import DrawOrder, Mix, Replaced
 from stream_dataloader._schedule.order import Order
+from stream_dataloader._schedule.requests import returned_by_group
 from stream_dataloader._schedule.rules import NONE, Rules
 from stream_dataloader._schedule.snapshot import Changed, LaneState, Snapshot, none_reserved
-from stream_dataloader._schedule.tickets import returned_by_group
 from stream_dataloader.errors import StateError
 
 #: Options that the user may change on purpose, each with its name in a state.
@@ -36,7 +36,7 @@ def with_changes(place: Snapshot, saved: Rules, rules: Rules, epoch: int, given:
 
     Args:
         saved: The rules before.
-        given: Number of grants of each group that the state holds.
+        given: Number of draws of each group that the state holds.
 
     Raises:
         StateError: The list grew, and the state does not hold all groups.
@@ -45,17 +45,17 @@ def with_changes(place: Snapshot, saved: Rules, rules: Rules, epoch: int, given:
     if rules.num_sources > saved.num_sources:
         growth = *growth, (_pass_to_join(place, saved, epoch, given), saved.num_sources)
     order, returned = Order(saved, epoch, None, place), returned_by_group(rules, place.returned)
-    states = [lane if lane.grant != NONE and order.is_fresh(lane.grant) else LaneState() for lane in place.lanes]
+    states = [lane if lane.draw != NONE and order.is_fresh(lane.draw) else LaneState() for lane in place.lanes]
     lanes: list[LaneState] = []
     waiting = dict(place.waiting)
     again: list[int] = []
     width, before = rules.lanes_of_a_group, saved.lanes_of_a_group
-    for hosted in range(rules.groups.count):
-        own = states[hosted * before : (hosted + 1) * before]
-        gone = {lane.grant: lane for lane in own[width:] if lane.grant != NONE}
-        reserved = place.lanes[hosted * before : (hosted + 1) * before]
-        held = sorted(grant for lane in reserved for grant in lane.reserved or () if grant != NONE)
-        others = sorted((*held, *returned[hosted]), key=lambda grant: grant not in place.waiting)
+    for local in range(rules.groups.count):
+        own = states[local * before : (local + 1) * before]
+        gone = {lane.draw: lane for lane in own[width:] if lane.draw != NONE}
+        reserved = place.lanes[local * before : (local + 1) * before]
+        held = sorted(draw for lane in reserved for draw in lane.reserved or () if draw != NONE)
+        others = sorted((*held, *returned[local]), key=lambda draw: draw not in place.waiting)
         line = list(filter(order.is_fresh, (*gone, *others)))
         waiting, again = waiting | gone, again + line
         # A lane gives up after some draws without an item. The streams in `line` may have none left, although later
@@ -87,7 +87,7 @@ def past_weights(saved: Rules, mix: Mix, epoch: int, given: Mapping[int, int]) -
 
     Args:
         saved: The rules before.
-        given: Number of grants to each group that the state holds.
+        given: Number of draws to each group that the state holds.
 
     Raises:
         StateError: The weights are other ones, and not all groups are known or the epoch would not end.
@@ -115,7 +115,7 @@ def past_weights(saved: Rules, mix: Mix, epoch: int, given: Mapping[int, int]) -
 
 
 def _place_behind(rules: Rules, epoch: int, group: int, count: int) -> tuple[int, int]:
-    """Return the epoch, or pass, of a group's last grant, and the draw behind it."""
+    """Return the epoch, or pass, of a group's last draw, and the draw behind it."""
     if not count:
         return epoch, 0
     total = rules.groups.total

@@ -1,6 +1,6 @@
 """The order in which the sources of an epoch are handed out: as listed, shuffled, by length, mixed, dealt to groups.
 
-Guarantee: a pure function of (rules, epoch, lengths); the source behind a grant depends on nothing else.
+Guarantee: a pure function of (rules, epoch, lengths); the source behind a draw depends on nothing else.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from stream_dataloader._schedule.mix import DrawOrder, Mix
+from stream_dataloader._schedule.requests import Returned
 from stream_dataloader._schedule.rules import ALONE, NEVER, IntArray, Rules
 from stream_dataloader._schedule.sections import Lengths, lengths_in
 from stream_dataloader._schedule.snapshot import Snapshot
-from stream_dataloader._schedule.tickets import Returned
 from stream_dataloader.stream_info import order_rng
 
 #: The most sources whose shuffled order is kept as an array, which takes 32 MiB in each worker.
@@ -74,7 +74,7 @@ Listing: TypeAlias = IntArray | Permutation
 
 
 class Assignment(NamedTuple):
-    """The meaning of a grant.
+    """The meaning of a draw.
 
     Attributes:
         source: Index of the source, or number of the section.
@@ -98,7 +98,7 @@ class Order:
 
     Attributes:
         epoch: The epoch's number.
-        again: Grants that are given again before all others.
+        again: Draws that are given again before all others.
     """
 
     def __init__(self, rules: Rules, epoch: int, lengths: Lengths | None, place: Snapshot | None = None) -> None:
@@ -112,9 +112,9 @@ class Order:
         self._passes = functools.lru_cache(2)(lambda epoch, sizes: _pass_order(rules, epoch, lengths, sizes))
         self._mixed = None if rules.mix is None else _MixedOrder(rules, rules.mix, lengths)
 
-    def __getitem__(self, grant: int) -> Assignment:
-        """Look a grant up; `"data"` starts over with the same pass, `"cycle"` with the next epoch's."""
-        count, group = divmod(grant, self._groups.total)
+    def __getitem__(self, draw: int) -> Assignment:
+        """Look a draw up; `"data"` starts over with the same pass, `"cycle"` with the next epoch's."""
+        count, group = divmod(draw, self._groups.total)
         if (draws := self._draws.get(group)) is None:
             draws = NEVER if self._rules.endless_mix else self._groups.share(group, self._rules.draws)
             self._draws[group] = draws
@@ -127,12 +127,12 @@ class Order:
         order = self._passes(epoch, self._sizes(turn) if self._growth else ())
         return Assignment(index if order is None else int(order[index]), epoch, 0, fresh)
 
-    def is_fresh(self, grant: int) -> bool:
-        """Return whether a grant's source counts as new data."""
-        return self._cycles or self.in_pass(*divmod(grant, self._groups.total))[0] == 0
+    def is_fresh(self, draw: int) -> bool:
+        """Return whether a draw's source counts as new data."""
+        return self._cycles or self.in_pass(*divmod(draw, self._groups.total))[0] == 0
 
     def in_pass(self, count: int, group: int) -> tuple[int, int]:
-        """Return the pass that holds a group's n-th grant, and the grant's index within this pass."""
+        """Return the pass that holds a group's n-th draw, and the draw's index within this pass."""
         begin = 0
         for turn, size in self._growth:
             share = self._groups.share(group, size)

@@ -25,10 +25,10 @@ from typing import NamedTuple
 import numpy as np
 
 from stream_dataloader._schedule.order import Order
+from stream_dataloader._schedule.requests import Returned, next_draw
 from stream_dataloader._schedule.rules import NEVER, NONE, Groups, IntArray, Rules
 from stream_dataloader._schedule.sections import Cuts, Lengths, Section
 from stream_dataloader._schedule.snapshot import LaneState, Snapshot, beginning
-from stream_dataloader._schedule.tickets import Returned, next_grant
 
 #: Steps are replayed several at once: a lane costs a few microseconds, however many cells it fills.
 _LEAST_CELLS = 1 << 15
@@ -42,7 +42,7 @@ class SourceRun(NamedTuple):
     """A source in a lane.
 
     Attributes:
-        grant: The grant's number.
+        draw: The draw's number.
         source: The source's index, or the section's number.
         begin: First cell that its items fill, counted over the lane's epoch.
         end: Behind the last cell.
@@ -52,7 +52,7 @@ class SourceRun(NamedTuple):
         repeat: How often it was handed out before, see `Assignment`.
     """
 
-    grant: int
+    draw: int
     source: int
     begin: int
     end: int
@@ -90,7 +90,7 @@ class Replay:
         rules: Deterministic rules, with `time_steps`.
         order: The epoch's order.
         place: The place where the replay begins.
-        note: Called with a lane and each decision of one of its tickets, in order: a grant or `NONE`.
+        note: Called with a lane and each decision of one of its requests, in order: a draw or `NONE`.
 
     Attributes:
         step: The next step.
@@ -127,7 +127,7 @@ class Replay:
         # A stream that is being read began before this place: its first cell may even lie before cell 0.
         begin = self.step * self._window
         self._runs = [
-            None if lane.grant == NONE else self._run(lane.grant, begin - lane.items, 0) for lane in place.lanes
+            None if lane.draw == NONE else self._run(lane.draw, begin - lane.items, 0) for lane in place.lanes
         ]
         self._times = [  # heap of the times at which lanes run out of data
             (self.step if run is None else self._step_behind(run)) * rules.lanes + lane
@@ -137,9 +137,9 @@ class Replay:
         heapq.heapify(self._times)
 
     def _decide_and_note(self, note: Callable[[int, int], None], lane: int, cursors: list[int], ahead: bool) -> int:
-        grant = self._again.decide(lane, cursors, ahead)
-        note(lane, grant)
-        return grant
+        draw = self._again.decide(lane, cursors, ahead)
+        note(lane, draw)
+        return draw
 
     def _find_firsts(self, epoch: int) -> IntArray:
         """Return the place of each source's first item in an epoch, `(num_sources,)`."""
@@ -153,10 +153,10 @@ class Replay:
         lanes = []
         for lane, run in enumerate(self._runs):
             # A source whose last item fills a window's last cell stays open until the lane asks for one more item.
-            grant, items, idle = NONE, 0, int(self._idle[lane])
+            draw, items, idle = NONE, 0, int(self._idle[lane])
             if run and run.end >= cell:
-                grant, items = run.grant, run.read + min(cell, run.end) - run.begin
-            lanes.append(LaneState(grant, items, items, 0, self._draws[lane], idle, self._reserved[lane]))
+                draw, items = run.draw, run.read + min(cell, run.end) - run.begin
+            lanes.append(LaneState(draw, items, items, 0, self._draws[lane], idle, self._reserved[lane]))
         place = Snapshot(self.step, *self._again.rest(self._cursors), tuple(lanes), self._changed, self._past)
         return _within_sections(place, self._order, self._lengths, 1)
 
@@ -218,8 +218,8 @@ class Replay:
         times, runs, draws = self._times, self._runs, self._draws
         while times and times[0] < stop * lanes:
             step, lane = divmod(times[0], lanes)
-            grant = self._next_grant(lane)
-            if grant == NONE:
+            draw = self._next_draw(lane)
+            if draw == NONE:
                 # An idle lane stays idle, so it never asks again and leaves the heap.
                 heapq.heappop(times)
                 draws[lane] += 1
@@ -227,7 +227,7 @@ class Replay:
                 continue
             before = runs[lane]
             # A packed lane goes on in the cell behind its last item, an aligned one where the window begins.
-            run = self._run(grant, before.end if packed and before is not None else step * window)
+            run = self._run(draw, before.end if packed and before is not None else step * window)
             if run.end > run.begin:
                 runs[lane], draws[lane] = run, 0
                 heapq.heapreplace(times, self._step_behind(run) * lanes + lane)
@@ -236,20 +236,20 @@ class Replay:
                 # The source is empty. The lane keeps its time in the heap, and so draws again before all others.
                 draws[lane] += 1
 
-    def _next_grant(self, lane: int) -> int:
+    def _next_draw(self, lane: int) -> int:
         draws = self._draws[lane]
         if draws and self._rules.gives_up(lane, draws):  # without draws, the lane has just read an item
             return NONE
-        grant, self._reserved[lane] = next_grant(self._reserved[lane], self._rules.lookahead, self._deciders[lane])
-        return grant
+        draw, self._reserved[lane] = next_draw(self._reserved[lane], self._rules.lookahead, self._deciders[lane])
+        return draw
 
-    def _run(self, grant: int, begin: int, read: int | None = None) -> SourceRun:
+    def _run(self, draw: int, begin: int, read: int | None = None) -> SourceRun:
         """Return a lane's run of a source; `read`: items read before, None: as noted for a waiting stream, or 0."""
-        source, epoch, repeat, fresh = self._order[grant]
+        source, epoch, repeat, fresh = self._order[draw]
         if read is None:
-            read = self._waiting[grant].items if grant in self._waiting else 0
+            read = self._waiting[draw].items if draw in self._waiting else 0
         end = begin + int(self._lengths_in(epoch)[source]) - read
-        return SourceRun(grant, source, begin, end, fresh, read, epoch, repeat)
+        return SourceRun(draw, source, begin, end, fresh, read, epoch, repeat)
 
     def open_runs(self) -> Iterator[tuple[int, SourceRun]]:
         """Return each lane that reads a source, with its run."""
@@ -306,12 +306,12 @@ def _within_sections(place: Snapshot, order: Order, lengths: Lengths, sign: int)
         return place
 
     def moved(lane: LaneState) -> LaneState:
-        found = None if lane.grant == NONE else order[lane.grant]
+        found = None if lane.draw == NONE else order[lane.draw]
         first = 0 if found is None else sign * lengths.section(found.source, found.epoch).start
         return lane._replace(items=lane.items + first, position=lane.position + first)
 
     if changed := place.changed:
-        changed = changed._replace(waiting={grant: moved(lane) for grant, lane in changed.waiting.items()})
+        changed = changed._replace(waiting={draw: moved(lane) for draw, lane in changed.waiting.items()})
     return place._replace(lanes=tuple(map(moved, place.lanes)), changed=changed)
 
 
@@ -322,8 +322,8 @@ def has_rest(place: Snapshot, rules: Rules, order: Order, section: Callable[[int
         section: Looks up a section by its number and the epoch.
     """
 
-    def is_left(grant: int, stands: LaneState | None) -> bool:
-        if grant == NONE or not (found := order[grant]).fresh:
+    def is_left(draw: int, stands: LaneState | None) -> bool:
+        if draw == NONE or not (found := order[draw]).fresh:
             return False
         of = section(found.source, found.epoch)
         return of.stop > (of.start if stands is None else stands.items)
@@ -334,6 +334,6 @@ def has_rest(place: Snapshot, rules: Rules, order: Order, section: Callable[[int
         for group, cursor in enumerate(place.cursors, first)
     )
     reserved = (lane.reserved or () for lane in place.lanes)
-    begun = {**place.waiting, **{lane.grant: lane for lane in place.lanes}}
-    left = itertools.chain([lane.grant for lane in place.lanes], place.returned, *reserved, *to_come)
-    return any(is_left(grant, begun.get(grant)) for grant in left)
+    begun = {**place.waiting, **{lane.draw: lane for lane in place.lanes}}
+    left = itertools.chain([lane.draw for lane in place.lanes], place.returned, *reserved, *to_come)
+    return any(is_left(draw, begun.get(draw)) for draw in left)

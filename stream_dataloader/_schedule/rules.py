@@ -25,7 +25,7 @@ IntArray = npt.NDArray[np.int64]
 
 #: Later than any time, with room in an int64 to add to it.
 NEVER = 2**62
-#: Decisions that are not grants.
+#: Decisions that are not draws.
 PENDING, NONE = -2, -1
 #: Reservations are refused once at most this many sources per lane are left. Otherwise a source near the end could wait
 #: for a lane with a long stream, while other lanes idle.
@@ -125,7 +125,7 @@ class Groups:
         group 2                    c       g                rank 1 hosts groups 2 and 3
         group 3                      d       h
 
-    A group has its own cursor, lanes and tickets, so what it reads does not depend on which rank hosts it.
+    A group has its own cursor, lanes and requests, so what it reads does not depend on which rank hosts it.
 
     Attributes:
         total: Number of groups on all ranks.
@@ -147,7 +147,7 @@ class Groups:
         if total < 1 or world_size < 1 or total % world_size:
             fitting = [size for size in range(1, max(total, 1) + 1) if total % size == 0]
             raise ValueError(
-                f"virtual_ranks is {total}, which {world_size} ranks cannot share evenly; {total} can be hosted by "
+                f"virtual_ranks is {total}, which {world_size} ranks cannot share evenly; {total} can be shared by "
                 f"{', '.join(map(str, fitting))} ranks"
             )
         if not 0 <= rank < world_size:
@@ -156,7 +156,7 @@ class Groups:
         return cls(total, rank * count, count)
 
     @property
-    def hosted(self) -> range:
+    def local(self) -> range:
         """The groups hosted here."""
         return range(self.first, self.first + self.count)
 
@@ -194,7 +194,7 @@ class Rules:
 
     @cached_property
     def draws(self) -> int:
-        """Number of grants in a pass of all groups, including repeats of lists that start again."""
+        """Number of draws in a pass of all groups, including repeats of lists that start again."""
         if self.mix is None:
             return self.num_sources
         return self.mix.draws_of_a_pass if self.endless_mix else self.mix.draws
@@ -210,8 +210,8 @@ class Rules:
 
     @cached_property
     def shares(self) -> tuple[int, ...]:
-        """Number of grants in a pass, of each group hosted here."""
-        return tuple([self.groups.share(group, self.draws) for group in self.groups.hosted])
+        """Number of draws in a pass, of each group hosted here."""
+        return tuple([self.groups.share(group, self.draws) for group in self.groups.local])
 
     @property
     def endless_mix(self) -> bool:
@@ -219,7 +219,7 @@ class Rules:
         return self.padding_mode == "cycle" and self.mix is not None and self.mix.exhausted == "repeat"
 
     def draws_of(self, lane: int) -> int:
-        """Number of grants in a pass of a lane's group."""
+        """Number of draws in a pass of a lane's group."""
         return self.shares[lane // self.lanes_of_a_group]
 
     @property
@@ -245,7 +245,7 @@ class Rules:
         return self.padding_mode == "data" and draws >= self.draws_of(lane)
 
     def _most_draws(self, lane: int) -> int:
-        """Return the number of grants in a row without an item that proves the group's sources empty, with `"cycle"`.
+        """Return the number of draws in a row without an item that proves the group's sources empty, with `"cycle"`.
 
         They cover every source that the lane's group can get. If sources are dealt to groups anew in each pass, a
         source that has items is missed with a probability of (1 - 1 / groups) ** (24 * groups), about e ** -24.
@@ -255,29 +255,29 @@ class Rules:
         if self.deterministic:
             return draws
         # First come, first served: other lanes may take the only source that has items, and after a state is loaded,
-        # grants that were taken ahead come again first. Without this margin a run with items could be called empty.
+        # draws that were taken ahead come again first. Without this margin a run with items could be called empty.
         return draws + 8 * self.lanes_of_a_group * (self.lookahead + 1)
 
     def decide(self, lane: int, cursors: memoryview[int] | list[int], ahead: bool) -> int:
-        """Decide the next ticket in the order of a lane's group: return its grant, or `NONE`.
+        """Decide the next request in the order of a lane's group: return its draw, or `NONE`.
 
-        The n-th grant of a group has the number `n * groups + group`. `NONE` means that a reservation is refused, or,
-        for a ticket that is needed now, that no source is left and the lane idles.
+        The n-th draw of a group has the number `n * groups + group`. `NONE` means that a reservation is refused, or,
+        for a request that is needed now, that no source is left and the lane idles.
 
         Args:
-            cursors: Number of grants given so far to each group hosted here; counted up in place.
+            cursors: Number of draws given so far to each group hosted here; counted up in place.
         """
-        hosted = lane // self.lanes_of_a_group
-        cursor = cursors[hosted]
-        left = self.shares[hosted] - cursor
+        local = lane // self.lanes_of_a_group
+        cursor = cursors[local]
+        left = self.shares[local] - cursor
         if ahead:
             # The last sources are left to the lanes that need one first. A source that was reserved near the end could
             # wait behind a long stream while other lanes idle.
             refused = self.padding_mode != "cycle" and left <= TAIL_SOURCES_PER_LANE * self.lanes_of_a_group
         else:
-            # With these two modes the order has no end: later grants are sources that are read again.
+            # With these two modes the order has no end: later draws are sources that are read again.
             refused = left <= 0 and self.padding_mode not in ("data", "cycle")
         if refused:
             return NONE
-        cursors[hosted] = cursor + 1
-        return cursor * self.groups.total + self.groups.first + hosted
+        cursors[local] = cursor + 1
+        return cursor * self.groups.total + self.groups.first + local

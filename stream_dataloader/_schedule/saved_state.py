@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 from stream_dataloader._schedule.changes import CHANGES, past_weights, with_changes
 from stream_dataloader._schedule.mix import Mix, Replaced
 from stream_dataloader._schedule.position import EpochPlace
+from stream_dataloader._schedule.requests import returned_by_group
 from stream_dataloader._schedule.rules import NONE, Groups, Rules
 from stream_dataloader._schedule.snapshot import Changed, LaneState, Snapshot
 from stream_dataloader._schedule.state_check import MOST_GROUPS, check_group, check_shared, checksum, number
-from stream_dataloader._schedule.tickets import returned_by_group
 from stream_dataloader._schedule.weights_check import plain_weights, weights_of_plain
 from stream_dataloader.errors import StateError, shorten
 
@@ -50,7 +50,7 @@ def to_plain(
     Each group has its own key, whose value is a tuple, so that `torch.distributed.checkpoint` saves it as one object.
 
     Args:
-        failures: The sources whose streams were skipped, by group hosted.
+        failures: The sources whose streams were skipped, by local group.
         items: The layout of items; None if it is not known, or the epoch has not begun.
     """
     groups, lanes = rules.groups, rules.lanes_of_a_group
@@ -71,22 +71,22 @@ def to_plain(
     if snapshot is not None and snapshot.changed is not None:
         state["growth"] = [list(one) for one in snapshot.changed.growth]
 
-    def plain(grants: Iterable[int]) -> list[Any]:
-        """Return grants as plain data; a stream that waits for a lane is saved with its place."""
+    def plain(draws: Iterable[int]) -> list[Any]:
+        """Return draws as plain data; a stream that waits for a lane is saved with its place."""
         if not waiting:
-            return list(grants)
-        return [_plain_lane(waiting[grant], plain) if grant in waiting else grant for grant in grants]
+            return list(draws)
+        return [_plain_lane(waiting[draw], plain) if draw in waiting else draw for draw in draws]
 
     own_state: dict[str, tuple[Any, ...]] = {}
-    for hosted, failed in enumerate(failures):
+    for local, failed in enumerate(failures):
         place: tuple[Any, ...] = ()
         if snapshot is not None:
-            own = snapshot.lanes[hosted * lanes : (hosted + 1) * lanes]
-            again = plain(returned[hosted])
+            own = snapshot.lanes[local * lanes : (local + 1) * lanes]
+            again = plain(returned[local])
             # Another rank may host this group later and find no item left in it. It then needs the layout to pad.
             known = items if groups.total > 1 else None
-            place = (snapshot.cursors[hosted], again, [_plain_lane(lane, plain) for lane in own], known)
-        own_state[key_of(groups.first + hosted)] = (sorted(failed) or 0, *place)
+            place = (snapshot.cursors[local], again, [_plain_lane(lane, plain) for lane in own], known)
+        own_state[key_of(groups.first + local)] = (sorted(failed) or 0, *place)
     # Each group has its own checksum, because ranks save and load their groups separately.
     if snapshot is not None:
         own_state = {name: (*group, checksum(state, group)) for name, group in own_state.items()}
@@ -99,9 +99,9 @@ def key_of(group: int) -> str:
 
 
 def _plain_lane(lane: LaneState, plain: Callable[[Iterable[int]], list[Any]]) -> dict[str, Any]:
-    grant, items, position, first_window, draws, idle, reserved, stream = lane
-    after = [int(grant != NONE), items, position, first_window, draws, idle]
-    found = {"after": after, "grant": grant, "reserved": None if reserved is None else plain(reserved)}
+    draw, items, position, first_window, draws, idle, reserved, stream = lane
+    after = [int(draw != NONE), items, position, first_window, draws, idle]
+    found = {"after": after, "draw": draw, "reserved": None if reserved is None else plain(reserved)}
     if stream is not None:
         found["stream"] = stream
     return found
@@ -152,7 +152,7 @@ class LoadedState(NamedTuple):
         seed: The seed.
         epoch: Number of the epoch, or of the run.
         snapshot: Place in it; None at its beginning.
-        failures: The sources whose streams were skipped, by group hosted.
+        failures: The sources whose streams were skipped, by local group.
         epoch_place: Place in an epoch of n batches; None if the state was saved without such epochs.
         items: The layout of items, if the state has it.
         lanes_of_a_group: Number of lanes that each group had.
@@ -169,13 +169,13 @@ class LoadedState(NamedTuple):
 
 def plain_epoch(place: EpochPlace, length: int) -> dict[str, Any]:
     """Return a state's entry for the place in an epoch of n batches, which it has beside the place in the run."""
-    return {"stretch": {**place._asdict(), "batches_per_epoch": length}}
+    return {"epoch_place": {**place._asdict(), "batches_per_epoch": length}}
 
 
 def _epoch_place_of(state: Mapping[str, Any]) -> EpochPlace | None:
-    if "stretch" not in state:
+    if "epoch_place" not in state:
         return None
-    saved = state["stretch"]
+    saved = state["epoch_place"]
     return EpochPlace(number("epoch of n batches", saved["number"]), number("batches of it", saved["delivered"]))
 
 
@@ -196,8 +196,8 @@ def groups_of(state: Any) -> int:
 
 
 def missing_groups(state: Mapping[str, Any], groups: Groups) -> list[int]:
-    """List the hosted groups that a state does not hold."""
-    return [group for group in groups.hosted if key_of(group) not in state]
+    """List the local groups that a state does not hold."""
+    return [group for group in groups.local if key_of(group) not in state]
 
 
 def check_held(state: Mapping[str, Any]) -> None:
@@ -287,17 +287,17 @@ def _from_plain(state: Mapping[str, Any], rules: Rules) -> LoadedState:
     if missing := missing_groups(state, groups):
         raise StateError(
             f"the state holds virtual ranks {groups_in(state)} of {groups.total}, and this rank hosts "
-            f"{list(groups.hosted)}; {key_of(missing[0])} is missing; load the rank's own state, or all ranks' "
+            f"{list(groups.local)}; {key_of(missing[0])} is missing; load the rank's own state, or all ranks' "
             "together: merge_states([...]); "
             f"to load a distributed checkpoint, build the loader with virtual_ranks={groups.total}"
         )
     mix = None if rules.mix is None else _mix_of(state["mix"], rules.mix)
     before = replace(rules, num_sources=state["num_sources"], mix=mix, seed=state["seed"])
-    for hosted, group in enumerate(groups.hosted):
+    for local, group in enumerate(groups.local):
         # With these modes each source is handed out once, so a larger number is damage; others may repeat sources.
         ends = rules.padding_mode in ("zeros", "drop") and "growth" not in state
-        check_group(state, key_of(group), *([before.shares[hosted]] if ends else []))
-    own = [state[key_of(group)] for group in groups.hosted]
+        check_group(state, key_of(group), *([before.shares[local]] if ends else []))
+    own = [state[key_of(group)] for group in groups.local]
     # A state of an epoch's beginning has no places: its groups only hold the sources that were skipped before.
     failures, *places = zip(*(group[:4] for group in own), strict=True)
     items = next((group[4] for group in own if len(group) > 4), None)
@@ -305,7 +305,7 @@ def _from_plain(state: Mapping[str, Any], rules: Rules) -> LoadedState:
     if places:
         cursors, returned, lanes = places
         waiting: dict[int, LaneState] = {}
-        again = tuple(_grant_of(grant, waiting) for grants in returned for grant in grants)
+        again = tuple(_draw_of(draw, waiting) for draws in returned for draw in draws)
         states = tuple(_lane_of(lane, waiting) for own in lanes for lane in own)
         changed = Changed(waiting, tuple(map(tuple, state["growth"]))) if "growth" in state else None
         width = int(state["lanes_of_a_group"]) * groups.count
@@ -324,19 +324,19 @@ def _from_plain(state: Mapping[str, Any], rules: Rules) -> LoadedState:
     return LoadedState(state["seed"], state["epoch"], snapshot, skipped, epoch_place, items, width)
 
 
-def _grant_of(saved: Any, waiting: dict[int, LaneState]) -> int:
-    """Read a grant; the place of a stream that waits for a lane is noted in `waiting`."""
+def _draw_of(saved: Any, waiting: dict[int, LaneState]) -> int:
+    """Read a draw; the place of a stream that waits for a lane is noted in `waiting`."""
     if not isinstance(saved, Mapping):
         return int(saved)
     lane = _lane_of(saved, waiting)
-    waiting[lane.grant] = lane
-    return lane.grant
+    waiting[lane.draw] = lane
+    return lane.draw
 
 
 def _lane_of(lane: Mapping[str, Any], waiting: dict[int, LaneState]) -> LaneState:
-    reserved = None if lane["reserved"] is None else tuple(_grant_of(grant, waiting) for grant in lane["reserved"])
+    reserved = None if lane["reserved"] is None else tuple(_draw_of(draw, waiting) for draw in lane["reserved"])
     _, items, position, first_window, draws, idle = lane["after"]
-    return LaneState(lane["grant"], items, position, first_window, draws, idle, reserved, lane.get("stream"))
+    return LaneState(lane["draw"], items, position, first_window, draws, idle, reserved, lane.get("stream"))
 
 
 def groups_in(state: Mapping[str, Any]) -> list[int]:

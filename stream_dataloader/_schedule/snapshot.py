@@ -14,25 +14,25 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from stream_dataloader._schedule.mix import Replaced
+from stream_dataloader._schedule.requests import Returned, next_draw
 from stream_dataloader._schedule.rules import NONE, Rules
-from stream_dataloader._schedule.tickets import Returned, next_grant
 
 
 class LaneState(NamedTuple):
     """Place of a lane between two steps.
 
     Attributes:
-        grant: Number of its open stream's grant; `NONE` if there is none. The three that follow are about that stream.
+        draw: Number of its open stream's draw; `NONE` if there is none. The three that follow are about that stream.
         items: Items read of the stream.
         position: Time steps read of the stream.
         first_window: Time steps of the stream's first window, 0 before it was read.
         draws_without_item: Sources that the lane took since it read an item.
         idle: Whether no source is left for the lane.
-        reserved: Grants of its reservations, `NONE` for one that was refused; None if it reserves no more.
+        reserved: Draws of its reservations, `NONE` for one that was refused; None if it reserves no more.
         stream: The stream's own `state_dict()`, if it has one.
     """
 
-    grant: int = NONE
+    draw: int = NONE
     items: int = 0
     position: int = 0
     first_window: int = 0
@@ -43,8 +43,8 @@ class LaneState(NamedTuple):
 
     @property
     def progress(self) -> tuple[int, ...]:
-        """The numbers that workers report: whether a stream is open, and the five fields after the grant."""
-        return int(self.grant != NONE), *self[1:6]
+        """The numbers that workers report: whether a stream is open, and the five fields after the draw."""
+        return int(self.draw != NONE), *self[1:6]
 
     def back(self, items: int) -> LaneState:
         """Return the place some items before in its stream, whose own state there is not known."""
@@ -65,7 +65,7 @@ class Changed(NamedTuple):
     """Extra state of an epoch that began under other options.
 
     Attributes:
-        waiting: Places of streams whose lanes are gone, by grant; other lanes go on with them.
+        waiting: Places of streams whose lanes are gone, by draw; other lanes go on with them.
         growth: The passes in which the list grew, each with the number of sources before.
     """
 
@@ -78,8 +78,8 @@ class Snapshot(NamedTuple):
 
     Attributes:
         step: The next step.
-        cursors: Grants given so far, by group hosted.
-        returned: Grants among them that were not delivered, so they are given again first.
+        cursors: Draws given so far, by local group.
+        returned: Draws among them that were not delivered, so they are given again first.
         lanes: State of each lane.
         changed: None, unless the epoch began under other options.
         past: Earlier weights of the epoch, see `Mix`.
@@ -102,7 +102,7 @@ class LaneReports(NamedTuple):
     """Report of a worker on its lanes, sent with the part of a step.
 
     Attributes:
-        taken: The sources that its lanes took, in order: lane and grant.
+        taken: The sources that its lanes took, in order: lane and draw.
         progress: Progress of each of its lanes, see `pack_progress`.
         streams: States of streams that have their own `state_dict`, by lane.
     """
@@ -116,8 +116,8 @@ class PackedSnapshot(NamedTuple):
     """A `Snapshot` that costs next to nothing to keep at each step.
 
     Attributes:
-        grants: Number of each lane's last grant, even if its stream has ended.
-        reserved: Grants of each lane's reservations, see `LaneState`.
+        last_draws: Number of each lane's last draw, even if its stream has ended.
+        reserved: Draws of each lane's reservations, see `LaneState`.
         progress: Progress of lanes, see `pack_progress`: the bytes of each part, for its own lanes.
         streams: States of open streams, by lane; also of some that have ended.
     """
@@ -125,7 +125,7 @@ class PackedSnapshot(NamedTuple):
     step: int
     cursors: tuple[int, ...]
     returned: tuple[int, ...]
-    grants: tuple[int, ...]
+    last_draws: tuple[int, ...]
     reserved: tuple[tuple[int, ...] | None, ...]
     progress: tuple[bytes, ...]
     streams: Mapping[int, Any]
@@ -144,18 +144,18 @@ class PackedSnapshot(NamedTuple):
         lanes = []
         for lane in range(rules.lanes):
             is_open, items, position, first_window, draws, idle = numbers[lane * _WIDTH : (lane + 1) * _WIDTH]
-            # First come, first served, a lane's reservations are among the returned grants. If the lane also kept them,
+            # First come, first served, a lane's reservations are among the returned draws. If the lane also kept them,
             # their sources would be read twice.
             reserved = self.reserved[lane] if rules.deterministic or idle else none_yet
-            grant, stream = (self.grants[lane], self.streams.get(lane)) if is_open else (NONE, None)
-            lanes.append(LaneState(grant, items, position, first_window, draws, idle, reserved, stream))
+            draw, stream = (self.last_draws[lane], self.streams.get(lane)) if is_open else (NONE, None)
+            lanes.append(LaneState(draw, items, position, first_window, draws, idle, reserved, stream))
         return Snapshot(self.step, self.cursors, self.returned, tuple(lanes), self.changed, self.past)
 
 
 def uncounted_lane(place: Snapshot) -> int | None:
     """Return the first lane whose position counts windows, not time steps; None if there is none."""
     for lane, state in enumerate(place.lanes):
-        if state.grant != NONE and state.position and not state.first_window:
+        if state.draw != NONE and state.position and not state.first_window:
             return lane
     return None
 
@@ -193,9 +193,9 @@ class Progress:
         self._changed, self._past = start.changed, start.past
         self._again = Returned(rules, start.cursors, start.returned)
         self._cursors = list(self._again.first if rules.deterministic else start.cursors)
-        # First come, first served: grants below the cursor that were not delivered. A dict keeps their order.
+        # First come, first served: draws below the cursor that were not delivered. A dict keeps their order.
         self._missing = dict.fromkeys(start.returned)
-        self._grants = tuple([lane.grant for lane in start.lanes])
+        self._last_draws = tuple([lane.draw for lane in start.lanes])
         self._reserved = tuple([lane.reserved for lane in start.lanes])
         self._streams = {i: lane.stream for i, lane in enumerate(start.lanes) if lane.stream is not None}
         lanes = [pack_progress([lane.progress]) for lane in start.lanes]
@@ -207,7 +207,7 @@ class Progress:
         cursors, returned = tuple(self._cursors), tuple(self._missing)
         if returned and self._rules.deterministic:
             cursors, returned = self._again.rest(cursors)
-        how = self._grants, self._reserved, tuple(self._lanes), self._streams, self._changed, self._past
+        how = self._last_draws, self._reserved, tuple(self._lanes), self._streams, self._changed, self._past
         self.last = PackedSnapshot(self.step, cursors, returned, *how)
 
     def advance(self, reports: Sequence[LaneReports | None]) -> None:
@@ -225,25 +225,25 @@ class Progress:
         self._keep()
 
     def _take(self, taken: Iterable[tuple[int, int]]) -> None:
-        rules, grants, reserved = self._rules, list(self._grants), list(self._reserved)
-        for lane, grant in taken:
+        rules, last_draws, reserved = self._rules, list(self._last_draws), list(self._reserved)
+        for lane, draw in taken:
             if rules.deterministic:
                 decide = functools.partial(self._again.decide, lane, self._cursors)
-                expected, reserved[lane] = next_grant(reserved[lane], rules.lookahead, decide)
-                assert grant == expected, f"lane {lane} took grant {grant}, and {expected} was its turn"
-            elif grant != NONE:
-                self._note(grant)
-            grants[lane] = grant
-        self._grants, self._reserved = tuple(grants), tuple(reserved)
+                expected, reserved[lane] = next_draw(reserved[lane], rules.lookahead, decide)
+                assert draw == expected, f"lane {lane} took draw {draw}, and {expected} was its turn"
+            elif draw != NONE:
+                self._note(draw)
+            last_draws[lane] = draw
+        self._last_draws, self._reserved = tuple(last_draws), tuple(reserved)
 
-    def _note(self, grant: int) -> None:
+    def _note(self, draw: int) -> None:
         """Note that a source was taken; those before it may still be missing."""
         total = self._rules.groups.total
-        count, group = divmod(grant, total)
-        hosted = group - self._rules.groups.first
-        cursor = self._cursors[hosted]
+        count, group = divmod(draw, total)
+        local = group - self._rules.groups.first
+        cursor = self._cursors[local]
         if count >= cursor:
-            self._missing.update(dict.fromkeys(range(cursor * total + group, grant, total)))
-            self._cursors[hosted] = count + 1
+            self._missing.update(dict.fromkeys(range(cursor * total + group, draw, total)))
+            self._cursors[local] = count + 1
         else:
-            self._missing.pop(grant, None)
+            self._missing.pop(draw, None)

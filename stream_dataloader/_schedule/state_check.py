@@ -27,7 +27,7 @@ SHARED = (
     *("schedule", "deterministic", "num_sources", "lanes_of_a_group", "fingerprint", "lengths", "sections", "growth"),
 )
 
-#: A group's tuple: failures, grants given, grants to be given again, lanes, the layout of items, checksum.
+#: A group's tuple: failures, draws given, draws to be given again, lanes, the layout of items, checksum.
 _PLACE, _CHECKSUM = 4, 5
 
 
@@ -46,8 +46,8 @@ def checksum(state: Mapping[str, Any], group: Sequence[Any]) -> int:
     """Compute the CRC-32 of the entries that groups share and of one group's place, without the streams' own states."""
     skipped, given, again, lanes = group[:_PLACE]
     numbers = [given, len(again)]
-    for grant in again:
-        numbers += _numbers_of(grant)
+    for draw in again:
+        numbers += _numbers_of(draw)
     numbers += [skipped] if type(skipped) is int else [len(skipped), *skipped]
     for lane in lanes:
         numbers += _numbers_of(lane)
@@ -57,15 +57,15 @@ def checksum(state: Mapping[str, Any], group: Sequence[Any]) -> int:
 
 
 def _numbers_of(saved: Any) -> Sequence[int]:
-    """Return a grant's number; of a lane, or of a stream that waits for one, its place and the grants it reserves."""
+    """Return a draw's number; of a lane, or of a stream that waits for one, its place and the draws it reserves."""
     if type(saved) is int:
         return (saved,)
     reserved = saved["reserved"]
     if reserved is None:
-        return saved["grant"], *saved["after"], -1
+        return saved["draw"], *saved["after"], -1
     if not reserved or type(reserved[0]) is int:
-        return saved["grant"], *saved["after"], len(reserved), *reserved
-    return saved["grant"], *saved["after"], len(reserved), *(one for grant in reserved for one in _numbers_of(grant))
+        return saved["draw"], *saved["after"], len(reserved), *reserved
+    return saved["draw"], *saved["after"], len(reserved), *(one for draw in reserved for one in _numbers_of(draw))
 
 
 def check_shared(state: Mapping[str, Any]) -> None:
@@ -86,7 +86,7 @@ def check_group(state: Mapping[str, Any], name: str, most_given: int = _MOST) ->
 
     Args:
         name: The group's key.
-        most_given: The most grants that the group can have been given.
+        most_given: The most draws that the group can have been given.
     """
     group = state[name]
     if isinstance(group[0], int):
@@ -102,13 +102,13 @@ def check_group(state: Mapping[str, Any], name: str, most_given: int = _MOST) ->
     number(f"{name}, sources handed out,", given, 0, most_given)
     if len(lanes) != state["lanes_of_a_group"]:
         raise StateError(f"the state's {name} has {len(lanes)} lanes, and must have {state['lanes_of_a_group']}")
-    held = [grant for one in again for grant in _grants_of(one, name)]
+    held = [draw for one in again for draw in _draws_of(one, name)]
     for lane in lanes:
-        held += [*_grants_of(lane, name), *(grant for one in lane["reserved"] or () for grant in _grants_of(one, name))]
+        held += [*_draws_of(lane, name), *(draw for one in lane["reserved"] or () for draw in _draws_of(one, name))]
     total, own = state["groups"], int(name.removeprefix("group_"))
-    for grant in held:
-        if grant % total != own or grant // total >= given:
-            raise StateError(f"the state's {name} holds source number {grant}, and {given} sources were handed out")
+    for draw in held:
+        if draw % total != own or draw // total >= given:
+            raise StateError(f"the state's {name} holds source number {draw}, and {given} sources were handed out")
     if len(set(held)) < len(held):
         raise StateError(f"the state's {name} has the same source in two places")
     if group[_CHECKSUM] != checksum(state, group):
@@ -118,23 +118,21 @@ def check_group(state: Mapping[str, Any], name: str, most_given: int = _MOST) ->
         )
 
 
-def _grants_of(saved: Any, name: str) -> Iterator[int]:
-    """Yield the grant of a lane, or of a stream that waits for one, if it has any; check its numbers.
+def _draws_of(saved: Any, name: str) -> Iterator[int]:
+    """Yield the draw of a lane, or of a stream that waits for one, if it has any; check its numbers.
 
-    Reservations of a waiting stream's lane are among the grants to be given again, so they are not yielded here.
+    Reservations of a waiting stream's lane are among the draws to be given again, so they are not yielded here.
     """
     if not isinstance(saved, Mapping):
         if number(f"{name}, a source's number,", saved, -1) >= 0:
             yield saved
         return
-    yield from _grants_of(saved["grant"], name)
+    yield from _draws_of(saved["draw"], name)
     is_open, *counts, draws, idle = saved["after"]
     number(f"{name}, whether a stream is open,", is_open, 0, 1)
     number(f"{name}, whether a lane is idle,", idle, 0, 1)
     number(f"{name}, sources without an item,", draws, -_MOST)
     for count in counts:
         number(f"{name}, items that were read,", count)
-    if len(counts) != 3 or bool(is_open) != (saved["grant"] >= 0):
-        raise StateError(
-            f"the state's {name} has a lane of source {saved['grant']} that says {shorten(saved['after'])}"
-        )
+    if len(counts) != 3 or bool(is_open) != (saved["draw"] >= 0):
+        raise StateError(f"the state's {name} has a lane of source {saved['draw']} that says {shorten(saved['after'])}")

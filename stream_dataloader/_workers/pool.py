@@ -27,7 +27,7 @@ from stream_dataloader._descriptors import standard_for_children
 from stream_dataloader._memory.endings import Ending, interrupts_held
 from stream_dataloader._memory.pickling import ByValue
 from stream_dataloader._notices import warn
-from stream_dataloader._reading.activity import ActivityBoard
+from stream_dataloader._reading.activity import WorkerStatus
 from stream_dataloader._reading.plan import Recovery, Start
 from stream_dataloader._workers import torch_quirks
 from stream_dataloader._workers.channel import Begin, ProcessMail, ThreadMail
@@ -70,8 +70,8 @@ class Pool:
 
     def _renew_memory(self) -> None:
         shared = self._processes
-        # Threads that were abandoned still write to the old board.
-        self.board = self.work.tally.board = ActivityBoard(self.work.readers, shared=shared)
+        # Threads that were abandoned still write to the old status.
+        self.status = self.work.counts.status = WorkerStatus(self.work.readers, shared=shared)
         several = len(self.work.readers) > 1
         self._rows = Rows(self.work.dataset.rules, shared=shared) if several else None
 
@@ -133,12 +133,12 @@ class Pool:
 
     def _start_workers(self, begin: Begin) -> None:
         work, settings = self.work, self.work.settings
-        self.board.clear()
+        self.status.clear()
         shared = Shared(
             work.dataset,
             work.readers,
-            self.board,
-            work.tally.meters,
+            self.status,
+            work.counts.meters,
             self._rows,
             self._ready_slots(),
             in_threads=self._threads or settings.patience is not None,
@@ -165,7 +165,7 @@ class Pool:
     def _new_workers(self) -> Workers:
         readers = len(self.work.readers)
         mail = ThreadMail(readers) if self._threads else ProcessMail(readers)
-        return self._take_up(Workers(self.work, self.board, self.method_of_start, mail))
+        return self._take_up(Workers(self.work, self.status, self.method_of_start, mail))
 
     def _take_up(self, workers: AnyWorkers) -> AnyWorkers:
         self.workers, self._ending = workers, Ending(self, workers.leave)
@@ -262,7 +262,7 @@ class Pool:
             return None
         copies = leases.copies
         slot = leases.lease(session, step)
-        self.work.tally.counts["copies"] += leases.copies - copies
+        self.work.counts.totals["copies"] += leases.copies - copies
         if slot is None and leases.pool.refused and self._transport != "queue":
             self._do_without("it could not be made large enough")
         return slot

@@ -26,7 +26,7 @@ from torch.utils.data._utils import worker as torch_worker
 from stream_dataloader._descriptors import open_standard
 from stream_dataloader._memory import main_module
 from stream_dataloader._memory.pickling import ByValue, dumps_home, note_fork
-from stream_dataloader._reading.activity import ActivityBoard
+from stream_dataloader._reading.activity import WorkerStatus
 from stream_dataloader._reading.reader import PartReader
 from stream_dataloader._reading.worker_info import worker_info_hidden
 from stream_dataloader._workers.channel import EXIT, FAILED, READY, Begin, Port, ProcessMail, ProcessPort
@@ -197,14 +197,14 @@ def how_it_ended(exit_code: int) -> str:
     return f"was killed by {known.get(-exit_code, f'signal {-exit_code}')}"
 
 
-def advice(processes: Sequence[BaseProcess], board: ActivityBoard, died: Iterable[int], method: str) -> str:
+def advice(processes: Sequence[BaseProcess], status: WorkerStatus, died: Iterable[int], method: str) -> str:
     """Return the probable cause of workers' deaths, and a remedy."""
     codes = [code for process in processes if (code := process.exitcode)]
     if -1 in died and method != "fork" and not (codes and min(codes) < 0):
         return _advice_for_start(method)
     if UNKNOWN_EXIT in codes:
         return "A handler of SIGCHLD or a waitpid(-1) in the program took its exit status; its stderr may say more"
-    if board.interrupted.any():
+    if status.interrupted.any():
         return "A stream raised KeyboardInterrupt, which ends a worker; raise an Exception instead"
     if not codes or min(codes) > 0:
         return "Its code called sys.exit or os._exit; its stderr may say more"

@@ -100,7 +100,7 @@ class Session:
                 raise self._ended(step) from None
             # An interrupt may have lost parts between the socket and the FIFOs, so these workers cannot be used again.
             workers.spoiled = workers.hurries = True
-            workers.farewell_seconds = _HURRIED_SECONDS
+            workers.shutdown_seconds = _HURRIED_SECONDS
             if not workers.threads:  # threads get their chance to close their streams in `close`
                 self._discard()
             raise
@@ -157,12 +157,12 @@ class Session:
         if isinstance(what, Exception):
             return what
         number = self._work.readers[reader].worker_id
-        self._workers.farewell_seconds = _HURRIED_SECONDS
+        self._workers.shutdown_seconds = _HURRIED_SECONDS
         how = f"exited with status {what.code}" if isinstance(what, SystemExit) else f"was ended by {shorten(what)}"
         return WorkerDeathError(
             f"worker {number} (a thread) {how} {self._doing(number)}; batch {step} was being assembled. "
             "The stream called sys.exit() or raised a BaseException",
-            suspects=self._workers.board.suspects(number),
+            suspects=self._workers.status.suspects(number),
         )
 
     def _died_soon(self) -> dict[int, str]:
@@ -196,7 +196,7 @@ class Session:
     def _is_late(self, waited: float) -> bool:
         """Return whether no worker made progress within `timeout`, which applies to each step of a message."""
         now, patience = clock.monotonic(), self._settings.timeout
-        if (state := (self._workers.board.working.tobytes(), self._missing)) != self._seen:
+        if (state := (self._workers.status.working.tobytes(), self._missing)) != self._seen:
             self._seen, self._further = state, now
         starting = self._missing and now - self._begin < LONGEST_START_SECONDS
         return bool(patience and not starting and min(waited, now - self._further) >= patience)
@@ -216,7 +216,7 @@ class Session:
         doing: dict[int, str] = {}
         for worker in self._workers.ready:
             stopped = self._workers.is_stopped(worker)
-            if stopped or self._workers.board.is_reading(worker):
+            if stopped or self._workers.status.is_reading(worker):
                 doing[worker] = self._doing(worker) + ", and is stopped (SIGCONT continues it)" * stopped
         states = [
             f"worker {w} is {d}" for w, d in (doing or {w: self._doing(w) for w in sorted(self._workers.ready)}).items()
@@ -248,7 +248,7 @@ class Session:
     def _wait_for_threads(self) -> bool:
         """Wait a limited time until threads have closed their streams; return False if one did not."""
         workers = self._workers
-        deadline = clock.monotonic() + workers.farewell_seconds
+        deadline = clock.monotonic() + workers.shutdown_seconds
         while max(workers.behind) > 0:
             mail = workers.mail.get(max(deadline - clock.monotonic(), 0.0))
             if mail is None:
@@ -260,10 +260,10 @@ class Session:
         numbers = sorted({self._work.readers[reader].worker_id for reader in stuck})
         text = (
             f"{'; '.join(f'worker {n} (a thread) is still {self._doing(n)}' for n in numbers)}, "
-            f"{workers.farewell_seconds:g} s after the epoch was left; threads cannot be killed: this one closes its "
+            f"{workers.shutdown_seconds:g} s after the epoch was left; threads cannot be killed: this one closes its "
             "streams and ends when its stream returns"
         )
         self._discard()
-        if workers.farewell_seconds > _HURRIED_SECONDS:
+        if workers.shutdown_seconds > _HURRIED_SECONDS:
             warn(text, 2)
         return False

@@ -23,7 +23,7 @@ from stream_dataloader._assembly.slot_pool import PooledSlots, SlotPool
 from stream_dataloader._assembly.slots import MOST_STEPS_A_MESSAGE, Slots
 from stream_dataloader._memory.fields import Carver, SharedFields, bytes_of
 from stream_dataloader._memory.pickling import ByValue
-from stream_dataloader._reading.activity import ActivityBoard, Meters
+from stream_dataloader._reading.activity import Meters, WorkerStatus
 from stream_dataloader._reading.plan import Reading
 from stream_dataloader._reading.reader import PartReader
 from stream_dataloader._reading.sessions import SessionRow
@@ -79,7 +79,7 @@ class Shared:
 
     dataset: StreamDataset
     readers: Sequence[Reader]
-    board: ActivityBoard
+    status: WorkerStatus
     meters: Meters
     rows: Any  # `Rows`, or `LedgerRows` on another machine; None for a reader that is alone, or knows the lengths
     slots: SlotPool | None
@@ -89,7 +89,7 @@ class Shared:
         """Begin to read a session as one of its readers; called in the thread that reads."""
         slots = Slots if self.slots is None else functools.partial(PooledSlots, self.slots, begin.session)
         plan = self.dataset.plan()
-        reading = Reading(plan, begin.start, self.readers, self.board, self.meters, slots, begin.recovery)
+        reading = Reading(plan, begin.start, self.readers, self.status, self.meters, slots, begin.recovery)
         asked = closed if self.in_threads else None
         queue: SourceQueue
         if len(self.readers) == 1:

@@ -15,17 +15,17 @@ from multiprocessing.process import BaseProcess
 from typing import Any, NamedTuple
 
 from stream_dataloader._memory.endings import WeakItems
-from stream_dataloader._reading.activity import ActivityBoard
+from stream_dataloader._reading.activity import WorkerStatus
 from stream_dataloader._reading.sessions import state_of
 from stream_dataloader._schedule.rules import Reader
 from stream_dataloader._workers import torch_quirks
+from stream_dataloader._workers.batch_counts import BatchCounts
 from stream_dataloader._workers.channel import CLOSE, EXIT
 from stream_dataloader._workers.process import advice, how_it_ended
 from stream_dataloader._workers.settings import WorkerSettings
-from stream_dataloader._workers.tally import Tally
 from stream_dataloader.dataset import StreamDataset
 
-FAREWELL_SECONDS = 4.0  # for all workers together, to end or to close their streams
+SHUTDOWN_SECONDS = 4.0  # for all workers together, to end or to close their streams
 
 
 class Assignment(NamedTuple):
@@ -34,7 +34,7 @@ class Assignment(NamedTuple):
     dataset: StreamDataset
     readers: Sequence[Reader]
     settings: WorkerSettings
-    tally: Tally
+    counts: BatchCounts
 
 
 class Workers:
@@ -51,14 +51,14 @@ class Workers:
         left: Whether they are ending, or have ended.
     """
 
-    def __init__(self, work: Assignment, board: ActivityBoard, method: str, mail: Any) -> None:
+    def __init__(self, work: Assignment, status: WorkerStatus, method: str, mail: Any) -> None:
         self.method = method
         self.threads = method == "thread"
         readers, count = work.readers, work.settings.num_workers
         self.readers = [number for number, reader in enumerate(readers) if reader.worker_id < count]
         self.mail = mail
         self.processes: list[BaseProcess] = []
-        self.board = board
+        self.status = status
         self.behind = [0] * len(readers)
         self.ready: set[int] = set()
         self.spoiled = False
@@ -66,7 +66,7 @@ class Workers:
         self.hurries = False
         self.left = False
         self._over = False
-        self.farewell_seconds = FAREWELL_SECONDS
+        self.shutdown_seconds = SHUTDOWN_SECONDS
         self._turn = threading.RLock()
 
     def order(self, what: Any) -> None:
@@ -98,15 +98,15 @@ class Workers:
 
     def doing(self, worker: int, sources: Sequence[Any]) -> str:
         """Describe a worker's activity, in words that follow its name."""
-        return self.board.describe(worker, sources)
+        return self.status.describe(worker, sources)
 
     def suspects(self, worker: int) -> frozenset[tuple[int, int]]:
         """Return the sources that may have killed a worker."""
-        return self.board.suspects(worker)
+        return self.status.suspects(worker)
 
     def advice(self, died: Iterable[int]) -> str:
         """Return the probable cause of workers' deaths, and a remedy."""
-        return advice(self.processes, self.board, died, self.method)
+        return advice(self.processes, self.status, died, self.method)
 
     def why_missing(self, worker: int) -> str:  # noqa: ARG002
         """Describe a worker that has not started, in words that follow its name."""
@@ -122,7 +122,7 @@ class Workers:
                 self.order(CLOSE)
                 self.order(EXIT)
                 if not self.hurries:
-                    deadline = clock.monotonic() + FAREWELL_SECONDS
+                    deadline = clock.monotonic() + SHUTDOWN_SECONDS
                     for process in self.processes:
                         if process.pid is not None:
                             process.join(max(deadline - clock.monotonic(), 0))

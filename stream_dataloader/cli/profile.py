@@ -61,11 +61,11 @@ def run(options: Namespace) -> bool:
     if options.trace is not None:
         stats.save_trace(options.trace)
     advice = stats.advice()
-    outlook = None if stats.setup is None else stats.setup.outlook
+    forecast = None if stats.setup is None else stats.setup.forecast
     if options.json:
         about = {
             "first_batch_seconds": first_seconds,
-            "padding_share_of_epoch": None if outlook is None else outlook.padding_share,
+            "padding_share_of_epoch": None if forecast is None else forecast.padding_share,
             "advice": advice._asdict(),
         }
         print_json(stats.as_dict() | about)

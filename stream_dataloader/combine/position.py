@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stream_dataloader import _options as options
 from stream_dataloader._items.layout import Layout
+from stream_dataloader._loader.base_position import BasePosition, KeptLanes
 from stream_dataloader._loader.delivery import Delivery
-from stream_dataloader._loader.standing import KeptLanes, Standing
 from stream_dataloader._reading.plan import Start
 from stream_dataloader._schedule.position import EpochStart
 from stream_dataloader._schedule.state_check import number as check_number
@@ -71,7 +71,7 @@ class JointEpoch(Delivery[Record]):
         super().__init__(first)
 
 
-class JointPosition(Standing[JointEpoch]):
+class JointPosition(BasePosition[JointEpoch]):
     """Position of a loader of loaders, with the interface of `LoaderPosition`.
 
     Args:

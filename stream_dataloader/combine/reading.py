@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stream_dataloader._advice import Setup
 from stream_dataloader._device import OneAhead
+from stream_dataloader._loader.base_position import is_being_read
 from stream_dataloader._loader.iteration import Output
-from stream_dataloader._loader.standing import is_being_read
 from stream_dataloader._reading.deferred import Begun, Deferred, Turn
 from stream_dataloader._schedule.rules import deal_lanes
+from stream_dataloader._workers.batch_counts import BatchCounts, clock
 from stream_dataloader._workers.settings import WorkerSettings
-from stream_dataloader._workers.tally import Tally, clock
 from stream_dataloader.batch import StreamBatch
 from stream_dataloader.combine.join import Join, Side
 from stream_dataloader.combine.position import JointPosition
@@ -47,9 +47,9 @@ class JointIteration:
     """An iterator over the batches of one epoch of several loaders."""
 
     def __init__(
-        self, members: Sequence[Member], position: JointPosition, join: Join, output: Output, tally: Tally
+        self, members: Sequence[Member], position: JointPosition, join: Join, output: Output, counts: BatchCounts
     ) -> None:
-        self._members, self._position, self._join, self.output, self._tally = members, position, join, output, tally
+        self._members, self._position, self._join, self.output, self._counts = members, position, join, output, counts
         self.closed = False
         self._taken: Counter[str] = Counter()  # sums of members' counts for the newest step
         self.epoch = position.prepare()
@@ -71,7 +71,7 @@ class JointIteration:
         return self
 
     def __next__(self) -> Any:
-        begin, epoch = self._tally.wait(), self.epoch
+        begin, epoch = self._counts.wait(), self.epoch
         given = self._next_of_all()
         layouts = [member.loader._position.layout for member in self._members]
         try:
@@ -94,7 +94,7 @@ class JointIteration:
         """Yield each worker's part of each step, in order, to the end."""
         epoch = self.epoch
         while True:
-            begin = self._tally.wait()
+            begin = self._counts.wait()
             try:
                 given = self._next_of_all()
             except StopIteration:
@@ -110,7 +110,7 @@ class JointIteration:
 
     def _count(self, begin: int) -> None:
         cells = self._members[-1].side.lanes.stop * self._join.new_steps
-        self._tally.joined(begin, self.epoch.step - 1, self._taken, cells)
+        self._counts.joined(begin, self.epoch.step - 1, self._taken, cells)
 
     def _next_of_all(self) -> list[Any]:
         """Take the next batch, windows or parts of each member; None for a member that has ended."""
@@ -165,7 +165,7 @@ class JointIteration:
     def close(self) -> None:
         """End the iteration: workers that are not kept end, streams are closed."""
         self.closed = True
-        self._tally.end()
+        self._counts.end()
         for iterator in self._iterators:
             if iterator is not None:
                 iterator.close()
@@ -177,7 +177,7 @@ class JointStarter:
     def __init__(self, members: Sequence[Member], join: Join, settings: WorkerSettings, turn: Turn) -> None:
         self._members, self._join, self._turn, self._settings = members, join, turn, settings
         lanes = members[-1].side.lanes.stop
-        self._tally = Tally(deal_lanes(lanes, 0), join.new_steps, shared=False)
+        self._counts = BatchCounts(deal_lanes(lanes, 0), join.new_steps, shared=False)
         self._newest: Callable[[], JointIteration | None] = type(None)
 
     def renew(self, settings: WorkerSettings) -> None:
@@ -195,8 +195,8 @@ class JointStarter:
         """Begin to read the coming epoch; any other iteration ends."""
         begin = clock()
         self.end()
-        iteration = JointIteration(self._members, position, self._join, output, self._tally)
-        self._tally.begin(begin)
+        iteration = JointIteration(self._members, position, self._join, output, self._counts)
+        self._counts.begin(begin)
         self._newest = weakref.ref(iteration)
         batches = iteration.parts() if output.parts else iteration
         if output.device is not None and output.device.type == "cuda":
@@ -218,7 +218,7 @@ class JointStarter:
             member.loader._dismiss_workers()
 
     def stats(self) -> LoaderStats:
-        own, all_stats = self._tally.stats(0, 0, [()]), [member.loader.stats() for member in self._members]
+        own, all_stats = self._counts.stats(0, 0, [()]), [member.loader.stats() for member in self._members]
         names = ("slots_in_use", "slots", "copies", "skipped", "gaps", "restarts")
         sums = {name: sum(getattr(stats, name) for stats in all_stats) for name in names}
         shifts = [member.side.first_worker for member in self._members]

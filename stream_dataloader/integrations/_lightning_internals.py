@@ -103,9 +103,9 @@ def load_states(combined: Any, states: list[dict[str, Any]], changes: Collection
 
 def at_beginning(state: Any, epoch: int) -> Any:
     """Return a state of an endless run moved to an epoch's beginning; `limit_train_batches` may have ended it early."""
-    if not isinstance(state, dict) or "stretch" not in state:
+    if not isinstance(state, dict) or "epoch_place" not in state:
         return state
-    return {**state, "stretch": {**state["stretch"], "number": epoch, "delivered": 0}}
+    return {**state, "epoch_place": {**state["epoch_place"], "number": epoch, "delivered": 0}}
 
 
 def renew_limits(trainer: Any) -> None:

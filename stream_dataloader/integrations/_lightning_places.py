@@ -31,7 +31,7 @@ class Stage(enum.Enum):
     BETWEEN = "it has not begun"
 
 
-class Standing(NamedTuple):
+class LoopProgress(NamedTuple):
     """Place of a run when it was saved."""
 
     stage: Stage
@@ -41,14 +41,14 @@ class Standing(NamedTuple):
     unvalidated: bool = False  # a validation that may be due after the last batch has not begun, or not ended
 
 
-def standing_of(loop: dict[str, Any]) -> Standing:
+def progress_of(loop: dict[str, Any]) -> LoopProgress:
     """Return the place of a run, given the fit loop's part of a checkpoint."""
     epoch, batch = loop["epoch_progress"]["current"], loop["epoch_loop.batch_progress"]["current"]
     is_last = loop["epoch_loop.batch_progress"]["is_last_batch"] and batch["processed"] == batch["ready"]
     in_batch_end = batch["completed"] < batch["processed"]
     unvalidated = in_batch_end or not _is_over(loop["epoch_loop.val_loop.batch_progress"])
-    between = Standing(Stage.BETWEEN, epoch["processed"], 0)
-    within = Standing(Stage.WITHIN, epoch["processed"], batch["processed"], in_batch_end, unvalidated)
+    between = LoopProgress(Stage.BETWEEN, epoch["processed"], 0)
+    within = LoopProgress(Stage.WITHIN, epoch["processed"], batch["processed"], in_batch_end, unvalidated)
     if epoch["processed"] == epoch["started"]:
         cut = epoch["ready"] == epoch["started"] > 0 and not is_last and batch["processed"] > 0
         # max_steps or a stopping callback ended the run within the epoch, but Lightning counts the epoch as done
@@ -58,20 +58,20 @@ def standing_of(loop: dict[str, Any]) -> Standing:
     return within if batch["processed"] else between
 
 
-def taken_up(loop: dict[str, Any], standing: Standing) -> dict[str, Any]:
-    """Return a copy of the fit loop's state that makes Lightning resume at `standing`, without loaders' states."""
+def taken_up(loop: dict[str, Any], progress: LoopProgress) -> dict[str, Any]:
+    """Return a copy of the fit loop's state that makes Lightning resume at `progress`, without loaders' states."""
     loop = copy.deepcopy(
         {**loop, "state_dict": {k: v for k, v in loop["state_dict"].items() if k != "combined_loader"}}
     )
     epoch, batch = loop["epoch_progress"], loop["epoch_loop.batch_progress"]
-    done = epoch["total"]["processed"] - (epoch["current"]["processed"] - standing.epoch)
-    is_open = standing.stage is not Stage.BETWEEN
-    _count(epoch["current"], standing.epoch, is_open)
+    done = epoch["total"]["processed"] - (epoch["current"]["processed"] - progress.epoch)
+    is_open = progress.stage is not Stage.BETWEEN
+    _count(epoch["current"], progress.epoch, is_open)
     _count(epoch["total"], done, is_open)
-    _count(batch["current"], standing.batches, False)
+    _count(batch["current"], progress.batches, False)
     _count(batch["total"], batch["total"]["processed"], False)
-    batch["is_last_batch"] = standing.stage is Stage.AT_END
-    if standing.unvalidated:  # as if a validation had just begun; Lightning ignores this unless one is due
+    batch["is_last_batch"] = progress.stage is Stage.AT_END
+    if progress.unvalidated:  # as if a validation had just begun; Lightning ignores this unless one is due
         validation = loop["epoch_loop.val_loop.batch_progress"]
         _count(validation["total"], validation["total"]["completed"], True)
         _count(validation["current"], 0, True)

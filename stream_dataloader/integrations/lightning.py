@@ -18,11 +18,11 @@ from stream_dataloader.dataloader import StreamDataLoader
 from stream_dataloader.integrations import _lightning_internals as internals
 from stream_dataloader.integrations._all_ranks import Carried, Carrier, gathered
 from stream_dataloader.integrations._lightning_places import (
+    LoopProgress,
     Places,
     Stage,
-    Standing,
     of_all_ranks,
-    standing_of,
+    progress_of,
     stream_loaders,
     taken_up,
 )
@@ -36,7 +36,7 @@ _CARRIED = "stream_dataloader_carried"
 class _Resume(NamedTuple):
     """Contents of a checkpoint that a run resumes from."""
 
-    standing: Standing
+    progress: LoopProgress
     states: list[dict[str, Any]]
     carried: list[list[dict[str, Any]]] | None  # of all ranks
 
@@ -104,9 +104,9 @@ class StreamEpochs(Callback):
         if internals.is_fitting(trainer) and self._is_first(trainer) and "loops" in checkpoint:
             loops = checkpoint["loops"] = {**checkpoint["loops"]}
             states = loops["fit_loop"]["state_dict"].get("combined_loader", [])
-            standing = standing_of(loops["fit_loop"])
-            loops["fit_loop"] = taken_up(loops["fit_loop"], standing)
-            self._resume = _Resume(standing, states, checkpoint.get(_CARRIED))
+            progress = progress_of(loops["fit_loop"])
+            loops["fit_loop"] = taken_up(loops["fit_loop"], progress)
+            self._resume = _Resume(progress, states, checkpoint.get(_CARRIED))
 
     def _prepare(self, trainer: Trainer) -> None:
         combined, resume = internals.train_loaders(trainer), self._resume
@@ -123,7 +123,7 @@ class StreamEpochs(Callback):
         self._prepared = combined
 
     def _go_on(self, trainer: Trainer, resume: _Resume) -> None:
-        combined, (stage, epoch, *_) = internals.train_loaders(trainer), resume.standing
+        combined, (stage, epoch, *_) = internals.train_loaders(trainer), resume.progress
         states = resume.states
         if stage is not Stage.WITHIN:
             states = [internals.at_beginning(state, epoch + (stage is Stage.AT_END)) for state in states]
@@ -168,11 +168,11 @@ class StreamEpochs(Callback):
             self._prepare(trainer)
             internals.fetch_anew(trainer)
         if self._resume is not None:
-            if self._resume.standing.stage is Stage.AT_END:
+            if self._resume.progress.stage is Stage.AT_END:
                 internals.leave_no_batch(trainer)
-            elif self._resume.standing.stage is Stage.BETWEEN:
+            elif self._resume.progress.stage is Stage.BETWEEN:
                 internals.begin_anew(trainer)
-            if self._resume.standing.in_batch_end:
+            if self._resume.progress.in_batch_end:
                 internals.count_step_for_loggers(trainer)
         self._places.begin(combined.flattened, internals.batches_counted(trainer))
         self._prepared = None

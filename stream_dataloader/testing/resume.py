@@ -113,7 +113,7 @@ def _check_starts(dataset: StreamDataset) -> None:
 
 
 def _epoch_of(state: dict[str, Any]) -> int:
-    number: int = state["stretch"]["number"] if "stretch" in state else state["epoch"]
+    number: int = state["epoch_place"]["number"] if "epoch_place" in state else state["epoch"]
     return number
 
 

@@ -19,7 +19,7 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 
 from stream_dataloader._html import page, preformatted
-from stream_dataloader._schedule.outlook import Alternative
+from stream_dataloader._schedule.forecast import Alternative
 from stream_dataloader.errors import shown
 
 __all__ = ["Segment", "Timeline"]

@@ -81,13 +81,13 @@ def _of_lengths(dataset: StreamDataset, most: int | None, workers: int, epoch: i
     order = Order(rules, epoch, lengths)
     segments = []
     for lane, run in Replay(rules, order, lengths).sources_before(count):
-        taken = order[run.grant]
+        taken = order[run.draw]
         section = plan.section(taken.source, taken.epoch)
         stop = min(run.end, count * time_steps)
         fields = section.source, section.start, True, run.fresh
         segments.append(Segment(lane, run.begin, stop, *fields))
-    outlook = plan.outlook(epoch)
-    alternatives = () if outlook is None else tuple(outlook.alternatives)
+    forecast = plan.forecast(epoch)
+    alternatives = () if forecast is None else tuple(forecast.alternatives)
     owners = _workers(rules.lanes, workers)
     drawn = tuple(sorted(segments))
     return Timeline(drawn, rules.lanes, count, time_steps, owners, alternatives)

@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("lightning.pytorch")  # the room needs it, though not these functions
 
-from stream_dataloader.integrations._lightning_places import Stage, Standing, standing_of, taken_up
+from stream_dataloader.integrations._lightning_places import LoopProgress, Stage, progress_of, taken_up
 
 
 def counter(ready, started, processed, completed):
@@ -28,37 +28,37 @@ def loop(epoch, batch, *, last=False, validation=(2, 2, 2, 2), validated=True):
 
 
 CASES = {
-    "before the first epoch": (loop((0, 0, 0, 0), (0, 0, 0, 0)), Standing(Stage.BETWEEN, 0, 0)),
-    "an epoch starts": (loop((3, 2, 2, 2), (5, 5, 5, 5), last=True), Standing(Stage.BETWEEN, 2, 0)),
-    "its first batch failed": (loop((3, 3, 2, 2), (1, 1, 0, 0)), Standing(Stage.BETWEEN, 2, 0)),
-    "a batch ends": (loop((3, 3, 2, 2), (4, 4, 4, 3)), Standing(Stage.WITHIN, 2, 4, True, True)),
-    "a batch failed": (loop((3, 3, 2, 2), (4, 4, 3, 3)), Standing(Stage.WITHIN, 2, 3)),
-    "the last batch failed": (loop((3, 3, 2, 2), (5, 5, 4, 4), last=True), Standing(Stage.WITHIN, 2, 4)),
-    "the last batch ends": (loop((3, 3, 2, 2), (5, 5, 5, 4), last=True), Standing(Stage.AT_END, 2, 5, True, True)),
-    "a validation ended": (loop((3, 3, 2, 2), (5, 5, 5, 5), last=True), Standing(Stage.AT_END, 2, 5)),
+    "before the first epoch": (loop((0, 0, 0, 0), (0, 0, 0, 0)), LoopProgress(Stage.BETWEEN, 0, 0)),
+    "an epoch starts": (loop((3, 2, 2, 2), (5, 5, 5, 5), last=True), LoopProgress(Stage.BETWEEN, 2, 0)),
+    "its first batch failed": (loop((3, 3, 2, 2), (1, 1, 0, 0)), LoopProgress(Stage.BETWEEN, 2, 0)),
+    "a batch ends": (loop((3, 3, 2, 2), (4, 4, 4, 3)), LoopProgress(Stage.WITHIN, 2, 4, True, True)),
+    "a batch failed": (loop((3, 3, 2, 2), (4, 4, 3, 3)), LoopProgress(Stage.WITHIN, 2, 3)),
+    "the last batch failed": (loop((3, 3, 2, 2), (5, 5, 4, 4), last=True), LoopProgress(Stage.WITHIN, 2, 4)),
+    "the last batch ends": (loop((3, 3, 2, 2), (5, 5, 5, 4), last=True), LoopProgress(Stage.AT_END, 2, 5, True, True)),
+    "a validation ended": (loop((3, 3, 2, 2), (5, 5, 5, 5), last=True), LoopProgress(Stage.AT_END, 2, 5)),
     "a validation failed": (
         loop((3, 3, 2, 2), (5, 5, 5, 5), last=True, validation=(1, 1, 0, 0), validated=False),
-        Standing(Stage.AT_END, 2, 5, False, True),
+        LoopProgress(Stage.AT_END, 2, 5, False, True),
     ),
-    "an epoch ends": (loop((3, 3, 3, 2), (5, 5, 5, 5), last=True), Standing(Stage.BETWEEN, 3, 0)),
-    "max_steps ended it": (loop((3, 3, 3, 2), (2, 2, 2, 2)), Standing(Stage.WITHIN, 2, 2)),
+    "an epoch ends": (loop((3, 3, 3, 2), (5, 5, 5, 5), last=True), LoopProgress(Stage.BETWEEN, 3, 0)),
+    "max_steps ended it": (loop((3, 3, 3, 2), (2, 2, 2, 2)), LoopProgress(Stage.WITHIN, 2, 2)),
 }
 
 
-@pytest.mark.parametrize(("saved", "standing"), CASES.values(), ids=CASES)
-def test_a_checkpoint_says_where_the_run_stood(saved, standing):
-    assert standing_of(saved) == standing
+@pytest.mark.parametrize(("saved", "progress"), CASES.values(), ids=CASES)
+def test_a_checkpoint_says_where_the_run_stood(saved, progress):
+    assert progress_of(saved) == progress
     before = copy.deepcopy(saved)
-    taken = taken_up(saved, standing)
+    taken = taken_up(saved, progress)
     assert saved == before
     assert taken["state_dict"] == {"other": 1}
-    assert standing_of(taken)[:3] == standing[:3]
+    assert progress_of(taken)[:3] == progress[:3]
     epoch, batch = taken["epoch_progress"], taken["epoch_loop.batch_progress"]
-    is_open = standing.stage is not Stage.BETWEEN
+    is_open = progress.stage is not Stage.BETWEEN
     for total in (epoch["current"], epoch["total"]):
-        assert total == counter(*[standing.epoch + is_open] * 2, *[standing.epoch] * 2)
-    assert batch["current"] == counter(*[standing.batches] * 4)
+        assert total == counter(*[progress.epoch + is_open] * 2, *[progress.epoch] * 2)
+    assert batch["current"] == counter(*[progress.batches] * 4)
     assert batch["total"] == counter(*[saved["epoch_loop.batch_progress"]["total"]["processed"]] * 4)
-    assert batch["is_last_batch"] is (standing.stage is Stage.AT_END)
+    assert batch["is_last_batch"] is (progress.stage is Stage.AT_END)
     validation = taken["epoch_loop.val_loop.batch_progress"]
-    assert (validation["current"] == counter(1, 1, 0, 0)) is standing.unvalidated
+    assert (validation["current"] == counter(1, 1, 0, 0)) is progress.unvalidated

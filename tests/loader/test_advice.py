@@ -72,11 +72,11 @@ def test_without_figures_there_is_no_advice():
     assert "read more" in str(StreamDataLoader(StreamDataset([1], range, 1, time_steps=1)).stats().advice())
 
 
-def worker(reading, opening, granting, idle, ahead=0, sent=0):
+def worker(reading, opening, waiting, idle, ahead=0, sent=0):
     return WorkerStats(
         reading_seconds=reading,
         opening_seconds=opening,
-        granting_seconds=granting,
+        waiting_seconds=waiting,
         idle_seconds=idle,
         opening_ahead_seconds=ahead,
         sent=sent,

@@ -31,7 +31,7 @@ def loader_of(n=5, **options):
 
 
 def place(state):
-    return state["stretch"]["number"], state["stretch"]["delivered"], state["step"]
+    return state["epoch_place"]["number"], state["epoch_place"]["delivered"], state["step"]
 
 
 def check_run(case, lengths, legs, setups):
@@ -184,7 +184,7 @@ def test_a_state_that_is_not_whole_is_refused():
     broken = loader.state_dict()
     for stretch in ({}, {"number": 1, "delivered": -1}, None):
         with pytest.raises(StateError, match=r"not whole|must be a whole number"):
-            loader.load_state_dict(broken | {"stretch": stretch})
+            loader.load_state_dict(broken | {"epoch_place": stretch})
 
 
 # Numbers

@@ -8,7 +8,7 @@ import pytest
 
 import stream_dataloader
 from stream_dataloader import StreamDataLoader, StreamDataset
-from stream_dataloader._schedule.tickets import Ledger
+from stream_dataloader._schedule.requests import Ledger
 
 PACKAGE = os.path.dirname(stream_dataloader.__file__)
 
@@ -57,8 +57,8 @@ def test_the_first_batch():
 
 
 def test_workers_that_share_short_streams_do_not_decide_on_each_by_itself(monkeypatch):
-    calls, grant = [], Ledger.grant
-    monkeypatch.setattr(Ledger, "grant", lambda *args: calls.append(grant(*args)))
+    calls, draw = [], Ledger.decide
+    monkeypatch.setattr(Ledger, "decide", lambda *args: calls.append(draw(*args)))
     dataset = StreamDataset([1] * 2000, range, 4, time_steps=16, windows="packed", lookahead=16)
     steps = len(list(StreamDataLoader(dataset, 2, worker_method="thread")))
     assert len(calls) <= 6 * steps

@@ -231,7 +231,7 @@ def test_schedules_go_by_the_lengths_of_sections(schedule):
     dataset = Case([30, 5, 9], steps=8).dataset(schedule=schedule, lookahead=0)
     order = Order(dataset.rules, 1, dataset.plan().scheduled_lengths)
     lengths = dataset.cuts.lengths(1).tolist()
-    drawn = [lengths[order[grant].source] for grant in range(len(lengths))]
+    drawn = [lengths[order[draw].source] for draw in range(len(lengths))]
     assert sorted(drawn) == sorted(lengths)
     assert schedule == "balanced" or drawn == sorted(drawn, reverse=True)
     loader = StreamDataLoader(dataset)

@@ -264,7 +264,7 @@ def say(text):
     sys.stdout.flush()
 
 
-def judge(room, words):
+def score(room, words):
     """Plant a room's mistakes; the share that is noticed."""
     tests, mutants = mutants_of(room)
     chosen = [mutant for mutant in mutants if all(word in mutant.name for word in words) and not mutant.equivalent]
@@ -297,7 +297,7 @@ def judge(room, words):
 def main():
     room, *words = sys.argv[1:] or ["all"]
     rooms = ROOMS if room == "all" else [room]
-    shares = [judge(one, words) for one in rooms]
+    shares = [score(one, words) for one in rooms]
     sys.exit(min(shares) < LEAST_SHARE)
 
 

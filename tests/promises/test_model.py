@@ -99,7 +99,7 @@ class Sample:
 
 MODES = ("zeros", "data", "drop", "cycle")
 FEW = cases(max_streams=10, max_length=6, max_lanes=4, modes=MODES)
-#: So many sources a lane that tickets ahead are granted, and several are undecided at a time.
+#: So many sources a lane that requests ahead are not refused, and several are undecided at a time.
 MANY = cases(20, 3, 3, MODES, min_streams=10, min_lanes=2, lookahead=1)
 
 

@@ -61,7 +61,7 @@ def in_process(case):
 
 
 class SlowWhereLong(Counting):
-    """A worker that reads a long stream is behind the others, whose tickets wait for it."""
+    """A worker that reads a long stream is behind the others, whose requests wait for it."""
 
     def __call__(self, source):
         for item in super().__call__(source):

@@ -46,20 +46,20 @@ def test_a_group_reads_what_it_would_alone_whoever_hosts_it(drawn, data):
     ends = [len(lanes) for lanes in expected]
     count = total // world_size
     for rank in range(world_size):
-        hosted = range(rank * count, (rank + 1) * count)
+        local = range(rank * count, (rank + 1) * count)
         loader = loader_of(*drawn, world_size=world_size, rank=rank) if world_size > 1 else loader_of(*drawn)
-        if known and case.padding_mode != "drop" and max(ends) and not max(ends[group] for group in hosted):
+        if known and case.padding_mode != "drop" and max(ends) and not max(ends[group] for group in local):
             with pytest.raises(errors.RankError, match="this rank has no items left"):
                 next(iter(loader))
             continue
         batches = list(loader)
         for batch in batches:
             check_fields(batch)
-        together = ends if known else [ends[group] for group in hosted]
+        together = ends if known else [ends[group] for group in local]
         assert len(batches) == (min if case.padding_mode == "drop" else max)(together)
         loader.set_epoch(0)
         assert not known or len(loader) == len(batches)
-        for i, group in enumerate(hosted):
+        for i, group in enumerate(local):
             rows = slice(i * case.lanes, (i + 1) * case.lanes)
             for step, batch in enumerate(map(cells, batches)):
                 if step < ends[group]:

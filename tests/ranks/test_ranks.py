@@ -562,7 +562,7 @@ def test_epochs_of_n_batches_are_alike_on_all_ranks(ranks, workers):
     assert [side_by_side(pair) for pair in zip(first[0], second[0], strict=True)] == expected[:3]
     assert [batch[-2] for epoch in first for batch in epoch] == list(range(12))
     states = [state for _, state in ranks.run(2, read_epochs, 2, [5, 5], [1, 1], workers)]
-    assert merge_states(states)["stretch"] == {"number": 1, "delivered": 0, "batches_per_epoch": 5}
+    assert merge_states(states)["epoch_place"] == {"number": 1, "delivered": 0, "batches_per_epoch": 5}
     otherwise = ranks.run(2, read_epochs, 2, [3, 4], [1, 1], workers, failing=True)
     assert any("batches_per_epoch" in str(rank) for rank in otherwise)
 

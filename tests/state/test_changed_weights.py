@@ -27,7 +27,7 @@ def through_a_file(state):
 
 
 def other_weights(dataset, new, cursor):
-    """What is read from so many grants on, by one group, with other weights than before."""
+    """What is read from so many draws on, by one group, with other weights than before."""
     rules, mix = dataset.rules, dataset.rules.mix
     turn, draw = divmod(cursor, rules.draws)
     if rules.endless_mix:

@@ -125,8 +125,8 @@ def test_what_is_left_may_be_nothing_but_empty_streams(dataset):
 
 
 def test_long_before_the_end_a_state_needs_no_order(monkeypatch):
-    asked, grant = [], Order.__getitem__
-    monkeypatch.setattr(Order, "__getitem__", lambda order, number: asked.append(number) or grant(order, number))
+    asked, draw = [], Order.__getitem__
+    monkeypatch.setattr(Order, "__getitem__", lambda order, number: asked.append(number) or draw(order, number))
     loader = StreamDataLoader(of([4] * 100, shuffle=True), 1)  # the worker's are noted in the worker
     batches = iter(loader)
     next(batches).state_dict()

@@ -56,9 +56,9 @@ class Case:
         total, orders = dataset.rules.draws if drawn is None else len(drawn), {}
         cut, scheduled = dataset.cuts, dataset.plan().scheduled_lengths
 
-        def place_of(grant):
+        def place_of(draw):
             """Source, start and stop. With `"cycle"` each pass is an epoch, with `"data"` it is the same again."""
-            turn, place = (0, grant) if dataset.rules.endless_mix else divmod(grant, total)
+            turn, place = (0, draw) if dataset.rules.endless_mix else divmod(draw, total)
             number = epoch + turn * (self.padding_mode == "cycle")
             if number not in orders:
                 orders[number] = Order(dataset.rules, number, scheduled)
@@ -68,8 +68,8 @@ class Case:
             section = cut.section(source, number)
             return section.source, section.start, section.stop if section.stop >= 0 else self.lengths[section.source]
 
-        def read(grant):
-            source, start, stop = place_of(grant)
+        def read(draw):
+            source, start, stop = place_of(draw)
             for position in range(start, stop):
                 is_last = [position == stop - 1 and source not in self.broken] if self.mark_ends else []
                 is_first = position == start or (self.marks and is_marked(source, position))

@@ -66,7 +66,7 @@ class Mixture(cases.Case):
 
     def drawn(self, dataset, epoch=0):
         order = Order(dataset.rules, epoch, dataset.lengths)
-        return [order[grant].source for grant in range(dataset.rules.draws)]
+        return [order[draw].source for draw in range(dataset.rules.draws)]
 
 
 weight_of = st.sampled_from([0.25, 1.0, 1.0, 2.0, 3.0, 7.5]) | st.floats(0.1, 10)

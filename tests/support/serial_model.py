@@ -1,4 +1,4 @@
-"""The loader's meaning in one place: no process, thread, ticket or tensor."""
+"""The loader's meaning in one place: no process, thread, request or tensor."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -8,7 +8,7 @@ from typing import Any
 class Serial:
     """What is read, and where it stands.
 
-    `read(grant)` has the cells of what is handed out as that one, (source, position, ...); `total` are handed out in a
+    `read(draw)` has the cells of what is handed out as that one, (source, position, ...); `total` are handed out in a
     pass, a lane gives up after `most` without an item, and those below `new` are read as something new.
     """
 
@@ -36,21 +36,21 @@ class Serial:
         self.cursor += not refused
         return None if refused else self.cursor - 1
 
-    def cells(self, grant):
-        fresh = grant < self.new or self.mode == "cycle"
-        return [(source, position, fresh, *rest) for source, position, *rest in self.read(grant)]
+    def cells(self, draw):
+        fresh = draw < self.new or self.mode == "cycle"
+        return [(source, position, fresh, *rest) for source, position, *rest in self.read(draw)]
 
     def next_stream(self, lane):
         held = self.held
         if held[lane] is None:
             held[lane] = [self.draw(ahead=True) for _ in range(self.lookahead)]
-        grant = held[lane].pop(0) if held[lane] else None
-        held[lane] = [] if grant is None else [*held[lane], self.draw(ahead=True)]
-        if grant is None and not (self.mode == "data" and self.empties[lane] >= self.most):
-            grant = self.draw(ahead=False)
-        self.idle[lane] = grant is None
-        if grant is not None:
-            self.reading[lane] = self.cells(grant)
+        draw = held[lane].pop(0) if held[lane] else None
+        held[lane] = [] if draw is None else [*held[lane], self.draw(ahead=True)]
+        if draw is None and not (self.mode == "data" and self.empties[lane] >= self.most):
+            draw = self.draw(ahead=False)
+        self.idle[lane] = draw is None
+        if draw is not None:
+            self.reading[lane] = self.cells(draw)
             self.empties[lane] = 0 if self.reading[lane] else self.empties[lane] + 1
 
     def batches(self):
@@ -81,12 +81,12 @@ def changed(model, last, lanes, time_steps, read=None, total=None):
         if window[-1] is not None and (is_new or window[-1][2]):  # open, maybe at its end
             cells = [(source, position, *rest) for source, position, _, *rest in own]
             line.append([(*cells[0][:2], True, *cells[0][3:]), *cells[1:]] if cells else [])
-    held = sorted(grant for own in model.held for grant in own or () if grant is not None)
-    line += [list(model.read(grant)) for grant in held if is_new or grant < model.new]
+    held = sorted(draw for own in model.held for draw in own or () if draw is not None)
+    line += [list(model.read(draw)) for draw in held if is_new or draw < model.new]
     begin = len(line)
 
-    def rest(grant):
-        return line[grant] if grant < begin else read(cursor + grant - begin)
+    def rest(draw):
+        return line[draw] if draw < begin else read(cursor + draw - begin)
 
     left = begin + total - cursor
     how = model.windows, model.mode, model.lookahead, total, max(begin, left)

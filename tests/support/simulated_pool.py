@@ -2,7 +2,7 @@
 
 All but processes and messages between them is real: loader, iteration, restarts, the session that workers share,
 lanes and parts. A worker runs from one *pause* to the next: its streams pause around each item, and it pauses while
-it waits for a decision on a ticket. So the order in which workers move is a list of numbers, and a run that fails can
+it waits for a decision on a request. So the order in which workers move is a list of numbers, and a run that fails can
 be run again.
 
 What this knows of the engine's insides is here: `SimulatedLoader._start_anew`, `SimulatedPool.start` and
@@ -77,7 +77,7 @@ class SimulatedPool:
         dataset, workers = self._loader._ranks.reading, self._loader.num_workers
         alone = Reading.alone(dataset.plan(), start, workers)
         rows = Rows(dataset.rules, shared=False) if workers > 1 else None
-        shared = Shared(dataset, alone.readers, alone.board, alone.meters, rows, None, in_threads=False)
+        shared = Shared(dataset, alone.readers, alone.status, alone.meters, rows, None, in_threads=False)
         begin = Begin(1, start, recovery, NEVER, 0)
 
         def open_reader(worker, closed):

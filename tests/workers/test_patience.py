@@ -17,7 +17,7 @@ from worker_streams import Broken, acting, few, kill_self, raising, waiting
 
 from stream_dataloader import StreamDataLoader, StreamDataset, side_by_side
 from stream_dataloader._loader import collector
-from stream_dataloader._reading.activity import ActivityBoard
+from stream_dataloader._reading.activity import WorkerStatus
 from stream_dataloader._schedule.rules import NEVER
 from stream_dataloader._workers.channel import Begin
 from stream_dataloader._workers.shared import Rows, Shared
@@ -85,9 +85,9 @@ class ScriptedPool:
         self.work, self.script, self.owner = work, script, os.getpid()
 
     def start(self, start, recovery):
-        dataset, readers, meters = self.work.dataset, self.work.readers, self.work.tally.meters
+        dataset, readers, meters = self.work.dataset, self.work.readers, self.work.counts.meters
         rows = Rows(dataset.rules, shared=False) if len(readers) > 1 else None
-        shared = Shared(dataset, readers, ActivityBoard(readers), meters, rows, None, in_threads=True)
+        shared = Shared(dataset, readers, WorkerStatus(readers), meters, rows, None, in_threads=True)
         begin = Begin(1, start, recovery, NEVER, 0)
         self.readers = [shared.enter(number, lambda: False, begin) for number in range(len(readers))]
         return self

@@ -12,7 +12,7 @@ import torch
 from helpers import soon
 
 from stream_dataloader import StreamDataLoader, StreamDataset
-from stream_dataloader._reading.activity import ActivityBoard, Meters
+from stream_dataloader._reading.activity import Meters, WorkerStatus
 from stream_dataloader._remote.frames import FrameSocket
 from stream_dataloader._remote.mail import RemoteMail
 from stream_dataloader._remote.messages import Pickled, Reports, dumps_home, loads
@@ -96,16 +96,16 @@ def test_tensors_and_arrays_arrive_as_they_were_and_may_be_written_to(tensor):
 
 
 def new_reports(readers):
-    board, meters = ActivityBoard(readers, shared=False), Meters([0, 1], shared=False)
-    return {number: Reports(number, board, meters) for number in range(2)}, board, meters
+    status, meters = WorkerStatus(readers, shared=False), Meters([0, 1], shared=False)
+    return {number: Reports(number, status, meters) for number in range(2)}, status, meters
 
 
 @pytest.fixture
 def mail():
     readers = deal_lanes(4, 2)
-    reports, board, meters = new_reports(readers)
+    reports, status, meters = new_reports(readers)
     mail = RemoteMail("127.0.0.1", reports, None)
-    mail.board, mail.meters, mail.readers = board, meters, readers
+    mail.status, mail.meters, mail.readers = status, meters, readers
     yield mail
     mail.close()
 
@@ -128,8 +128,8 @@ def test_a_worker_that_comes_late_gets_what_was_sent_before_and_reports(mail):
     mail.send(1, 5)
     mail.send(1, CLOSE)
     end = mail.address.connect(1)
-    reports, board, meters = new_reports(mail.readers)
-    board.working[1], board.reading[3] = 9, 4
+    reports, status, meters = new_reports(mail.readers)
+    status.working[1], status.reading[3] = 9, 4
     meters.of(1).opened(1, 3, ahead=False)
     end.put(dumps_home((123, "there", "ab")).buffers)
     for message in ((READY,), None):
@@ -138,7 +138,7 @@ def test_a_worker_that_comes_late_gets_what_was_sent_before_and_reports(mail):
     assert mail.get(10) == (1, (READY,))
     assert mail.get(0.1) is None
     assert (mail.places[1].pid, mail.places[1].host) == (123, "there")
-    assert (mail.board.working[1], mail.board.reading[3], mail.meters.stats()[1].opened) == (9, 4, 1)
+    assert (mail.status.working[1], mail.status.reading[3], mail.meters.stats()[1].opened) == (9, 4, 1)
     assert [loads(frame) for frame in taken(end, 2)] == [5, CLOSE]
     end.close()
     assert soon(lambda: mail.get(0.1) is None and mail.broken == {1}, 10)

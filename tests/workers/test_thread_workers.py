@@ -135,7 +135,7 @@ def test_a_timeout_is_an_error_and_the_thread_is_left_alone(keep):
 
 @pytest.mark.parametrize("keep", [False, True])
 def test_a_thread_that_hangs_is_left_alone_with_a_warning(keep, monkeypatch):
-    monkeypatch.setattr(workers, "FAREWELL_SECONDS", 0.2)
+    monkeypatch.setattr(workers, "SHUTDOWN_SECONDS", 0.2)
     hanging = Hanging((3, 2))
     loader = hanging.loader(persistent_workers=keep)
     iterator = iter(loader)
@@ -148,7 +148,7 @@ def test_a_thread_that_hangs_is_left_alone_with_a_warning(keep, monkeypatch):
 
 
 def test_a_thread_left_alone_writes_to_memory_that_nobody_else_has(monkeypatch):
-    monkeypatch.setattr(workers, "FAREWELL_SECONDS", 0.2)
+    monkeypatch.setattr(workers, "SHUTDOWN_SECONDS", 0.2)
     hanging, wrote = Hanging((1, 2)), threading.Event()
 
     class Stream(Writing):

@@ -204,63 +204,63 @@ class FrameReader:
 
     def _decoded(self, packets: Iterator[Any], *, sought: bool = False) -> Iterator[Any]:
         """Decode packets that begin with a key frame's."""
-        tally = Tally(self.stream.time_base, inspector(self.stream))
+        counts = FrameCounts(self.stream.time_base, inspector(self.stream))
         gaps = PacketGaps() if self._container.format.name == "mpegts" else None
         for packet in packets:
             if gaps is not None and gaps.has_one_before(packet):
-                self._refuse(f"packets are lost or damaged{tally.place}")
+                self._refuse(f"packets are lost or damaged{counts.place}")
             if packet is not None:
-                tally.add_packet(packet)
+                counts.add_packet(packet)
             try:
                 frames = self.stream.decode(packet)
             except av.error.FFmpegError as error:
                 if not isinstance(error, av.error.EOFError):
                     if self._device is not None:
                         self._device.check_able(error)
-                    self._refuse(f"a frame cannot be decoded ({self._reason(error)}){tally.place}", error)
+                    self._refuse(f"a frame cannot be decoded ({self._reason(error)}){counts.place}", error)
                 continue
             for decoded in frames:
                 frame = decoded
                 if self._device is not None:
                     frame = self._device.frame(decoded, self.stream.codec_context)
-                if self._is_wanted(frame, tally):
-                    tally.add_frame(frame.pts)
+                if self._is_wanted(frame, counts):
+                    counts.add_frame(frame.pts)
                     yield frame
-        if self._device is not None and tally.packets:
+        if self._device is not None and counts.packets:
             self._device.check_able(None)
         if self.on_corrupt == "raise":
-            self._check_complete(tally, sought=sought)
+            self._check_complete(counts, sought=sought)
 
     def _reason(self, error: av.error.FFmpegError) -> str:
         if error.errno != errno.EINVAL:
             return str(error.strerror)
         return f"it is damaged, or has more than {self._limits.picture_pixels:,} pixels, see Limits(picture_pixels=)"
 
-    def _is_wanted(self, frame: Any, tally: Tally) -> bool:
+    def _is_wanted(self, frame: Any, counts: FrameCounts) -> bool:
         if self._ticks is not None:
-            frame.pts = round(tally.frames * self._ticks)
-        elif tally.is_leading(frame.pts):
+            frame.pts = round(counts.frames * self._ticks)
+        elif counts.is_leading(frame.pts):
             return False
         if frame.is_corrupt and self.on_corrupt != "keep":
             self._refuse(f"the frame at {self.seconds(frame)} s is damaged")
             return False
         return True
 
-    def _check_complete(self, tally: Tally, *, sought: bool) -> None:
+    def _check_complete(self, counts: FrameCounts, *, sought: bool) -> None:
         """Raise if a video lacks frames according to its packets or its header."""
         check_not_cut(self._path)
         if sought:
             return
-        if tally.frames < tally.expected:
-            self._refuse(f"{tally.expected - tally.frames} of {tally.expected} frames could not be decoded")
+        if counts.frames < counts.expected:
+            self._refuse(f"{counts.expected - counts.frames} of {counts.expected} frames could not be decoded")
         declared = self.stream.frames
         if self._container.format.name.startswith(("mov,", "avi")) and self.stream.index_entries:
             # Frames that an edit list cuts off do not count, nor those of an AVI file that only repeat a picture.
             declared = min(declared, len(self.stream.index_entries))
-        if declared and tally.packets < declared:
-            what = f"{self._path} is cut off: it has {tally.packets} frames, and its header declares {declared}"
+        if declared and counts.packets < declared:
+            what = f"{self._path} is cut off: it has {counts.packets} frames, and its header declares {declared}"
             raise ValueError(f'{what}; use on_corrupt="drop" for what there is')
-        if not tally.frames:
+        if not counts.frames:
             raise ValueError(f"{self._path}: its video track {self._index} has no frame that can be decoded")
 
     def _refuse(self, what: str, error: Exception | None = None) -> None:
@@ -274,7 +274,7 @@ def _from_key(packets: Iterator[Any]) -> Iterator[Any]:
     return itertools.dropwhile(lambda packet: packet is not None and not packet.is_keyframe, packets)
 
 
-class Tally:
+class FrameCounts:
     """Counts of the packets and frames of a video that were read, from its first key frame on."""
 
     def __init__(self, tick_seconds: Fraction, look: Inspector | None) -> None:

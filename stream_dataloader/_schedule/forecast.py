@@ -38,7 +38,7 @@ class Alternative(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Outlook:
+class Forecast:
     """Forecast of an epoch's padding.
 
     Attributes:
@@ -52,7 +52,7 @@ class Outlook:
     epoch: int = 0
 
     @classmethod
-    def of(cls, rules: Rules, lengths: IntArray | None, scheduled: Lengths | None, epoch: int = 0) -> Outlook | None:
+    def of(cls, rules: Rules, lengths: IntArray | None, scheduled: Lengths | None, epoch: int = 0) -> Forecast | None:
         """Create the forecast; None where it cannot be computed, or not fast."""
         if lengths is None or scheduled is None or rules.time_steps is None or rules.mix is not None:
             return None

@@ -1,4 +1,4 @@
-"""`Standing`: base class for the positions of a loader and of a loader of loaders.
+"""`BasePosition`: base class for the positions of a loader and of a loader of loaders.
 
 Guarantee: a state describes what was delivered, not what workers have read ahead; at an epoch's end, the next epoch.
 """
@@ -29,7 +29,7 @@ class KeptLanes(NamedTuple):
     lanes: list[int]
 
 
-class Standing(ABC, Generic[EpochT]):
+class BasePosition(ABC, Generic[EpochT]):
     """Position of a loader, from one epoch to the next.
 
     Args:

@@ -1,4 +1,4 @@
-"""Tickets: those that one lane holds ahead, and what those of several lanes are granted."""
+"""Requests: those that one lane holds ahead, and what those of several lanes draw."""
 
 import itertools
 import random
@@ -7,9 +7,9 @@ import pytest
 
 from stream_dataloader import StreamDataset
 from stream_dataloader._memory.fields import Carver
+from stream_dataloader._schedule.requests import Ledger, next_draw
 from stream_dataloader._schedule.rules import NEVER, NONE, PENDING
 from stream_dataloader._schedule.snapshot import LaneReports, LaneState, Progress, pack_progress
-from stream_dataloader._schedule.tickets import Ledger, next_grant
 
 
 def ledger_of(sources=100, lanes=2, lookahead=1):
@@ -20,18 +20,18 @@ def ledger_of(sources=100, lanes=2, lookahead=1):
 
 
 def take(ledger, lane, time, ahead=False):
-    ticket = lane, ledger.take(lane, time, ahead)
+    request = lane, ledger.take(lane, time, ahead)
     ledger.show([lane])
-    return ticket
+    return request
 
 
-def decisions(ledger, *tickets):
-    return [ledger.decision(lane, ticket) for lane, ticket in tickets]
+def decisions(ledger, *requests):
+    return [ledger.decision(lane, request) for lane, request in requests]
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_the_outcome_does_not_depend_on_who_comes_first(seed):
-    """Each lane takes its tickets in order of time, lanes in any; the horizon follows the one that is behind."""
+    """Each lane takes its requests in order of time, lanes in any; the horizon follows the one that is behind."""
     rng, ledger = random.Random(seed), ledger_of(sources=18, lanes=3, lookahead=7)
     to_take = [[step * 3 + lane for step in range(8)] for lane in range(3)]
     taken = {}
@@ -39,31 +39,31 @@ def test_the_outcome_does_not_depend_on_who_comes_first(seed):
         lane = rng.choice([lane for lane in range(3) if to_take[lane]])
         time = to_take[lane].pop(0)
         taken[time] = take(ledger, lane=lane, time=time, ahead=time % 2 == 0)
-        ledger.grant(horizon=min([times[0] - 1 for times in to_take if times], default=NEVER))
-    # the tail begins with twelve granted: tickets ahead, at even times, are refused from then on
-    late = [[NONE, grant] for grant in range(12, 18)]
+        ledger.decide(horizon=min([times[0] - 1 for times in to_take if times], default=NEVER))
+    # the tail begins with twelve drawn: requests ahead, at even times, are refused from then on
+    late = [[NONE, draw] for draw in range(12, 18)]
     assert decisions(ledger, *(taken[time] for time in sorted(taken))) == [*range(12), *itertools.chain(*late)]
 
 
 def test_no_ticket_is_decided_before_it_is_shown_and_the_horizon_has_reached_it():
     ledger = ledger_of(lanes=3)  # of which the last takes none, and keeps nobody waiting
-    tickets = take(ledger, lane=0, time=4), (1, ledger.take(1, 7, False))
+    requests = take(ledger, lane=0, time=4), (1, ledger.take(1, 7, False))
     for horizon, decided in [(0, [PENDING] * 2), (3, [PENDING] * 2), (6, [0, PENDING]), (7, [0, 1])]:
-        ledger.grant(horizon)
-        assert decisions(ledger, *tickets) == decided
+        ledger.decide(horizon)
+        assert decisions(ledger, *requests) == decided
         ledger.show([1])
         assert ledger.has_undecided() == (PENDING in decided)
 
 
 def test_a_ticket_that_is_not_decided_is_waited_for():
-    tickets = {PENDING - 1: 5, PENDING - 2: NONE, PENDING - 3: 6}
-    taken = iter(tickets)
-    assert next_grant((), 1, lambda ahead: next(taken), tickets.get) == (5, (PENDING - 2,))
-    assert next_grant((PENDING - 2,), 1, lambda ahead: next(taken, PENDING - 3), tickets.get) == (6, None)
+    requests = {PENDING - 1: 5, PENDING - 2: NONE, PENDING - 3: 6}
+    taken = iter(requests)
+    assert next_draw((), 1, lambda ahead: next(taken), requests.get) == (5, (PENDING - 2,))
+    assert next_draw((PENDING - 2,), 1, lambda ahead: next(taken, PENDING - 3), requests.get) == (6, None)
 
 
 def test_grants_that_others_took_and_did_not_deliver_are_saved_to_be_given_again():
-    """First come, first served: the worker of lane 0 took grants 0 and 2, and its part has not come."""
+    """First come, first served: the worker of lane 0 took draws 0 and 2, and its part has not come."""
 
     def reports(*taken):
         return LaneReports(taken, pack_progress([LaneState().progress]), {})

@@ -12,26 +12,26 @@ from typing import Any
 
 from stream_dataloader._assembly.part import Part
 from stream_dataloader._items.layout import Layout, storage_dtype
-from stream_dataloader._reading.activity import ActivityBoard, Meters, clock
+from stream_dataloader._reading.activity import Meters, WorkerStatus, clock
 from stream_dataloader._schedule.rules import NONE, Reader
 from stream_dataloader.errors import shorten
 from stream_dataloader.stats import Events, LateLane, LoaderStats, TraceEvent
 
-__all__ = ["Tally", "clock"]
+__all__ = ["BatchCounts", "clock"]
 
 _EVENTS = 4096
 
 
-class Tally:
+class BatchCounts:
     """The counts of one loader, over all of its epochs."""
 
     def __init__(self, readers: Sequence[Reader], time_steps: int | None, *, shared: bool) -> None:
         self._readers = readers
         self._lanes, self._time_steps = readers[-1].lanes.stop, time_steps
-        self.board: ActivityBoard | None = None  # of the workers that were started last
+        self.status: WorkerStatus | None = None  # of the workers that were started last
         self.meters = Meters([reader.worker_id for reader in readers], shared=shared)
         names = ("batches", "items", "begun", "cells", "late_cells", "bytes", "copies", "skipped", "gaps", "restarts")
-        self.counts: dict[str, Any] = dict.fromkeys(names, 0)  # by names of `LoaderStats`
+        self.totals: dict[str, Any] = dict.fromkeys(names, 0)  # by names of `LoaderStats`
         self._wait_ns = 0
         self._total_ns = 0
         self._mark: int | None = None  # the end of the previous batch, in the same epoch
@@ -67,7 +67,7 @@ class Tally:
         now, found = clock(), []
         for number, (reader, since) in enumerate(zip(self._readers, self._late_since, strict=True)):
             if since is not None:
-                index = -1 if self.board is None else self.board.source(number)
+                index = -1 if self.status is None else self.status.source(number)
                 try:
                     named = "" if index < 0 else shorten(sources[index], 80)
                 except Exception:  # a source that cannot be unpickled must not break statistics
@@ -76,13 +76,13 @@ class Tally:
         return tuple(found)
 
     def batch(self, begin: int, step: int, parts: Sequence[Part | None], layout: Layout | None) -> None:
-        items, time_steps, counts = 0, self._time_steps, self.counts
+        items, time_steps, counts = 0, self._time_steps, self.totals
         longest = time_steps or 0
         for part in parts:
             if part is not None:
                 items += part.items
                 if part.reports.taken:  # rarely true, so the count below costs nothing in most steps
-                    counts["begun"] += sum([grant != NONE for _, grant in part.reports.taken])
+                    counts["begun"] += sum([draw != NONE for _, draw in part.reports.taken])
                 if time_steps is None and part.contents.time_steps > longest:
                     longest = part.contents.time_steps
         if layout is not self._layout:
@@ -98,7 +98,7 @@ class Tally:
     def joined(self, begin: int, step: int, counts: Mapping[str, int], cells: int) -> None:
         """Count a batch that was joined from batches of other loaders, given their counts."""
         for name, count in {"batches": 1, "cells": cells, **counts}.items():
-            self.counts[name] += count
+            self.totals[name] += count
         self._pass(begin, step)
 
     def _pass(self, begin: int, step: int) -> None:
@@ -129,7 +129,7 @@ class Tally:
             slots_in_use=slots_in_use,
             slots=slots,
             events=Events(lambda: _in_order(of_workers, of_batches)),
-            **self.counts,
+            **self.totals,
         )
 
 

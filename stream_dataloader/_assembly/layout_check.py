@@ -16,7 +16,7 @@ from stream_dataloader._schedule.rules import Reader
 from stream_dataloader.errors import ItemError, shorten
 
 
-class Judge:
+class LayoutCheck:
     """Keeps the layout of the epoch's items, and compares each part with it."""
 
     def __init__(self, readers: Sequence[Reader], sources: Sequence[Any]) -> None:
@@ -38,7 +38,7 @@ class Judge:
         """Return the equal layout whose dicts have their keys in the order in which they were met first."""
         return self._known.get(layout, layout)
 
-    def judge(self, parts: Sequence[Part | None], slot: Slot | None) -> None:
+    def check(self, parts: Sequence[Part | None], slot: Slot | None) -> None:
         """Check that the streams of a step share the layout of the epoch's first stream; called once per step.
 
         Raises:
