@@ -105,7 +105,7 @@ def scaling(quick: bool) -> Iterator[Result]:
         loaders = {kind: kept(dataset, workers, kind) for kind in OPTIONS}
         yield from compare(f"scaling: {workers} workers, 5 ms an item", loaders, batches_a_second, "batches/s", quick)
         for loader in loaders.values():
-            loader._dismiss_workers()
+            loader._stop_workers()
 
 
 def cost(quick: bool) -> Iterator[Result]:
@@ -119,7 +119,7 @@ def cost(quick: bool) -> Iterator[Result]:
         yield from compare(section, loaders, batches_a_second, "batches/s", quick)
         yield from compare(section, loaders, milliseconds_a_batch, "ms/batch", quick)
         for loader in loaders.values():
-            loader._dismiss_workers()
+            loader._stop_workers()
 
 
 def ledger(quick: bool) -> Iterator[Result]:
@@ -138,7 +138,7 @@ def ledger(quick: bool) -> Iterator[Result]:
         yield figure(section, name, values, "batches/s")
     yield ratio(section, "without / with lengths", figures, "lengths False", "lengths True")
     for loader in loaders.values():
-        loader._dismiss_workers()
+        loader._stop_workers()
 
 
 if __name__ == "__main__":

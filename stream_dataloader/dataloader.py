@@ -196,23 +196,23 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
 
             def go_on(lists: SourceLists) -> None:
                 rest = [] if iteration is None or not iteration.output.parts else iteration.rest_of_step()
-                starter.dismiss()
+                starter.stop_workers()
                 if self.dataset.source_lists is not lists:  # a member of `side_by_side` is a copy
                     self.dataset.take_up(lists)
                 self._ranks.find_place()
                 starter.renew(self._settings)
                 if is_inside:
                     position.load(state, ("sources",), position.read(state, ("sources",)))
-                    position.expect_no_look()
+                    position.mark_as_reached()
                 if reader is not None and iteration is not None:
                     batches, end = starter.begin(position, iteration.output)
                     reader.go_on(itertools.chain(rest, batches), end)
 
             yield go_on
 
-    def _dismiss_workers(self) -> None:
+    def _stop_workers(self) -> None:
         """End the current iteration and the workers, and wait until they are gone."""
-        self._starter.dismiss()
+        self._starter.stop_workers()
 
     def _find_place(self) -> None:
         """Find this rank, which may be known only now, and adopt its rules, with new workers."""

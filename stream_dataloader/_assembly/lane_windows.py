@@ -35,7 +35,7 @@ class LaneWindows:
 
     def of(self, parts: Sequence[Part | None], slot: Slot | None) -> list[Any]:
         """Return the B lanes' windows of a step; windows in the slot are views into it."""
-        self._layout_check.meet(parts)
+        self._layout_check.note_layouts(parts)
         windows: list[Any] = []
         for part, lanes in zip(parts, self._lanes, strict=True):
             windows += [_IDLE] * len(lanes) if part is None else self._of_part(part, slot, lanes)
@@ -54,7 +54,7 @@ class LaneWindows:
         block = next((block for block in blocks if block.counts[row]), None)
         if block is None:
             return _IDLE
-        layout = self._layout_check.as_met(block.layout)
+        layout = self._layout_check.with_first_keys(block.layout)
         self._layout_check.layout = self._layout_check.layout or layout
         return _window(block, row, layout)
 

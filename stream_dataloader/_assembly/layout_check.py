@@ -24,17 +24,17 @@ class LayoutCheck:
         self._sources = sources
         self.layout: Layout | None = None  # of the epoch's items, once it is known
         self._first: int | None = None  # the source that set the layout; None: a state or another rank did
-        self._known: dict[Layout, Layout] = {}  # layouts as met first, which sets the order of dicts' keys
+        self._known: dict[Layout, Layout] = {}  # layouts as first read, which sets the order of dicts' keys
         self._fitting: Layout | None = None  # the slots' own object that is equal to `layout`
 
-    def meet(self, parts: Sequence[Part | None]) -> None:
-        """Note the layouts that parts met for the first time."""
+    def note_layouts(self, parts: Sequence[Part | None]) -> None:
+        """Note the layouts that parts have for the first time."""
         for part in parts:
             if part is not None:
                 for layout in part.contents.layouts:
                     self._known.setdefault(layout, layout)
 
-    def as_met(self, layout: Layout) -> Layout:
+    def with_first_keys(self, layout: Layout) -> Layout:
         """Return the equal layout whose dicts have their keys in the order in which they were met first."""
         return self._known.get(layout, layout)
 
@@ -49,7 +49,7 @@ class LayoutCheck:
                 continue
             contents = part.contents
             if contents.layouts:
-                self.meet([part])
+                self.note_layouts([part])
             if contents.in_slot and slot is not None:
                 fits = slot.layout is self._fitting
             else:
@@ -57,7 +57,7 @@ class LayoutCheck:
             # Most parts fit as a whole, so their lanes need not be compared one by one.
             for lane, source, position, layout in () if fits else _reads(part, slot, reader.lanes):
                 if self.layout is None:
-                    self.layout, self._first = self.as_met(layout), source
+                    self.layout, self._first = self.with_first_keys(layout), source
                 if layout != self.layout:
                     raise self._misfit(reader, lane, source, position, layout)
                 if contents.in_slot:

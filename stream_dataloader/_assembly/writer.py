@@ -74,7 +74,7 @@ class PartWriter:
             found = self._layouts[layout] = layout
         return found
 
-    def met(self, layout: Layout) -> None:
+    def note_layout(self, layout: Layout) -> None:
         """Note the layout of a stream's first item; called in lane order."""
         if layout not in self._met:
             self._met.add(layout)

@@ -61,11 +61,11 @@ class BasePosition(ABC, Generic[EpochT]):
 
     @property
     def coming_number(self) -> int:
-        self._heed_dataset()
+        self._follow_dataset()
         return self._position.coming().epoch.number
 
     def state_dict(self, step: int | None) -> dict[str, Any]:
-        self._heed_dataset()
+        self._follow_dataset()
         epoch = self.epoch
         if epoch is not None and not self._position.was_left:
             record = epoch.record(step)
@@ -81,7 +81,7 @@ class BasePosition(ABC, Generic[EpochT]):
             )
         return self.coming_state()
 
-    def _heed_dataset(self) -> None:
+    def _follow_dataset(self) -> None:
         """Take over an epoch number that was set on the dataset."""
 
     @property

@@ -86,7 +86,7 @@ class StepCollector:
                 part = fifo.popleft()
                 if isinstance(part, Failure):
                     # After a death, new workers read this step from its beginning, so earlier parts of it are dropped.
-                    self._heed(part.error, epoch)
+                    self._restart_or_raise(part.error, epoch)
                     parts = []
                     continue
                 parts.append(part)
@@ -115,9 +115,9 @@ class StepCollector:
             if not self._receive(epoch, left) and self._makes_batch():
                 break  # if no part is left now, a worker died and new ones have begun, so the wait goes on
         self.late = late
-        self._tell_of(late, epoch.step)
+        self._log_late(late, epoch.step)
 
-    def _tell_of(self, late: list[bool], step: int) -> None:
+    def _log_late(self, late: list[bool], step: int) -> None:
         """Count the lanes that a batch lacks, and log lanes that have been late for long."""
         counts = self._work.counts
         counts.note_late(late)
@@ -143,14 +143,14 @@ class StepCollector:
         try:
             parts = self.session.receive(epoch.step, seconds)
         except WorkerDeathError as death:
-            self._heed(death, epoch)
+            self._restart_or_raise(death, epoch)
             return False
         for part in parts:
             self._fifos[part.reader].append(part)
             self._ended[part.reader] = isinstance(part, Failure) or part.end or bool(part.faults)
         return len(parts) > 0
 
-    def _heed(self, error: Exception, epoch: Epoch) -> None:
+    def _restart_or_raise(self, error: Exception, epoch: Epoch) -> None:
         """Start again after a worker's death; raise any other error, or the death if no restart is left."""
         self.close()
         if not isinstance(error, WorkerDeathError) or not self._start_again(error, epoch.last):

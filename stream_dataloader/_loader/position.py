@@ -59,7 +59,7 @@ class LoaderPosition(BasePosition[Epoch]):
         self._dataset, self._ranks, self._length = dataset, ranks, length
         self.states = States(dataset, ranks, length)
         super().__init__(length)
-        self._requests_heeded = 0  # calls of the dataset's set_epoch that were taken over
+        self._requests_followed = 0  # calls of the dataset's set_epoch that were taken over
         self._resumed_at: int | None = None  # the step at which the last epoch continued from a state
 
     @property
@@ -70,7 +70,7 @@ class LoaderPosition(BasePosition[Epoch]):
     @property
     def goes_on(self) -> bool:
         """Whether the next iterator goes on with the current run."""
-        self._heed_dataset()
+        self._follow_dataset()
         return self._position.continues
 
     @property
@@ -80,7 +80,7 @@ class LoaderPosition(BasePosition[Epoch]):
 
     def set_epoch(self, epoch: int) -> None:
         epoch = options.integer("epoch", epoch, 0, 2**62)
-        self._requests_heeded = self._dataset.epoch_request[0]
+        self._requests_followed = self._dataset.epoch_request[0]
         self._set_epoch(epoch)
 
     def _set_epoch(self, epoch: int) -> None:
@@ -88,16 +88,16 @@ class LoaderPosition(BasePosition[Epoch]):
         if self._position.length is None:  # a run goes on, so its epoch is kept
             self.epoch = None
 
-    def _heed_dataset(self) -> None:
+    def _follow_dataset(self) -> None:
         """Take over the dataset's `set_epoch`, which counts like the loader's; the last call wins."""
         count, epoch = self._dataset.epoch_request
-        if count != self._requests_heeded:
-            self._requests_heeded = count
+        if count != self._requests_followed:
+            self._requests_followed = count
             self._set_epoch(epoch)
 
     def coming(self) -> tuple[Start, EpochPlace]:
         """Return the start of what comes next, and the epoch with its place."""
-        self._heed_dataset()
+        self._follow_dataset()
         run, place, epoch = self._position.coming()
         return Start(run, place), epoch
 
@@ -164,7 +164,7 @@ class LoaderPosition(BasePosition[Epoch]):
 
     def load(self, state: Mapping[str, Any], changes: Collection[str], loaded: LoadedState) -> None:
         # The state overrules an epoch that was set on the dataset before: the last call wins.
-        self._requests_heeded = self._dataset.epoch_request[0]
+        self._requests_followed = self._dataset.epoch_request[0]
         start = self.states.load(loaded)
         self._position.load(start.epoch, start.resume, loaded.epoch_place)
         self.epoch, self.loaded = None, (state, changes)
@@ -191,7 +191,7 @@ class LoaderPosition(BasePosition[Epoch]):
         if self._position.length is not None:
             self.epoch = None
 
-    def expect_no_look(self) -> None:
+    def mark_as_reached(self) -> None:
         """Take the place for one that was read up to, not for a loaded state that somebody may look at beforehand."""
         self._resumed_at = None
 
@@ -245,7 +245,7 @@ class LoaderPosition(BasePosition[Epoch]):
 
     def warn_of_rest(self) -> None:
         """Warn if a loaded state was left after one batch, so that the rest of its epoch is not read."""
-        self._heed_dataset()
+        self._follow_dataset()
         epoch = self.epoch
         if epoch is None or epoch.over or self._resumed_at is None or self._position.was_left:
             return

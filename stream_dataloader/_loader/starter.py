@@ -65,11 +65,11 @@ class Starter:
         self._work = work = self._work._replace(dataset=self._ranks.reading, settings=settings)
         self.pool = _pool_of(work) if settings.num_workers else None
 
-    def dismiss(self) -> None:
+    def stop_workers(self) -> None:
         """End the current iteration, and wait for the end of worker processes."""
         self.end()
         if self.pool is not None:
-            self.pool.dismiss()
+            self.pool.stop_workers()
 
     @property
     def counts(self) -> Mapping[str, int]:

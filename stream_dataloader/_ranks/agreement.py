@@ -25,8 +25,8 @@ from typing import Any
 from stream_dataloader._items.plain import layout_from_plain, layout_to_plain
 from stream_dataloader._ranks import keys
 from stream_dataloader._ranks.rendezvous import Rendezvous
-from stream_dataloader._ranks.speaker import SHUTDOWN_SECONDS, speak
 from stream_dataloader._ranks.store import StoreConnection
+from stream_dataloader._ranks.store_thread import SHUTDOWN_SECONDS, start_store_thread
 from stream_dataloader.errors import RankError, StateError
 
 _FOREVER_SECONDS = 86400.0
@@ -75,7 +75,7 @@ class AgreedSteps(Steps):
         self._owner = os.getpid()
         self._listener: threading.Thread | None = None
         if not every:
-            self._listener = speak(partial(self._listen, rendezvous.connect), "rank-listener")
+            self._listener = start_store_thread(partial(self._listen, rendezvous.connect), "rank-listener")
 
     def delivers(self, step: int, has_data: bool) -> bool:
         if has_data:
@@ -84,7 +84,7 @@ class AgreedSteps(Steps):
                 self._news.notify()
             if not self._every:
                 return True
-        decide = partial(self._everybody_has, step, has_data) if self._every else partial(self._somebody_has, step)
+        decide = partial(self._all_ranks_have, step, has_data) if self._every else partial(self._any_rank_has, step)
 
         def ask(connection: StoreConnection) -> bool:
             delivered = decide(connection)
@@ -103,14 +103,14 @@ class AgreedSteps(Steps):
     def note_layout(self, layout: Any) -> None:
         if self._layout is None and layout is not None:
             with self._news:
-                self._layout = _told(layout, self._rendezvous.place.rank)
+                self._layout = _layout_to_text(layout, self._rendezvous.place.rank)
                 self._news.notify()
 
     def layout(self) -> Any:
         def ask(connection: StoreConnection) -> str:
             return connection.wait(keys.LAYOUT, "tell the layout of its items", keys.END)
 
-        return _understood(self._rendezvous.ask(ask))
+        return _layout_from_text(self._rendezvous.ask(ask))
 
     def _listen(self, connect: Callable[[], StoreConnection]) -> None:
         """Wait until the first rank ends; from then on tell the steps for which this rank has data.
@@ -137,12 +137,12 @@ class AgreedSteps(Steps):
                 connection.put(keys.of_rank(keys.AT, self._rendezvous.place.rank), str(known))
                 put_until, told = max(put_until, known), known
                 if closed:
-                    connection.hang_up()
+                    connection.give_back()
                     return
         except RuntimeError:  # the store is gone; the next call of the main thread raises the error
             return
 
-    def _somebody_has(self, step: int, connection: StoreConnection) -> bool:
+    def _any_rank_has(self, step: int, connection: StoreConnection) -> bool:
         place = self._rendezvous.place
         if self._tail is None:
             self._tail = int(connection.put_first(keys.TAIL, str(step)))
@@ -160,7 +160,7 @@ class AgreedSteps(Steps):
             return step < self._last
         return self._wait(connection, step, keys.END)
 
-    def _everybody_has(self, step: int, has_data: bool, connection: StoreConnection) -> bool:
+    def _all_ranks_have(self, step: int, has_data: bool, connection: StoreConnection) -> bool:
         place = self._rendezvous.place
         if not has_data:
             connection.put(keys.has(step), keys.NO)
@@ -186,12 +186,12 @@ class AgreedSteps(Steps):
         with self._news:
             self._closed = True
             self._news.notify()
-        threads = [thread for thread in (self._rendezvous.speaker.thread, self._listener) if thread is not None]
+        threads = [thread for thread in (self._rendezvous.store_thread.thread, self._listener) if thread is not None]
         store_is_gone = self._error is not None and not self._error.ranks
         # Garbage collection may run this in one of the threads that are joined below, which would wait for itself.
         collected = threading.current_thread() in threads
         if not self._over and not store_is_gone and not collected:
-            self._rendezvous.say_last(self._leave, busy=self._waiting)
+            self._rendezvous.report_and_close(self._leave, busy=self._waiting)
         self._rendezvous.close()
         if not store_is_gone and not collected:
             for thread in threads:
@@ -209,7 +209,7 @@ class AgreedSteps(Steps):
         self._rendezvous.wait_until_read(connection, keys.HERE, keys.LEFT, keys.OVER)
 
 
-def _told(layout: Any, rank: int) -> str:
+def _layout_to_text(layout: Any, rank: int) -> str:
     """Return a layout as a value for other ranks, or an error if they could not read the layout.
 
     The value is JSON and not a pickle: the store has no password, so anyone who reaches its port can set this value.
@@ -223,9 +223,9 @@ def _told(layout: Any, rank: int) -> str:
     return json.dumps(plain)
 
 
-def _understood(told: str) -> Any:
-    """Read the layout that another rank told."""
+def _layout_from_text(text: str) -> Any:
+    """Read the layout of another rank."""
     try:
-        return layout_from_plain(json.loads(keys.checked(told)))
+        return layout_from_plain(json.loads(keys.checked(text)))
     except (StateError, ValueError, RecursionError) as error:
         raise RankError(f"this rank has no items left, and cannot read the layout to pad with: {error}") from error

@@ -29,8 +29,8 @@ import torch.distributed as dist
 
 from stream_dataloader._ranks import keys
 from stream_dataloader._ranks.place import RankPlace
-from stream_dataloader._ranks.speaker import SHUTDOWN_SECONDS, StoreThread
 from stream_dataloader._ranks.store import StoreConnection, StoreUse, use_of
+from stream_dataloader._ranks.store_thread import SHUTDOWN_SECONDS, StoreThread
 from stream_dataloader.errors import RankError, shorten
 
 if TYPE_CHECKING:
@@ -112,13 +112,13 @@ class Invitation:
             if rank in self._here or not known.check([keys.of_rank(keys.CALL, rank)]):
                 continue
             for nonce, *wanted in json.loads(known.get(keys.of_rank(keys.CALL, rank))):
-                if self._admits(Wanted(*wanted)):
+                if self._accepts(Wanted(*wanted)):
                     known.compare_set(keys.answer(nonce), "", self.name)
                     self.written.add(f"{self._prefix}/{keys.answer(nonce)}")
                 else:
                     self._heard = None
 
-    def _admits(self, other: Wanted) -> bool:
+    def _accepts(self, other: Wanted) -> bool:
         """Return whether a caller belongs here, or cannot belong anywhere else, so that it gets the error here."""
         if other.label == self._wanted.label:
             return True
@@ -144,7 +144,7 @@ class Rendezvous:
         self._name = ""  # the prefix of all its keys, once rank 0 has chosen one
         self._keeps_store = dist.get_rank() == 0
         self.written: set[str] = set()  # full names of keys that this rank has set
-        self.speaker = StoreThread(self.connect)  # for the main thread
+        self.store_thread = StoreThread(self.connect)  # for the main thread
 
     @property
     def connect(self) -> Callable[[], StoreConnection]:
@@ -152,7 +152,7 @@ class Rendezvous:
 
     def ask(self, task: Callable[[StoreConnection], Any]) -> Any:
         """Run a task on the main thread's connection; see `StoreThread.call`."""
-        return self.speaker.call(task, self._patience)
+        return self.store_thread.call(task, self._patience)
 
     def begin(self, terms: Mapping[str, Any]) -> None:
         """Wait for all ranks, and check that they are about to read the same."""
@@ -165,7 +165,7 @@ class Rendezvous:
             raise
         past = use_of(self._store).past.setdefault(self.place.peers, deque())
         while len(past) > _KEPT_EPOCHS:
-            self.speaker.post(partial(StoreConnection.delete, keys=list(past.popleft())))
+            self.store_thread.post(partial(StoreConnection.delete, keys=list(past.popleft())))
 
     def _meet(self, terms: Mapping[str, Any], wanted: Wanted, connection: StoreConnection) -> None:
         """Find the other ranks, and begin with them."""
@@ -195,18 +195,18 @@ class Rendezvous:
             first = json.loads(connection.put_first(keys.TERMS, mine))
         else:
             first = json.loads(connection.wait(keys.TERMS, "begin the epoch"))
-        complaint = _complaint(rank, json.loads(mine), first)
+        difference = _difference(rank, json.loads(mine), first)
         # This must come before the rank is counted, because the last rank to arrive looks for it.
-        if complaint:
-            connection.put_first(keys.DIFFERS, keys.pack(RankError(complaint, [rank])))
+        if difference:
+            connection.put_first(keys.DIFFERS, keys.pack(RankError(difference, [rank])))
         if connection.count(keys.HERE) == self.place.world_size:  # the first difference is the error of all ranks
             differs = connection.text(keys.DIFFERS) if connection.has(keys.DIFFERS) else keys.YES
             connection.put_first(keys.READY, differs)
         ready = connection.wait(keys.READY, "begin the epoch", keys.HERE, meanwhile)
         self.part(connection, keys.BEGUN, stays=ready == keys.YES)
         keys.checked(ready)
-        if complaint:
-            raise RankError(complaint, [rank])
+        if difference:
+            raise RankError(difference, [rank])
 
     def part(self, connection: StoreConnection, what: str, *, stays: bool = True) -> None:
         """Note that this rank has read all it needs; the process that keeps the store waits until all have."""
@@ -242,23 +242,24 @@ class Rendezvous:
             connection.put_first(keys.READY, reason)
             self.wait_until_read(connection, keys.HERE, keys.BEGUN, keys.LEFT)
 
-        self.say_last(leave, busy=not isinstance(error, RankError))  # after an interrupt the thread still has a task
+        # After an interrupt the thread still has a task, so it could not take another one in time.
+        self.report_and_close(leave, busy=not isinstance(error, RankError))
 
-    def say_last(self, task: Callable[[StoreConnection], Any], *, busy: bool) -> None:
-        last_thread = StoreThread(self.connect) if busy else self.speaker
+    def report_and_close(self, task: Callable[[StoreConnection], Any], *, busy: bool) -> None:
+        thread = StoreThread(self.connect) if busy else self.store_thread
         with contextlib.suppress(RankError):
-            last_thread.call(task, SHUTDOWN_SECONDS, 0)
-        last_thread.close()
+            thread.call(task, SHUTDOWN_SECONDS, 0)
+        thread.close()
 
     def close(self) -> None:
-        self.speaker.close()
+        self.store_thread.close()
         if self._store is not None:
             # The set itself is kept, not a copy, because the listener may still add keys to it.
             use_of(self._store).past.setdefault(self.place.peers, deque()).append(self.written)
             self._store = None  # so that the store can go when its process group is destroyed
 
 
-def _complaint(rank: int, mine: Mapping[str, Any], first: Mapping[str, Any]) -> str:
+def _difference(rank: int, mine: Mapping[str, Any], first: Mapping[str, Any]) -> str:
     """Describe the first difference of a rank from rank 0; empty if they are alike."""
     for name in mine:
         if mine[name] != first.get(name):

@@ -91,7 +91,7 @@ class StoreConnection:
     def under(self, prefix: str) -> Store:
         return PrefixStore(prefix, self._bare)
 
-    def hang_up(self) -> None:
+    def give_back(self) -> None:
         """Return the connection for reuse; its last call must have succeeded."""
         if self._own:
             self.use.idle.append(self._bare)
@@ -180,12 +180,13 @@ class StoreConnection:
                 left = next((rank for rank in ranks if self.has(keys.of_rank(keys.LEFT, rank))), None)
                 if left is not None and not self.has(key):
                     keys.checked(self.text(keys.of_rank(keys.LEFT, left)))
-                seen = [self._far(rank) for rank in ranks]
+                seen = [self._progress_of(rank) for rank in ranks]
                 if seen != progress and progress is not None:
                     since = now
                 progress = seen
                 if now - since > self.patience and not self.has(key):
-                    raise RankError(_silent(ranks, self.patience, purpose), ranks or range(self._place.world_size))
+                    message = _silence_message(ranks, self.patience, purpose)
+                    raise RankError(message, ranks or range(self._place.world_size))
             self.closed.wait(min(_POLL_SECONDS, (now - begin) / 10 + _POLL_SECONDS / 50))
         return self.text(key)
 
@@ -193,7 +194,7 @@ class StoreConnection:
         """List the ranks that have not counted themselves in."""
         return [rank for rank in range(self._place.world_size) if not self.has(keys.of_rank(what, rank))]
 
-    def _far(self, rank: int) -> tuple[int, str]:
+    def _progress_of(self, rank: int) -> tuple[int, str]:
         """Return a rank with its current step, as text; empty before the rank has told it."""
         key = keys.of_rank(keys.AT, rank)
         return rank, self.text(key) if self.has(key) else ""
@@ -204,7 +205,7 @@ def _named(ranks: Sequence[int]) -> str:
     return f"rank{'s' if len(ranks) > 1 else ''} {shown}"
 
 
-def _silent(ranks: Sequence[int], patience: float, purpose: str) -> str:
+def _silence_message(ranks: Sequence[int], patience: float, purpose: str) -> str:
     if not ranks:
         what = f"all ranks did {purpose}, but this rank was not told within {patience:g} s"
         return f"{what}: the last one ended at that moment, or the network is slow; see all logs"

@@ -101,9 +101,9 @@ class Lane:
                         draft.runs += run
                     t += count
                     self.draws_without_item = 0
-                    if current.unmet is not None:
-                        self._writer.met(current.unmet)
-                        current.unmet = None
+                    if current.new_layout is not None:
+                        self._writer.note_layout(current.new_layout)
+                        current.new_layout = None
                 if full:
                     return True
                 if error is not None:

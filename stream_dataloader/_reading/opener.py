@@ -160,7 +160,7 @@ class Opener:
             status.opening[number] = 0
             self._meter.opened(begin, index, ahead=ahead)
             if (seconds := (clock() - begin) / 1e9) >= _SLOW_SECONDS:
-                self._tell_of_slow(stream, seconds, ahead=ahead)
+                self._log_slow(stream, seconds, ahead=ahead)
         return stream
 
     def _unopened(self, draw: int, lane: int) -> OpenedStream:
@@ -187,7 +187,7 @@ class Opener:
             stream.fail(stream.error(OpenError, "workers died again and again while they opened it"))
         return stream
 
-    def _tell_of_slow(self, stream: OpenedStream, seconds: float, *, ahead: bool) -> None:
+    def _log_slow(self, stream: OpenedStream, seconds: float, *, ahead: bool) -> None:
         info = stream.info
         level = logging.INFO if ahead or self._told_of_slow else logging.WARNING
         self._told_of_slow |= not ahead

@@ -272,7 +272,7 @@ class Handle:
     def error(self, kind: type[StreamError], what: str, *, handed_out: bool = False) -> StreamError:
         """Create an error that names the place: the item handed out last (`handed_out`), or the next one."""
         info, source, item = self.info, shorten(self.source), self.items - handed_out
-        worker = f"worker {info.worker_id}{_Here.node}"
+        worker = f"worker {info.worker_id}{_ThisNode.node}"
         return kind(
             f"source {info.source_index} ({source}), item {item}, lane {info.lane}, {worker}: {what}",
             source_index=info.source_index,
@@ -283,13 +283,13 @@ class Handle:
         )
 
 
-class _Here:
+class _ThisNode:
     node = ""  # of this process, in errors, if it is not the trainer's
 
 
 def name_node(name: str) -> None:
     """Let errors of streams name this machine, whose files may differ from those of the trainer's."""
-    _Here.node = f" on node {name}"
+    _ThisNode.node = f" on node {name}"
 
 
 def text_of(error: Exception) -> str:

@@ -30,7 +30,7 @@ class StreamWindows:
         behind: Number of its next items that are read again, as context.
         first_window: Steps of its first window.
         between: An error about a mismatch of two streams.
-        unmet: The layout of its first item until the writer was told of it, which happens once an item was read.
+        new_layout: The layout of its first item until the writer was told of it, which happens once an item was read.
     """
 
     def __init__(self, stream: OpenedStream, writer: PartWriter, row: int, time_steps: int | None) -> None:
@@ -45,7 +45,7 @@ class StreamWindows:
         self._row = row
         self._time_steps = time_steps
         self._layout: Layout | None = None  # of the stream's first item
-        self.unmet: Layout | None = None
+        self.new_layout: Layout | None = None
 
     def read_steps(self, t: int, stop: int) -> bool:
         """Read single steps from `t` up to `stop`; return False if the stream ended before."""
@@ -134,7 +134,7 @@ class StreamWindows:
     def _learn(self, item: object) -> tuple[Layout, Leaves]:
         """Take apart a stream's first item, which sets the layout of all others."""
         layout, leaves = Layout.of(item, windowed=self._time_steps is None)
-        self._layout, self.unmet = self._writer.intern(layout), layout
+        self._layout, self.new_layout = self._writer.intern(layout), layout
         return self._layout, leaves
 
     def _misfit(self, misfit: Misfit | OverflowError) -> StreamError:

@@ -42,7 +42,7 @@ class _Session:
         self._ledger.start(order.again.first)
         self._times = list(reading.times)
         self._taken = [0] * self._rules.lanes
-        self._told = [0] * self._rules.lanes  # decisions that were sent
+        self._sent = [0] * self._rules.lanes  # decisions that were sent
 
     def take(self, worker: int, numbers: IntArray) -> None:
         """Take a worker's time and requests."""
@@ -62,12 +62,12 @@ class _Session:
         news: dict[int, list[int]] = {}
         for worker, reader in enumerate(self._readers):
             for lane in reader.lanes:
-                while self._told[lane] < self._taken[lane]:
-                    decision = self._ledger.decision(lane, self._told[lane])
+                while self._sent[lane] < self._taken[lane]:
+                    decision = self._ledger.decision(lane, self._sent[lane])
                     if decision == PENDING:
                         break
                     news.setdefault(worker, []).extend((lane, decision))
-                    self._told[lane] += 1
+                    self._sent[lane] += 1
         return news
 
 
@@ -117,7 +117,7 @@ class LedgerThread:
                         self._ends[end.fileno()] = worker, end
                         poll.register(end, select.POLLIN)
                     self._new.clear()
-                    self._tell(poll)
+                    self._send_decisions(poll)
                 continue
             break
         self._woken.close()
@@ -136,7 +136,7 @@ class LedgerThread:
             del self._ends[end.fileno()]
             end.close()
 
-    def _tell(self, poll: select.poll) -> None:
+    def _send_decisions(self, poll: select.poll) -> None:
         """Send what was decided; the caller holds the lock."""
         news = {} if self._session is None else self._session.decide()
         for worker, end in self._ends.values():
@@ -161,8 +161,8 @@ class LedgerQueue(SourceQueue):
     ) -> None:
         super().__init__(rules, order)
         self._end, self._number, self._is_over = end, session, is_over
-        self._time = self._told = -1  # the time that was published, and that the loader knows
-        self._told_at = 0.0
+        self._time = self._sent = -1  # the time that was published, and that the loader knows
+        self._sent_at = 0.0
         self._requests: list[int] = []  # that the loader does not know
         self._taken = dict.fromkeys(lanes, 0)
         self._decisions: dict[int, list[int]] = {lane: [] for lane in lanes}
@@ -177,16 +177,16 @@ class LedgerQueue(SourceQueue):
     def publish(self, time: int) -> None:
         """See `SourceQueue`."""
         self._time = time
-        if self._requests or clock.monotonic() - self._told_at >= _LEAST_SECONDS:
-            self.tell()
+        if self._requests or clock.monotonic() - self._sent_at >= _LEAST_SECONDS:
+            self.flush()
 
-    def tell(self) -> None:
+    def flush(self) -> None:
         """Tell the loader what it does not know yet, at once."""
-        if self._requests or self._told < self._time:
+        if self._requests or self._sent < self._time:
             self._end.put([np.array([self._number, self._time, *self._requests], np.int64)])
             self._end.flush()
             self._requests.clear()
-            self._told, self._told_at = self._time, clock.monotonic()
+            self._sent, self._sent_at = self._time, clock.monotonic()
 
     def decision(self, lane: int, request: int) -> int:
         """See `SourceQueue`."""
@@ -204,7 +204,7 @@ class LedgerQueue(SourceQueue):
         while (decision := self.decision(lane, request)) == PENDING:
             if self._time < time or self._requests:
                 self._time = max(self._time, time)
-                self.tell()
+                self.flush()
             self._end.wait(select.POLLIN, _WAIT_SECONDS)
             self._end.flush()
             if self._is_over():
@@ -225,7 +225,7 @@ class LedgerQueue(SourceQueue):
     def finish(self) -> None:
         """See `SourceQueue`."""
         self._time = NEVER
-        self.tell()
+        self.flush()
 
 
 class LedgerRows:
@@ -255,7 +255,7 @@ class LedgerRows:
         self.queue = LedgerQueue(self._end, session, lanes, reading.plan.rules, order, closed)
         return self.queue
 
-    def tell(self) -> None:
+    def flush(self) -> None:
         """Tell the loader how far this worker is, before it waits for something else."""
         if self.queue is not None:
-            self.queue.tell()
+            self.queue.flush()

@@ -79,7 +79,7 @@ class RemotePort(Port):
                 if seconds == 0:
                     return None
                 if self.rows is not None:  # others may wait for this worker, which waits now
-                    self.rows.tell()
+                    self.rows.flush()
                 self._end.wait(select.POLLIN, seconds)
         except EOFError:
             return EXIT
@@ -109,7 +109,7 @@ class RemotePort(Port):
             return self._end.flush()
 
 
-class _Told:
+class _ReportedField:
     """A field of a status that reports each change."""
 
     def __init__(self, numbers: Any, report: Callable[[], None]) -> None:
@@ -131,16 +131,16 @@ class RemoteShared(Shared):
     """State of a worker that is alone on its machine.
 
     Attributes:
-        told: The status after a death: it reports each change, so that a source that kills its worker is known.
+        reported: The status after a death: it reports each change, so that a source that kills its worker is known.
         usual: The status otherwise.
     """
 
-    told: WorkerStatus
+    reported: WorkerStatus
     usual: WorkerStatus
 
     def enter(self, number: int, closed: Callable[[], bool], begin: Begin) -> PartReader:
         """See `Shared`."""
-        self.status = self.told if begin.recovery.cautious else self.usual
+        self.status = self.reported if begin.recovery.cautious else self.usual
         return super().enter(number, closed, begin)
 
 
@@ -202,11 +202,11 @@ class StreamWorker:
             while port.receive() != EXIT:
                 pass
             return
-        told_status = WorkerStatus(job.readers, shared=False)
-        told_status.exiting, told_status.interrupted = status.exiting, status.interrupted
+        reported_status = WorkerStatus(job.readers, shared=False)
+        reported_status.exiting, reported_status.interrupted = status.exiting, status.interrupted
         for name in ("reading", "opening", "working"):
-            setattr(told_status, name, _Told(getattr(status, name), port.report))
-        shared = RemoteShared(job.dataset, job.readers, status, meters, port.rows, None, False, told_status, status)
+            setattr(reported_status, name, _ReportedField(getattr(status, name), port.report))
+        shared = RemoteShared(job.dataset, job.readers, status, meters, port.rows, None, False, reported_status, status)
         workers = job.readers[-1].worker_id + 1
         try:
             if prepare(number, workers, port, shared, job.init, job.dtype, job.seed):

@@ -122,7 +122,7 @@ class Pool:
 
     def _session(self, workers: Workers, limit: int) -> Session:
         slot = functools.partial(self.slot, self.leases, self.sessions)
-        return Session(self.work, workers, limit, slot, self.dismiss, self.discard)
+        return Session(self.work, workers, limit, slot, self.stop_workers, self.discard)
 
     def _wait_for_rows(self, workers: Workers) -> None:
         """Wait until all readers have left the session whose row is used next."""
@@ -191,7 +191,7 @@ class Pool:
         process: BaseProcess = self._context.Process(target=job.run, daemon=True)
         workers.processes.append(process)
         process.start()
-        torch_quirks.heed_reaping(process)
+        torch_quirks.detect_reaping(process)
         workers.add(process)
         # The worker has its own copy. If this process kept one, the socket of a dead worker would never report its end.
         for port in job.ports:
@@ -205,11 +205,11 @@ class Pool:
         """End the workers, and drop the memory that they share."""
         if self.workers is not None:
             self.workers.spoiled = True
-            self.dismiss()
+            self.stop_workers()
             self.leases = None
             self._renew_memory()
 
-    def dismiss(self) -> None:
+    def stop_workers(self) -> None:
         """End the workers."""
         if self.workers is not None:
             if self._ending is not None:

@@ -49,12 +49,12 @@ class Session:
         workers: Workers,
         limit: int,
         slot: Callable[[int], Slot | None],
-        dismiss: Callable[[], None],
+        stop_workers: Callable[[], None],
         discard: Callable[[], None],
     ) -> None:
-        """Receive what workers read; `dismiss` ends them, `discard` also forgets what they share."""
+        """Receive what workers read; `stop_workers` ends them, `discard` also forgets what they share."""
         self._work, self._workers, self.slot = work, workers, slot
-        self._dismiss, self._discard = dismiss, discard
+        self._stop_workers, self._discard = stop_workers, discard
         self._settings = work.settings
         self._closed = False
         self._awaits_rows = False  # whether `receive` only waits for the end of an earlier session
@@ -243,7 +243,7 @@ class Session:
             before = not self._wait_for_threads() or before
         workers.spoiled = before
         if not self._settings.persistent_workers or workers.spoiled:
-            self._dismiss()
+            self._stop_workers()
 
     def _wait_for_threads(self) -> bool:
         """Wait a limited time until threads have closed their streams; return False if one did not."""

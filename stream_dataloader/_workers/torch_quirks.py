@@ -45,7 +45,7 @@ def bare_store(store: Any) -> Any:
 UNKNOWN_EXIT = 256
 
 
-def heed_reaping(started: BaseProcess) -> None:
+def detect_reaping(started: BaseProcess) -> None:
     """Recognize the end of a process even if the program reaps its children: its exit code is then `UNKNOWN_EXIT`.
 
     A handler of SIGCHLD, `SIG_IGN` or a thread in `waitpid(-1)` takes the exit code away. multiprocessing would then
@@ -53,8 +53,8 @@ def heed_reaping(started: BaseProcess) -> None:
     """
     popen: Any = getattr(started, "_popen", None)
     # Children of a forkserver are not this process's children, so the program cannot reap them.
-    if popen is not None and not isinstance(popen, _Heedful) and popen.method != "forkserver":
-        popen.__class__ = type("Popen", (_Heedful, type(popen)), {})
+    if popen is not None and not isinstance(popen, _ReapAwarePopen) and popen.method != "forkserver":
+        popen.__class__ = type("Popen", (_ReapAwarePopen, type(popen)), {})
 
 
 def forget(ended: BaseProcess) -> None:
@@ -69,7 +69,7 @@ def forget(ended: BaseProcess) -> None:
     multiprocessing_process._dangling.discard(ended)  # type: ignore[attr-defined]
 
 
-class _Heedful:
+class _ReapAwarePopen:
     """Mixin of `multiprocessing`'s handle of a child; every check for the child's end goes through `poll`."""
 
     returncode: int | None

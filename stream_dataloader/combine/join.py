@@ -32,7 +32,7 @@ class Side(NamedTuple):
     first_worker: int
     sources: Sequence[Any]
 
-    def tell(self, error: Exception) -> Exception:
+    def add_member_to(self, error: Exception) -> Exception:
         """Add the member to an error of its loader, and renumber the error's lane and worker over all members."""
         if isinstance(error, StreamDataLoaderError) and error.args:
             error.args = (f"members[{self.number}]: {error.args[0]}", *error.args[1:])

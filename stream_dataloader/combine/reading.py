@@ -154,11 +154,11 @@ class JointIteration:
         except StopIteration:
             self.epoch.members_over[number] = True
         except Exception as error:
-            errors.append(member.side.tell(error))
+            errors.append(member.side.add_member_to(error))
             errors.sort(key=lambda error: getattr(error, "lane", -1))
         finally:  # streams that were skipped before an error must be reported, too
             for failure in failures[known:]:
-                found = member.side.tell(failure)
+                found = member.side.add_member_to(failure)
                 assert isinstance(found, StreamError)
                 self._position.failures.append(found)
 
@@ -211,11 +211,11 @@ class JointStarter:
         for member in self._members:
             member.loader._starter.end()
 
-    def dismiss(self) -> None:
+    def stop_workers(self) -> None:
         """End the current iteration, and wait for the end of worker processes."""
         self.end()
         for member in self._members:
-            member.loader._dismiss_workers()
+            member.loader._stop_workers()
 
     def stats(self) -> LoaderStats:
         own, all_stats = self._counts.stats(0, 0, [()]), [member.loader.stats() for member in self._members]

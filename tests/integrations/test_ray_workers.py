@@ -124,7 +124,7 @@ def test_kept_actors_read_epoch_after_epoch(known):
         assert keys(loader) == expected[epoch]
         pids.add(tuple(place.pid for place in loader._starter.pool.workers.mail.places.values()))
     assert len(pids) == 1
-    loader._dismiss_workers()
+    loader._stop_workers()
 
 
 @pytest.mark.parametrize("known", [True, False])

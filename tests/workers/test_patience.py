@@ -225,7 +225,7 @@ def test_padding_modes(options, mode):
     if mode == "cycle":
         loader = loader_of(range(4), 3, options, **of_dataset, batches_per_epoch=15, persistent_workers=True)
         assert [sum(bool(batch.mask.any()) for batch in loader) for _ in range(3)] == [15, 15, 15]
-        loader._dismiss_workers()
+        loader._stop_workers()
         return
     batches = list(loader_of(range(4), 3, options, **of_dataset))
     items = [item for batch in batches for item in batch.data[batch.mask].tolist()]

@@ -72,5 +72,5 @@ def test_the_batches_are_those_of_one_reader_epoch_after_epoch(case, workers, cu
                 break
         assert keys(loader) == keys(alone)  # the rest of it, or the next epoch
     finally:
-        loader._dismiss_workers()
+        loader._stop_workers()
         rows.close()

@@ -144,7 +144,7 @@ class Run:
             try:
                 self._read(loader)
             finally:
-                loader._dismiss_workers()
+                loader._stop_workers()
                 factory.close()
 
     def _read(self, loader: StreamDataLoader[Any]) -> None:

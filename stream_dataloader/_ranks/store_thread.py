@@ -18,21 +18,21 @@ SHUTDOWN_SECONDS = 2.0
 _CONNECT_SECONDS = 30.0
 _LOOK_SECONDS = 1.0
 
-_speaking: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+_started: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 
 
-def speak(task: Callable[[], None], name: str) -> threading.Thread:
+def start_store_thread(task: Callable[[], None], name: str) -> threading.Thread:
     """Start a thread that uses a store; the program's exit waits a moment for it."""
     thread = start_thread(task, name)
-    _speaking.add(thread)
+    _started.add(thread)
     return thread
 
 
 @atexit.register
-def _join_speakers() -> None:
+def _join_threads() -> None:
     """Join the threads at exit: a store's call that returns during Python's shutdown aborts the process (pybind11)."""
     deadline = clock.monotonic() + SHUTDOWN_SECONDS
-    for thread in list(_speaking):
+    for thread in list(_started):
         thread.join(max(0.0, deadline - clock.monotonic()))
 
 
@@ -50,7 +50,7 @@ class StoreThread:
         self._tasks: list[tuple[Callable[[StoreConnection], Any], list[Any]]] = []
         self._over = False
         self._broken = False  # whether the last call to the store failed
-        self.thread = speak(self._run, "rank-agreement")
+        self.thread = start_store_thread(self._run, "rank-agreement")
 
     def _run(self) -> None:
         while True:
@@ -59,7 +59,7 @@ class StoreThread:
                     self._wanted.wait()
                 if not self._tasks:
                     if self._connection is not None and not self._broken:
-                        self._connection.hang_up()
+                        self._connection.give_back()
                     self._connection = None  # this object may live on, and must not keep the connection open
                     self._connect = _over
                     return
