@@ -87,7 +87,8 @@ def busy_seconds() -> float:
 class Steps:
     """Streams of one small step again and again, of so many leaves."""
 
-    def __init__(self, leaves: int = 1) -> None:
+    def __init__(self, leaves: int = 1, *, open_early: bool = False) -> None:
+        self.open_early = open_early
         item = np.zeros(16, np.float32)
         self._item: Any = item if leaves == 1 else {f"leaf {i}": item for i in range(leaves)}
 
@@ -116,9 +117,8 @@ def microseconds(loader: Iterable[Any]) -> float:
 
 def batch_of(lanes: int = 8, workers: int = 0, leaves: int = 1, reserved: int | None = None) -> list[float]:
     """Microseconds of processors of a batch where each lane opens a short stream in every other batch."""
-    dataset = StreamDataset(
-        [8] * lanes, Steps(leaves), lanes, "cycle", time_steps=4, lookahead=reserved, open_early=reserved is not None
-    )
+    steps = Steps(leaves, open_early=reserved is not None)
+    dataset = StreamDataset([8] * lanes, steps, lanes, "cycle", time_steps=4, lookahead=reserved)
     return [microseconds(StreamDataLoader(dataset, workers))]
 
 

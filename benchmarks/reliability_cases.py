@@ -102,6 +102,8 @@ STREAMS: dict[str, Callable[[Any], Iterable[Any]]] = {
     "stateful": Stateful,
     "rows": ArrayStream(),
 }
+for _factory in (numbers, large, breaking, Stateful):
+    _factory.open_early = True  # type: ignore[attr-defined]  # some are opened early, others not
 
 
 # cases ----------------------------------------------------------------------------------------------------------------
@@ -132,7 +134,6 @@ class Case:
             "time_steps": None if kind == "ragged" else rng.randint(1, 5),
             "windows": "aligned" if kind == "ragged" else rng.choice(("aligned", "packed")),
             "shuffle": rng.random() < 0.5,
-            "open_early": rng.choice((None, True)),
             "lookahead": rng.randint(0, 3),
             "on_error": "skip" if kind == "breaking" else "raise",
         }

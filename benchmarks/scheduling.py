@@ -116,8 +116,13 @@ def epoch_seconds(
     sources: Sequence[Jittery], prefetch_factor: int, deterministic: bool, lookahead: int, early: bool = True
 ) -> float:
     """Time of one epoch of jittery streams with 4 workers and an idle consumer."""
-    options: dict[str, Any] = {"deterministic": deterministic, "lookahead": lookahead, "open_early": early}
-    dataset = StreamDataset(sources, open_jittery, LANES, seed=0, time_steps=4, **options)
+
+    def factory(source: Jittery) -> Iterator[np.ndarray[Any, Any]]:
+        return open_jittery(source)
+
+    factory.open_early = early  # type: ignore[attr-defined]
+    options: dict[str, Any] = {"deterministic": deterministic, "lookahead": lookahead}
+    dataset = StreamDataset(sources, factory, LANES, seed=0, time_steps=4, **options)
     loader = StreamDataLoader(dataset, num_workers=4, prefetch_factor=prefetch_factor)
     start = time.perf_counter()
     for _ in loader:

@@ -209,7 +209,7 @@ def _about_busy_workers(figures: Figures, setup: Setup, cores: int) -> Advice:
             who = f"{setup.num_workers} workers read all the time"
         return Advice("workers", f"{waits}, and {who}: use more workers (num_workers={most}).")
     if opening > reading:
-        remedy = "have them opened ahead (open_early=True, if the factory may run in a second thread)"
+        remedy = "have them opened ahead (declare open_early = True on the factory, if it may run in a second thread)"
         if figures._sum("opening_ahead_seconds"):
             remedy = "reserve more of them ahead (lookahead=2)"
         return Advice("open ahead", f"{waits}, and workers open streams more than they read: {remedy}.")

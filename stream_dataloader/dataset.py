@@ -81,10 +81,8 @@ class StreamDataset(IterableDataset[StreamBatch]):
         deterministic: Assign sources in logical time: batches are the same for any number of workers. False assigns
             them first come, first served, for live sources.
         lookahead: Number of sources that each lane reserves, so that workers do not wait for each other. With 0 a lane
-            takes a source only when it needs one. None means 1, or 0 with a `schedule`.
-        open_early: Whether workers open reserved sources in a background thread while they read other streams. None:
-            if `open_stream`, and a sequence that computes the sources, declare that this is safe
-            (`protocols.OpensEarly`). True: always, also with `num_workers=0`. False: never. Batches are the same.
+            takes a source only when it needs one. None means 1, or 0 with a `schedule`. Workers open reserved sources
+            in a background thread if `open_stream` declares that this is safe (`protocols.OpensEarly`).
         lengths: Number of items of each source, if known: time steps, or windows without `time_steps`. None: asks
             `open_stream`, as for stores (`protocols.KnowsLengths`). Makes `len(loader)` known. A stream of another
             length is then an error.
@@ -138,7 +136,6 @@ class StreamDataset(IterableDataset[StreamBatch]):
         schedule: Schedule | None = None,
         deterministic: bool = True,
         lookahead: int | None = None,
-        open_early: bool | None = None,
         lengths: Sequence[int] | IntArray | None = None,
         on_error: OnError = "raise",
         max_failures: int | None = None,
@@ -153,7 +150,7 @@ class StreamDataset(IterableDataset[StreamBatch]):
         super().__init__()
         if not isinstance(sources, SourceLists):
             cut = check_sections(sections, time_steps, shuffle)
-            one = SourceList.checked(sources, open_stream, open_early, lengths, cut, fingerprint)
+            one = SourceList.checked(sources, open_stream, lengths, cut, fingerprint)
             sources = SourceLists([one])
         options.check_step_factory(open_stream, time_steps)
         self.followers = Followers()

@@ -47,7 +47,7 @@ def interleave(
 
     The result is a `StreamDataset` of all sources, dataset after dataset. `batch.source_index` and
     `get_stream_info().source_index` count over all datasets; `locate` returns the dataset and the index in it. Each
-    dataset's `open_stream`, `open_early`, `lengths`, `shuffle` and `schedule` still apply to its own sources.
+    dataset's `open_stream`, `lengths`, `shuffle` and `schedule` still apply to its own sources.
 
     Weights may change as sources are drawn. Draws are counted from 0 over all lanes and ranks: from the beginning of
     the run if the mix never ends (`exhausted="repeat"` with `padding_mode="cycle"`), else from that of each epoch. A

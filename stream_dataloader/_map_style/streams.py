@@ -42,7 +42,6 @@ class MapStyleOptions(CommonOptions, total=False):
     seed: int | None
     shuffle: bool
     schedule: Schedule | None
-    open_early: bool | None
     fingerprint: str | None
     sections: Sections | int | None
 

@@ -46,7 +46,6 @@ class SourceList:
     Attributes:
         sources: The sources.
         open_stream: Opens the stream of one of them.
-        open_early: Whether a background thread may open them ahead of need, as given; None: see `opens_early`.
         lengths: `(sources,)`, number of items of each; None if they are not known.
         sections: The cut into sections; None if sources are read whole.
         named: The fingerprint that was given, if any.
@@ -55,7 +54,6 @@ class SourceList:
 
     sources: Sequence[Any]
     open_stream: StreamFactory
-    open_early: bool | None = None
     lengths: IntArray | None = None
     sections: Sections | None = None
     named: str | None = None
@@ -63,7 +61,7 @@ class SourceList:
 
     @classmethod
     def checked(
-        cls, sources: Any, open_stream: Any, open_early: Any, lengths: Any, sections: Sections | None, fingerprint: Any
+        cls, sources: Any, open_stream: Any, lengths: Any, sections: Sections | None, fingerprint: Any
     ) -> SourceList:
         """Check the options and create the list.
 
@@ -82,9 +80,7 @@ class SourceList:
         lengths = options.check_lengths(lengths, len(packed))
         if fingerprint is not None and not isinstance(fingerprint, str):
             raise TypeError(f"fingerprint must be a string, and is {fingerprint!r}, a {type(fingerprint).__name__}")
-        if open_early is not None and not isinstance(open_early, bool):
-            raise TypeError(f"open_early must be True, False or None, and is {open_early!r}")
-        return cls(packed, open_stream, open_early, lengths, sections, fingerprint, GivenList(sources))
+        return cls(packed, open_stream, lengths, sections, fingerprint, GivenList(sources))
 
     def longer(self, more: list[Any], lengths: Any) -> SourceList:
         """Return this list with more sources behind its own.
@@ -106,19 +102,13 @@ class SourceList:
             lengths = np.concatenate([known, options.check_lengths(lengths, len(more))])
         cut = self.sections and Sections(self.sections.max_steps, jitter=self.sections.jitter)
         every = [*self.sources, *more]
-        longer = SourceList.checked(every, self.open_stream, self.open_early, lengths, cut, self.named)
+        longer = SourceList.checked(every, self.open_stream, lengths, cut, self.named)
         return replace(longer, given=GivenList())  # the user may add to his list what he extends the dataset by
 
     @cached_property
     def fingerprint(self) -> str:
         """Fingerprint that distinguishes this list from others."""
         return _fingerprint_of(self.sources) if self.named is None else self.named
-
-    def opens_early(self, *, locally: bool) -> bool:
-        """Return whether a background thread may open its sources early, in a worker or in the main process."""
-        if self.open_early is None and not locally:
-            return declares_early(self.open_stream) and is_safe_anywhere(self.sources)
-        return self.open_early is True
 
     def cut(self, first: int) -> Cut:
         """Return the list's cut into sections, given the index `first` of its first source."""
@@ -205,15 +195,12 @@ class SourceLists(Sources):
             what = f"the sequence of sources had {self._count} when the dataset was built, and has {count}"
             raise ValueError(f"{what}; it must not change: build a new dataset, or give a list and use dataset.extend")
 
-    def early(self, *, locally: bool) -> Callable[[int], bool] | None:
+    def early(self) -> Callable[[int], bool] | None:
         """Return a function that says by index whether a background thread may open a source ahead of need.
 
         Return None if no source may be opened early.
-
-        Args:
-            locally: Sources are read in the main process, where threads need the user's explicit `open_early=True`.
         """
-        allowed = [one.opens_early(locally=locally) for one in self.lists]
+        allowed = [declares_early(one.open_stream) and is_safe_anywhere(one.sources) for one in self.lists]
         return (lambda index: allowed[bisect_right(self.starts, index) - 1]) if any(allowed) else None
 
     @cached_property

@@ -54,11 +54,12 @@ class Opener:
         self._retries = Retries(
             reading.plan.retries, reading.plan.retry_on, {}, live=not reading.plan.rules.deterministic
         )
-        allowed = None if reading.recovery.cautious else reading.plan.lists.early(locally=reading.locally)
-        if reading.plan.seed_globals:
-            # The global generators belong to the process. A background thread would draw from those of the stream that
-            # a lane is reading at the same moment.
-            allowed = None
+        # No second thread where all streams are read in the main process, whose other code may not be ready for one.
+        # After deaths, a stream that kills its worker must be the only one that is being opened. And the global
+        # generators, if they are seeded, belong to the process: a background thread would draw from those of the
+        # stream that a lane is reading at the same moment.
+        is_refused = reading.locally or reading.recovery.cautious or reading.plan.seed_globals
+        allowed = None if is_refused else reading.plan.lists.early()
         self.opens_early = allowed is not None
         may_open = allowed and (lambda draw: allowed(self._source(draw)))
         self._early = EarlyOpener(queue, may_open, functools.partial(self._open, ahead=True))

@@ -6,7 +6,7 @@ import traceback
 
 import numpy as np
 import pytest
-from helpers import make_loader
+from helpers import declared, make_loader
 
 from stream_dataloader import StreamDataLoader, StreamDataset, errors
 
@@ -131,7 +131,7 @@ def opener(how):
 @pytest.mark.parametrize("how", BROKEN)
 def test_a_broken_stream_raises_at_its_own_step_and_says_where(how, workers, early):
     _, kind, position, cause = BROKEN[how]
-    dataset = StreamDataset(range(4), opener(how), 2, time_steps=2, lookahead=int(early), open_early=early)
+    dataset = StreamDataset(range(4), declared(opener(how), early=early), 2, time_steps=2, lookahead=int(early))
     batches = []
     with pytest.raises(kind, match=f"source 2 .2., item {position}, lane 0, worker 0") as caught:
         batches.extend(iter(StreamDataLoader(dataset, workers)))

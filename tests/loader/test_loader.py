@@ -17,7 +17,7 @@ import psutil
 import pytest
 import torch
 from cases import Case, key, keys
-from helpers import FOREVER, FULL, PATIENCE, START_METHODS, check_interrupted, soon, times
+from helpers import FOREVER, FULL, PATIENCE, START_METHODS, check_interrupted, declared, soon, times
 
 from stream_dataloader import StreamDataLoader, StreamDataset, get_stream_info
 from stream_dataloader.errors import WorkerError
@@ -104,7 +104,7 @@ def test_a_lane_is_granted_a_source_before_its_refused_reservation_was_looked_at
             return
         yield from range(3)
 
-    dataset = StreamDataset(range(21), read, 6, time_steps=1, open_early=True)
+    dataset = StreamDataset(range(21), declared(read), 6, time_steps=1)
     list(StreamDataLoader(dataset, 2, virtual_ranks=3, **THREADS))
     assert sorted(opened) == list(range(21))
 

@@ -4,6 +4,7 @@ import logging
 import time
 
 import pytest
+from helpers import declared
 
 from stream_dataloader import StreamDataLoader, StreamDataset
 from stream_dataloader._reading import opener
@@ -54,5 +55,5 @@ def test_the_first_slow_open_is_a_warning_but_none_in_the_background(caplog, mon
     assert text.startswith("opening source 0 (2) took 0.")
     assert text.endswith("s, lane 0, worker 0")
 
-    list(StreamDataLoader(StreamDataset([6] * 8, open_slowly, 2, time_steps=2, open_early=True)))
+    list(StreamDataLoader(StreamDataset([6] * 8, declared(open_slowly), 2, time_steps=2), 1, worker_method="thread"))
     assert ("INFO", True) in [(level, "in the background" in text) for level, text in told(caplog)]

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import pytest
 import torch
 from cases import cases, ways
-from helpers import random_cases
+from helpers import declared, random_cases
 from hypothesis import given
 from hypothesis import strategies as st
 from ledger import ITEM_BYTES, Counted, Ledger
@@ -120,8 +120,8 @@ def test_what_is_opened_ahead_is_told_so():
     with tempfile.TemporaryDirectory() as folder:
         ledger = Ledger(Path(folder) / "ledger")
         case_sources = [(number, 5) for number in range(30)]
-        dataset = StreamDataset(case_sources, Counted(ledger), 2, time_steps=2, lookahead=2, open_early=True)
-        loader = StreamDataLoader(dataset)
+        dataset = StreamDataset(case_sources, declared(Counted(ledger)), 2, time_steps=2, lookahead=2)
+        loader = StreamDataLoader(dataset, 1, worker_method="thread")
         for _ in loader:
             pass
         stats = loader.stats()
@@ -138,8 +138,8 @@ def test_what_is_opened_ahead_is_told_so():
 def test_each_retry_counts_also_of_what_is_opened_ahead(ledger):
     sources, broken = [(number, 5) for number in range(10)], (4, 5, 6)
     counted = Counted(ledger, dict.fromkeys(broken, (0, 2)))
-    dataset = StreamDataset(sources, counted, 2, time_steps=2, lookahead=2, open_early=True, retries=2)
-    loader = StreamDataLoader(dataset)
+    dataset = StreamDataset(sources, declared(counted), 2, time_steps=2, lookahead=2, retries=2)
+    loader = StreamDataLoader(dataset, 1, worker_method="thread")
     for _ in loader:
         time.sleep(0.002)  # so that some are opened meanwhile
     stats = loader.stats()

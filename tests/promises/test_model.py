@@ -83,8 +83,8 @@ class Sample:
 
     def dataset(self, on_error):
         factory = (SeekingStream if self.seeks else Stream)(self.broken)
-        options = {"open_early": False}  # in a thread that the machine does not lead
-        return self.case.dataset(open_stream=factory, deterministic=self.deterministic, on_error=on_error, **options)
+        # It does not declare `open_early`, because the machine does not lead the thread that opens early.
+        return self.case.dataset(open_stream=factory, deterministic=self.deterministic, on_error=on_error)
 
     @property
     def readable(self):

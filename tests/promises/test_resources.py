@@ -1,7 +1,7 @@
 """However an iteration is left, each object that a factory opened is closed once, and lanes open few at a time."""
 
 import pytest
-from helpers import soon
+from helpers import declared, soon
 from ledger import Counted
 
 from stream_dataloader import StreamDataLoader, StreamDataset
@@ -77,9 +77,8 @@ LEFT = [ended, closed, dropped, replaced, reloaded, set_anew, broken, in_parts]
 def test_what_was_opened_is_closed_once(way, leave, early, ledger):
     faults = {7: (4, 1), 11: (1, 9 if leave is broken else 1)}  # items of sources, and how often they cannot be read
     lookahead = AHEAD if early else 0
-    dataset = StreamDataset(
-        SOURCES, Counted(ledger, faults), LANES, time_steps=2, lookahead=lookahead, open_early=early, retries=1
-    )
+    factory = declared(Counted(ledger, faults), early=early)
+    dataset = StreamDataset(SOURCES, factory, LANES, time_steps=2, lookahead=lookahead, retries=1)
     loader = StreamDataLoader(dataset, **WAYS[way])
     held = leave(loader)
     assert ledger.of("open")

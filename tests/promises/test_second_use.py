@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 from cases import cases, cells
-from helpers import random_cases, soon
+from helpers import declared, random_cases, soon
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
@@ -52,14 +52,13 @@ class SecondUse(RuleBasedStateMachine):
     def begin(self, case, way, fault, retries, early):
         self.folder = tempfile.TemporaryDirectory()
         self.ledger = Ledger(Path(self.folder.name) / "ledger")
-        case.mark_ends, case.open_early = False, early
-        # By others, or in a thread that may end its opening later.
-        self.reads_ahead, self.fault = bool(way) or early, None
+        case.mark_ends = False
+        self.reads_ahead, self.fault = bool(way), None
         if fault and not self.reads_ahead and fault[0] < len(case.lengths) and fault[1] < case.lengths[fault[0]]:
             self.fault = fault  # so that its batch is known
         broken = {self.fault[0]: (self.fault[1], 1)} if self.fault else {}
         self.case, self.retries = case, retries
-        dataset = case.dataset(open_stream=Counted(self.ledger, broken), retries=retries)
+        dataset = case.dataset(open_stream=declared(Counted(self.ledger, broken), early=early), retries=retries)
         self.loader = StreamDataLoader(dataset, **way | ({"num_workers": min(2, case.lanes)} if way else {}))
         self.iterators, self.coming, self.loaded, self.known = [], (0, 0), None, {}
         self.saved = [(json.dumps(self.loader.state_dict()), self.coming)]

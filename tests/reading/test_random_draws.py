@@ -6,7 +6,7 @@ import random
 import numpy as np
 import pytest
 import torch
-from helpers import START_METHODS
+from helpers import START_METHODS, declared
 from kinds_of_loaders import Counted
 from torch.utils.data import DataLoader
 from worker_streams import few, kill_self
@@ -29,6 +29,11 @@ def draw():
 def drawing(length):
     for _ in range(length):
         yield np.array(draw())
+
+
+@declared
+def drawing_early(length):
+    yield from drawing(length)
 
 
 def seed_worker(worker_id):
@@ -165,8 +170,9 @@ SEEDED_KINDS = {
 
 @pytest.mark.parametrize("kind", SEEDED_KINDS)
 def test_seeded_draws_are_the_same_in_any_worker(kind):
-    options = {"seed_globals": True, "mark_ends": True, "windows": "packed", "lookahead": 2, "open_early": True}
-    loader, here = StreamDataLoader(dataset(**options), 2, **SEEDED_KINDS[kind]), StreamDataLoader(dataset(**options))
+    options = {"seed_globals": True, "mark_ends": True, "windows": "packed", "lookahead": 2}
+    loader = StreamDataLoader(dataset(drawing_early, **options), 2, **SEEDED_KINDS[kind])
+    here = StreamDataLoader(dataset(**options))
     for _ in range(2):
         assert drawn(loader) == drawn(here)
 

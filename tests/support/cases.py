@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 import numpy as np
+from helpers import declared
 from hypothesis import strategies as st
 from serial_model import Serial
 
@@ -26,7 +27,7 @@ class Case:
     shuffle: bool = False
     seed: int = 0
     jitter: bool = False
-    open_early: bool | None = None  # as `Counting` declares it
+    open_early: bool = True  # declared by the factory
     mark_ends: bool = False
     broken: tuple = ()  # sources that raise behind their last item
     marks: bool = False  # streams say that sequences begin in them
@@ -34,7 +35,7 @@ class Case:
 
     def dataset(self, **options):
         given = {
-            "open_stream": Counting(self.jitter, self.marks),
+            "open_stream": declared(Counting(self.jitter, self.marks), early=self.open_early),
             "batch_size": self.lanes,
             "padding_mode": self.padding_mode,
             "seed": self.seed,
@@ -42,7 +43,6 @@ class Case:
             "windows": self.windows,
             "shuffle": self.shuffle,
             "lookahead": self.lookahead,
-            "open_early": self.open_early,
             "mark_ends": self.mark_ends,
             "lengths": self.lengths if self.knows_lengths else None,
         }
@@ -84,7 +84,6 @@ class Counting:
 
     jitter: bool = False
     marks: bool = False
-    open_early = True
 
     def __call__(self, source):
         return Marked(source[0], self.items(source)) if self.marks else self.items(source)
@@ -163,7 +162,7 @@ def cases(
         lookahead=st.integers(lookahead, 3),
         shuffle=st.booleans(),
         seed=st.integers(0, 1 << 40),
-        open_early=st.sampled_from([None, True, False]),
+        open_early=st.booleans(),
         mark_ends=st.booleans(),
         marks=st.booleans() if marks else st.just(False),
         knows_lengths=st.booleans() if lengths else st.just(False),

@@ -56,6 +56,12 @@ def read(stream):
             close()
 
 
+def declared(factory, *, early=True):
+    """A factory that says whether a second thread may call it."""
+    factory.open_early = early
+    return factory
+
+
 def batches(loader, steps=None):
     """The data of a loader's batches as lists `[lane][t]`, of `steps` of them, or of a whole epoch."""
     found = []

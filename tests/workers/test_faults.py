@@ -10,7 +10,7 @@ import time
 
 import pytest
 from cases import Case, cells, key, keys
-from helpers import FOREVER, make_loader
+from helpers import FOREVER, declared, make_loader
 from worker_streams import acting, few, hang, kill_self, raising
 
 from stream_dataloader import StreamDataLoader, StreamDataset, errors, get_stream_info
@@ -133,7 +133,7 @@ def test_a_source_that_kills_its_worker_each_time_is_named_and_skipped(place, ca
 
     def loader(**options):
         read = acting({place: lambda: (time.sleep(0.02), kill_self())})
-        dataset = StreamDataset(range(8), read, 4, time_steps=1, open_early=killer == 6, **options)
+        dataset = StreamDataset(range(8), declared(read, early=killer == 6), 4, time_steps=1, **options)
         return StreamDataLoader(dataset, 2, max_restarts=4)
 
     with pytest.raises(errors.WorkerDeathError, match=rf"source {killer} \({killer}\) killed its worker 3 times"):

@@ -8,7 +8,7 @@ import time
 
 import numpy as np
 import pytest
-from helpers import soon
+from helpers import declared, soon
 
 from stream_dataloader import StreamDataLoader, StreamDataset, get_stream_info
 from stream_dataloader._schedule.rules import deal_lanes
@@ -71,7 +71,7 @@ READERS = [
 @pytest.mark.parametrize("options", READERS, ids=str)
 def test_a_stream_is_opened_read_and_closed_once_in_the_one_thread_of_its_lane(options, early, keep, steps, tmp_path):
     log, workers = Logged(tmp_path / "log"), options.get("num_workers", 0)
-    dataset = StreamDataset(range(20), log, 7, time_steps=2, open_early=early, lookahead=1 + early)
+    dataset = StreamDataset(range(20), declared(log, early=early), 7, time_steps=2, lookahead=1 + early)
     loader = StreamDataLoader(dataset, persistent_workers=keep and workers > 0, **options)
     for _ in range(2):
         iterator = iter(loader)

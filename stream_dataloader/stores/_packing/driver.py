@@ -212,7 +212,7 @@ def _given_of(streams: Any) -> tuple[SourceLists, int, dict[str, Any]]:
         found = shorten(streams, 80)
         raise TypeError(f"streams is {found}; give a StreamDataset, or (sources, open_stream)") from None
     empty = isinstance(sources, Sized) and not isinstance(sources, str) and not sources
-    one = SourceList((), opens) if empty else SourceList.checked(sources, opens, None, None, None, None)
+    one = SourceList((), opens) if empty else SourceList.checked(sources, opens, None, None, None)
     return SourceLists([one]), 0, {}
 
 
