@@ -4,7 +4,7 @@
 - `determinism`: time of an epoch of jittery streams, sources assigned in logical time against first come, first served.
 - `main process`: time that `next` takes for a batch whose parts are there already, against what torch's own
   `DataLoader` takes to hand over as many objects of that size.
-- `patience`: batches a second and the share of cells without an item, where one of two cameras is slow (made up, 30
+- `live`: batches a second and the share of cells without an item, where one of two cameras is slow (made up, 30
   and 5 pictures a second), and where one of eight streams of a server on this machine is.
 
 All contenders of a section read the same streams and take turns; see `interleaved`. Run it as
@@ -32,7 +32,8 @@ from interleaved import Result, figure, ratio, run_in_turns, take_turns
 from program import Section, run
 from torch.utils.data import DataLoader, IterableDataset
 
-from stream_dataloader import StreamDataLoader, StreamDataset
+from stream_dataloader import StreamDataLoader, StreamDataset, streams
+from stream_dataloader.protocols import StreamFactory
 
 LANES = 8
 
@@ -257,7 +258,7 @@ def measure_main_process(quick: bool) -> list[Result]:
     return results
 
 
-# patience -------------------------------------------------------------------------------------------------------------
+# live -----------------------------------------------------------------------------------------------------------------
 
 PICTURE = np.zeros((3, 240, 320), np.uint8)
 
@@ -296,9 +297,10 @@ def open_remote(source: tuple[int, float]) -> Iterator[np.ndarray[Any, Any]]:
             yield np.frombuffer(connection.getresponse().read(), np.uint8)
 
 
-def read_for(seconds: float, dataset: StreamDataset, patience: float | None) -> tuple[float, float]:
+def read_for(seconds: float, sources: Sequence[Any], factory: StreamFactory) -> tuple[float, float]:
     """Batches a second, and the share of cells without an item, from the first batch on."""
-    batches = iter(StreamDataLoader(dataset, num_workers=2, patience=patience))
+    dataset = StreamDataset(sources, factory, len(sources), time_steps=1, deterministic=False)
+    batches = iter(StreamDataLoader(dataset, num_workers=2))
     next(batches)
     begin, masks = time.monotonic(), []
     while time.monotonic() - begin < seconds:
@@ -306,24 +308,25 @@ def read_for(seconds: float, dataset: StreamDataset, patience: float | None) -> 
     return len(masks) / (time.monotonic() - begin), 1 - torch.cat(masks).float().mean().item()
 
 
-def measure_patience(quick: bool) -> Iterator[Result]:
-    """Batches a second and idle cells, with patience and without."""
+def measure_live(quick: bool) -> Iterator[Result]:
+    """Batches a second and idle cells, with `streams.live` and without."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), SlowServer)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     remote = [(server.server_port, 0.2 if lane == 0 else 0.01) for lane in range(LANES)]
-    cases: dict[str, tuple[Any, Any]] = {
+    cases: dict[str, tuple[Sequence[Any], StreamFactory]] = {
         "cameras of 30 and 5 pictures/s": ([30.0, 5.0], open_camera),
         "a server, 10 ms an item, one stream of 8 200 ms": (remote, open_remote),
     }
     for what, (sources, factory) in cases.items():
-        dataset = StreamDataset(sources, factory, len(sources), time_steps=1, deterministic=False)
-        names = {"waits for all": None, **{f"patience={seconds}": seconds for seconds in (0.05, 0.02, 0.0)}}
-        contenders = {name: partial(read_for, 1.0 if quick else 3.0, dataset, own) for name, own in names.items()}
+        factories = {"waits for all": factory}
+        factories |= {f"max_wait_seconds={wait}": streams.live(factory, wait) for wait in (0.05, 0.02, 0.0)}
+        seconds = 1.0 if quick else 3.0
+        contenders = {name: partial(read_for, seconds, sources, own) for name, own in factories.items()}
         rounds = run_in_turns(contenders, 1 if quick else 3, what, warm_up=False)
         for name, values in rounds.items():
             speeds, idle = zip(*values, strict=True)
-            yield figure(f"patience: {what}", name, speeds, "batches/s")
-            yield figure(f"patience: {what}", f"{name}: idle", [100 * share for share in idle], "%")
+            yield figure(f"live: {what}", name, speeds, "batches/s")
+            yield figure(f"live: {what}", f"{name}: idle", [100 * share for share in idle], "%")
     server.shutdown()
     server.server_close()
 
@@ -332,7 +335,7 @@ SECTIONS: dict[str, Section] = {
     "overhead": measure_overhead,
     "determinism": measure_determinism,
     "main": measure_main_process,
-    "patience": measure_patience,
+    "live": measure_live,
 }
 
 

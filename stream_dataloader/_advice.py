@@ -60,7 +60,7 @@ class Setup:
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerStats:
-    """Figures of one worker. With `patience`, seconds and counts are sums over its threads.
+    """Figures of one worker.
 
     Attributes:
         reading_seconds: Taking items from streams and writing them into the batch.
@@ -114,12 +114,12 @@ class Figures:
 
     @property
     def late_share(self) -> float:
-        """Share of the batches that is windows of late lanes, 0 to 1."""
+        """Share of the batches that is padding as streams had no item yet, 0 to 1."""
         return rate(self.late_cells, self.cells)
 
     @property
     def idle_share(self) -> float:
-        """Share of padding in the batches, 0 to 1, leaving out late lanes."""
+        """Share of padding in the batches, 0 to 1, leaving out cells that were late."""
         return 1 - rate(self.items, self.cells - self.late_cells) if self.cells > self.late_cells else 0.0
 
     @property
@@ -144,8 +144,8 @@ def advise(figures: Figures, setup: Setup, padding_share: float, cores: int) -> 
     if padding_share >= _MUCH_PADDING:
         return _about_padding(figures, setup, padding_share)
     if figures.late_share >= _MUCH_PADDING:
-        share = f"{figures.late_share:.0%} of the batches is windows of lanes that were late"
-        return Advice("late lanes", f"{share}: wait longer for them (patience=), or see why they are slow.")
+        share = f"{figures.late_share:.0%} of the batches is padding, as streams had no item yet"
+        return Advice("late streams", f"{share}: wait longer (max_wait_seconds= of streams.live), or see why.")
     if figures.wait_share < _LONG_WAIT:
         waits = f"waits {figures.wait_share:.0%} of its time"
         return Advice("nothing", f"The trainer is slower than the loader, and {waits}: nothing is to gain here.")

@@ -14,7 +14,6 @@ from multiprocessing.context import BaseContext
 from typing import Any, get_args
 
 import numpy as np
-import torch
 from torch.utils.data import IterableDataset
 
 from stream_dataloader._hints import hint_for
@@ -143,43 +142,18 @@ def num_workers(value: Any, lanes: int) -> int:
     return min(number, lanes)
 
 
-def check_patience(value: Any, rules: Rules, workers: int, worker_method: str, transport: str) -> float:
-    """Return `patience` if batches can be built without waiting for every worker."""
-    number = seconds("patience", value)
-    if rules.deterministic:
-        raise ValueError(
-            f"patience is {number:g}, so late lanes differ from run to run, and the dataset is deterministic; "
-            "build it with deterministic=False"
-        )
-    if not workers:
-        raise ValueError(
-            f"patience is {number:g}, and num_workers is 0, so nothing is read while a batch waits; pass num_workers=1 "
-            "or more"
-        )
-    if worker_method == "ray":
-        raise ValueError(
-            f'patience is {number:g}, and worker_method="ray" does not wait for single lanes; leave it out'
-        )
-    if transport == "shared_memory":
-        raise ValueError(
-            f'patience is {number:g}, and sends each lane in its own message, so transport="shared_memory" cannot be '
-            "used; leave transport out"
-        )
-    if worker_method == "process" and torch.__version__ < "2.7":  # earlier versions ask late workers too often
-        raise ValueError('patience needs torch 2.7, or worker_method="thread"')
-    return number
+def check_seed_globals(seeds: bool, what: str, *, in_threads: bool) -> None:
+    """Refuse `seed_globals` if several threads would draw from the generators of one process.
 
-
-def check_seed_globals(seeds: bool, worker_method: str, num_workers: int, patience: float | None) -> None:
-    """Refuse `seed_globals` if several threads would draw from the generators of one process."""
-    if not seeds or not num_workers:
-        return
-    why = "the threads of a process share its generators, so they cannot be kept for each stream"
-    remedy = "leave it out, or draw from get_stream_info().rng_at(position) instead of with seed_globals"
-    if worker_method == "thread":
-        raise ValueError(f'seed_globals is True, and worker_method is "thread": {why}; {remedy}')
-    if patience is not None:
-        raise ValueError(f"seed_globals is True, and with patience each lane is read by a thread: {why}; {remedy}")
+    Args:
+        what: The option that makes threads read.
+    """
+    if seeds and in_threads:
+        raise ValueError(
+            f"seed_globals is True, and {what}: the threads of a process share its generators, so they cannot be kept "
+            "for each stream; leave it out, or draw from get_stream_info().rng_at(position) instead of with "
+            "seed_globals"
+        )
 
 
 def warn_of_idle_lanes(rules: Rules) -> None:

@@ -129,7 +129,7 @@ def _as_read(number: int, part: StreamBatch | None) -> Part | None:
         block = Block(layout, list(map(as_array, leaves)), counts, part.time_steps, part.time_steps)
         ends = [] if part.is_last is None else [(row, t) for t, row in part.is_last.nonzero().tolist()]
         contents = Contents(False, part.time_steps, runs, [block], {}, [layout], ends)
-    return Part(number, part.batch_index, bool(part.mask.any()), 0, 0, LaneReports((), b"", {}), contents)
+    return Part(number, part.batch_index, bool(part.mask.any()), 0, 0, 0, LaneReports((), b"", {}), contents)
 
 
 def _runs_of(part: StreamBatch) -> tuple[list[int], list[int]]:

@@ -93,10 +93,6 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
             process, for streams that let other threads run, as decoders do. Objects that streams share must be
             thread-safe. Threads cannot be killed: after a `timeout` a thread runs on until its stream returns. `"ray"`:
             actors on the nodes of a Ray cluster, see the guide "Beyond one machine"; needs the extra `ray`.
-        patience: Seconds that a batch waits for late lanes, once another lane is ready; None waits for all. A lane
-            whose window is not complete by then is padded, and continues its window in a later batch. For live and
-            remote sources; needs workers, and `deterministic=False` of the dataset. Each lane is read by its own
-            thread.
         ray_remote_args: Options of `ray.remote` for each worker, such as `{"num_cpus": 2}`; needs
             `worker_method="ray"`. None: a worker takes one CPU.
 
@@ -135,7 +131,6 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
         process_group: Any = None,
         batches_per_epoch: int | None = None,
         worker_method: WorkerMethod = "process",
-        patience: float | None = None,
         ray_remote_args: Mapping[str, Any] | None = None,
         **misplaced: Never,
     ) -> None:
@@ -144,10 +139,6 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
         rules = self.dataset.rules
         options.warn_of_idle_lanes(rules)
         self.num_workers = options.num_workers(num_workers, rules.lanes)
-        if patience is not None:
-            patience = options.check_patience(patience, rules, self.num_workers, worker_method, transport)
-            if worker_method == "thread":
-                self.num_workers = rules.lanes
         self.collate_fn = collate_fn
         if collate_fn is not None:
             options.check_callable("collate_fn", collate_fn, "a function of the list of windows, or None")
@@ -164,10 +155,10 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
             transport=transport,
             max_restarts=max_restarts,
             worker_method=worker_method,
-            patience=patience,
             ray_remote_args=ray_remote_args,
         )
-        options.check_seed_globals(self.dataset.seed_globals, worker_method, self.num_workers, patience)
+        in_threads = worker_method == "thread" and self.num_workers > 0
+        options.check_seed_globals(self.dataset.seed_globals, 'worker_method is "thread"', in_threads=in_threads)
         self._destination = Destination(device, self._settings.pin_memory)
         seconds = self._settings.timeout
         self._ranks = Ranks(self.dataset, seconds, virtual_ranks, rank, world_size, process_group)
@@ -399,15 +390,14 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
         """Return the number of batches of the epoch being read, or of the one that `iter()` would begin.
 
         This counts the whole epoch, even when a loaded state starts in the middle of it. It is exact unless the
-        dataset's `on_error` skips streams: it is computed from the dataset's `lengths`, without skips.
+        dataset's `on_error` skips streams, or streams yield `NOTHING_YET`: it is computed from the dataset's `lengths`,
+        without these.
 
         Raises:
-            TypeError: Unknown without the dataset's `lengths`, or with `patience`; endless without `batches_per_epoch`.
+            TypeError: Unknown without the dataset's `lengths`; endless without `batches_per_epoch`.
         """
         if self.batches_per_epoch is not None:
             return self.batches_per_epoch
-        if self._settings.patience is not None:
-            raise TypeError("the number of batches is not known, because with patience= lanes may be late")
         epoch = self.epoch
         count = self._position.count(epoch)
         self._kept_length.asked(epoch, count)

@@ -174,6 +174,10 @@ class StreamDataset(IterableDataset[StreamBatch]):
         tells = lists.knows_lengths and time_steps is not None
         self.mark_ends = tells if mark_ends is None else options.flag("mark_ends", mark_ends)
         self.seed_globals = options.flag("seed_globals", seed_globals)
+        in_threads = getattr(open_stream, "reads_in_threads", False) is True
+        options.check_seed_globals(
+            self.seed_globals, "streams.live reads each stream in a thread", in_threads=in_threads
+        )
         self.given_lookahead = lookahead
         self.context = options.check_windows_context(context, time_steps, deterministic=deterministic)
         self._steps: tuple[int, list[int]] | None = None  # of the epoch whose length was computed last

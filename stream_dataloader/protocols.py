@@ -6,7 +6,11 @@ process with `num_workers=0`. It must be picklable for `spawn` and `forkserver`,
 A *stream* is iterated once, and then closed, if it has a `close` method (generators have one), also when an epoch is
 left early. A lane closes one stream before it opens the next. All of this runs in one thread: the worker's main thread,
 or the one that asks the loader for its next batch. So streams may share a buffer, a connection or a library that is not
-thread-safe. This does not hold with `worker_method="thread"` or `patience`, where a process has several such threads.
+thread-safe. This does not hold with `worker_method="thread"`, where a process has several such threads, or for streams
+that `streams.live` reads, each in a thread of its own.
+
+A stream that has no item at the moment may yield `streams.NOTHING_YET` instead of waiting. The rest of its lane's
+window is then padded, and the lane asks again for its next window.
 
 A stream that must begin later than at its first item, after a resume or a lost worker, is read forward to that item,
 unless it or its factory has a faster way::
@@ -25,8 +29,9 @@ leaf that is neither array nor tensor is not copied: yield a new object each tim
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
+from typing import Any, Final, Literal, Protocol, TypeVar, runtime_checkable
 
 __all__ = [
     "CollateFn",
@@ -46,6 +51,16 @@ __all__ = [
     "Windows",
     "WorkerMethod",
 ]
+
+
+class NothingYet(enum.Enum):
+    """The type of `NOTHING_YET`; an enum, because its member is the same object after pickling."""
+
+    NOTHING_YET = "no item at the moment"
+
+
+#: Yielded by a stream in place of an item that has not arrived yet.
+NOTHING_YET: Final = NothingYet.NOTHING_YET
 
 PaddingMode = Literal["zeros", "data", "drop", "cycle"]
 Windows = Literal["aligned", "packed", "given"]

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from stream_dataloader._advice import Advice, Figures, WorkerStats, advise, available_cores, rate
 from stream_dataloader._html import escaped, page, table
 
-__all__ = ["LateLane", "LoaderStats", "TraceEvent", "WorkerStats"]
+__all__ = ["LoaderStats", "TraceEvent", "WorkerStats"]
 
 
 class TraceEvent(NamedTuple):
@@ -30,7 +30,6 @@ class TraceEvent(NamedTuple):
         start_ns: Time of its start, by `time.monotonic_ns`.
         stop_ns: Time of its end.
         number: The batch, or the source that is opened; -1 if there is none.
-        thread: Number of the worker's thread, from 0; with `patience` each lane has one.
     """
 
     worker: int
@@ -38,27 +37,6 @@ class TraceEvent(NamedTuple):
     start_ns: int
     stop_ns: int
     number: int
-    thread: int = 0
-
-
-class LateLane(NamedTuple):
-    """A lane that is missing in the newest batch, with `patience`.
-
-    Attributes:
-        lane: The lane.
-        seconds: Time since the first batch without it.
-        source_index: The source that it reads or opens; -1 if it waits for one.
-        source: Text of that source.
-    """
-
-    lane: int
-    seconds: float
-    source_index: int
-    source: str
-
-    def __str__(self) -> str:
-        reads = "it has no source" if self.source_index < 0 else f"source {self.source_index} ({self.source})"
-        return f"lane {self.lane} is late for {self.seconds:.0f} s, {reads}"
 
 
 class Events(Sequence[TraceEvent]):
@@ -91,11 +69,11 @@ class LoaderStats(Figures):
         items: Time steps in these batches, without padding.
         begun: Streams that began in these batches, including those without an item.
         cells: Cells of these batches, T x B for each batch.
-        late_cells: Cells of late lanes, with `patience`.
+        late_cells: Cells that are padding because streams yielded `NOTHING_YET`; of streams that cut their own
+            windows, the number of windows.
         bytes: Bytes of the items' arrays and tensors.
         wait_seconds: Time that the trainer waited for batches.
         workers: Figures of each worker; with `num_workers=0` of one, the process itself.
-        late: Lanes that are missing in the newest batch, with `patience`.
         slots_in_use: Slots of shared memory that batches hold, or that are being filled, at this moment.
         slots: Number of slots.
         copies: Batches that were copied, because too many earlier ones are held.
@@ -115,7 +93,6 @@ class LoaderStats(Figures):
         (2, 7, 12, 0.42)
     """
 
-    late: tuple[LateLane, ...] = ()
     slots_in_use: int = 0
     slots: int = 0
     copies: int = 0
@@ -150,11 +127,10 @@ class LoaderStats(Figures):
         return int(self._sum("retried"))
 
     def __sub__(self, earlier: LoaderStats) -> LoaderStats:
-        """Return the statistics since `earlier`; slots and late lanes have their current values."""
+        """Return the statistics since `earlier`; slots have their current values."""
         if not isinstance(earlier, LoaderStats):
             return NotImplemented
         now: dict[str, Any] = {"slots": self.slots, "slots_in_use": self.slots_in_use, "setup": self.setup}
-        now["late"] = self.late
         now["workers"] = tuple(
             _difference(one, other) for one, other in zip(self.workers, earlier.workers, strict=True)
         )
@@ -169,7 +145,7 @@ class LoaderStats(Figures):
 
         Args:
             padding_share: Share of padding in the whole epoch, if known; None computes it from `lengths`, or takes the
-                share in the batches so far, leaving out late lanes.
+                share in the batches so far, leaving out cells that were late.
             cores: Number of cores that may be used; None asks the system.
         """
         if self.setup is None:
@@ -206,7 +182,6 @@ class LoaderStats(Figures):
             f"slots {self.slots_in_use} of {self.slots} in use, {self.copies} copies, {self.sent} parts sent",
             f"streams: {self.opened} opened, {self.skipped} skipped, {self.retried} retried, {self.gaps} gaps; "
             f"{self.restarts} restarts",
-            *map(str, self.late),
         ]
 
     def _rows(self) -> list[list[str]]:
@@ -240,13 +215,13 @@ def _difference(now: Any, then: Any, leave_out: tuple[str, ...] = ()) -> Any:
 
 
 def _chrome_events(events: Sequence[TraceEvent]) -> Iterator[dict[str, Any]]:
-    """Yield events for Chrome's trace viewer: microseconds since the first, and a row per process and thread."""
+    """Yield events for Chrome's trace viewer: microseconds since the first, and rows per worker."""
     first = min((event.start_ns for event in events), default=0)
     yield {"ph": "M", "name": "process_name", "pid": 0, "args": {"name": "stream_dataloader"}}
-    threads = sorted({(event.worker, event.thread) for event in events})
-    rows = {thread: 2 * number for number, thread in enumerate(threads)}
-    for (worker, thread), row in rows.items():
-        who = f"worker {worker}, thread {thread}" if (worker, 1) in rows else f"worker {worker}"
+    workers = sorted({event.worker for event in events})
+    rows = {worker: 2 * number for number, worker in enumerate(workers)}
+    for worker, row in rows.items():
+        who = f"worker {worker}"
         for tid, name in enumerate(("trainer",) if worker < 0 else (who, f"{who}, ahead"), row):
             yield {"ph": "M", "name": "thread_name", "pid": 0, "tid": tid, "args": {"name": name}}
             yield {"ph": "M", "name": "thread_sort_index", "pid": 0, "tid": tid, "args": {"sort_index": tid}}
@@ -256,7 +231,7 @@ def _chrome_events(events: Sequence[TraceEvent]) -> Iterator[dict[str, Any]]:
             "ph": "X",
             "name": event.kind,
             "pid": 0,
-            "tid": rows[event.worker, event.thread] + (event.kind == "open ahead"),
+            "tid": rows[event.worker] + (event.kind == "open ahead"),
             "ts": (event.start_ns - first) / 1000,
             "dur": (event.stop_ns - event.start_ns) / 1000,
             "args": {} if event.number < 0 else {what: event.number},

@@ -23,7 +23,19 @@ ROOMS = [
     *("_progress", "_device", "_loader", "dataloader", "combine", "recurrent", "_merging"),
     *("streams", "stores", "visualize", "testing", "integrations", "__init__", "cli", "__main__"),
 ]
-STREAM_ROOMS = ["_media", "cache", "images", "array", "text", "video", "audio", "audiovisual", "camera", "__init__"]
+STREAM_ROOMS = [
+    "_media",
+    "cache",
+    "images",
+    "array",
+    "text",
+    "video",
+    "audio",
+    "audiovisual",
+    "camera",
+    "background",
+    "__init__",
+]
 
 #: Rooms whose `__init__` lists what is public.
 LISTED = ["recurrent", "streams", "stores"]
@@ -140,7 +152,7 @@ def test_public_names_are_where_they_were(module):
 @pytest.mark.parametrize("module", ["stream_dataloader", *(f"stream_dataloader.{room}" for room in LISTED)])
 def test_all_names_are_sorted_and_documented(module):
     package = importlib.import_module(module)
-    assert package.__all__ == sorted(package.__all__)
+    assert package.__all__ == sorted(package.__all__, key=lambda name: (not name.isupper(), name))
     for name in package.__all__:
         assert getattr(package, name).__doc__
 

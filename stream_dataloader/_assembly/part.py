@@ -113,6 +113,8 @@ class Part(NamedTuple):
         fresh: Whether some of its data is read for the first time.
         items: Number of time steps, without padding.
         lanes_read: Number of lanes that are not idle; counted with `"drop"` only.
+        late: Number of time steps that stay padding because streams with new data had no item yet, at least 1 for each
+            such stream; see `protocols.NOTHING_YET`.
         reports: Reports on the lanes, from which a saved state is made.
         contents: The windows.
         failures: Errors of streams that were skipped, or have a gap.
@@ -125,6 +127,7 @@ class Part(NamedTuple):
     fresh: bool
     items: int
     lanes_read: int
+    late: int
     reports: LaneReports
     contents: Contents
     failures: Sequence[ErrorReport] = ()
@@ -138,6 +141,7 @@ class PartDraft:
     def __init__(self, step: int, width: int) -> None:
         self.step = step
         self.runs: list[int] = []
+        self.late: dict[int, int] = {}  # lanes whose streams had no item yet, with the steps that new data would fill
         self.failures: list[StreamError] = []
         self.faults: list[Fault] = []
         self.blocks: dict[int, Block] = {}  # by the id of an interned layout
@@ -151,7 +155,7 @@ class PartDraft:
     @property
     def lanes_read(self) -> int:
         """Number of lanes that were not idle."""
-        return len({*self.runs[::RUN_NUMBERS], *(fault.lane for fault in self.faults)})
+        return len({*self.runs[::RUN_NUMBERS], *self.late, *(fault.lane for fault in self.faults)})
 
     def fail(self, lane: int, error: Exception, *, fresh: bool) -> None:
         """Note an error that ends the epoch."""
@@ -170,13 +174,24 @@ class PartDraft:
         self.faults.sort(key=lambda fault: fault.lane)
 
 
-def have_data(parts: Sequence[Part | None], padding_mode: PaddingMode, lanes: int, late: int = 0) -> bool:
-    """Return whether a step belongs to the epoch, given each reader's part; None for one that has ended or is late."""
-    is_fresh, lanes_read = late > 0, late
+def have_data(parts: Sequence[Part | None], padding_mode: PaddingMode, lanes: int) -> bool:
+    """Return whether a step belongs to the epoch, given each reader's part; None for one that has ended."""
+    is_fresh, lanes_read = False, 0
     for part in parts:
         if part is not None:
             is_fresh, lanes_read = is_fresh or part.fresh, lanes_read + part.lanes_read
     return lanes_read == lanes if padding_mode == "drop" else is_fresh
+
+
+def are_late(parts: Sequence[Part | None]) -> bool:
+    """Return whether a step has no new data only because streams had no item yet."""
+    found = False
+    for part in parts:
+        if part is not None:
+            if part.fresh or part.faults:
+                return False
+            found = found or part.late > 0
+    return found
 
 
 def pack(parts: Sequence[Part]) -> list[Any]:
@@ -191,10 +206,10 @@ def unpack(packed: Sequence[Any]) -> list[Part]:
 
 def _brief(part: Part) -> Part | tuple[Any, ...]:
     """Return a part as a tuple of numbers, or the part itself if it has more content."""
-    reader, step, fresh, items, lanes_read, reports, contents, failures, faults, end = part
+    reader, step, fresh, items, lanes_read, late, reports, contents, failures, faults, end = part
     in_slot, time_steps, runs, blocks, objects, layouts, ends = contents
     taken, progress, streams = reports
-    if not in_slot or blocks or objects or layouts or failures or faults or end or streams:
+    if not in_slot or blocks or objects or layouts or failures or faults or end or streams or late:
         return part
     brief = reader, step, fresh, items, lanes_read, taken, progress, time_steps, array("q", runs).tobytes()
     return (*brief, ends) if ends else brief
@@ -204,4 +219,4 @@ def _whole(brief: Sequence[Any]) -> Part:
     """Undo `_brief`."""
     reader, step, fresh, items, lanes_read, taken, progress, time_steps, runs, *ends = brief
     contents = Contents(in_slot=True, time_steps=time_steps, runs=array("q", runs), ends=ends[0] if ends else ())
-    return Part(reader, step, fresh, items, lanes_read, LaneReports(taken, progress, {}), contents)
+    return Part(reader, step, fresh, items, lanes_read, 0, LaneReports(taken, progress, {}), contents)

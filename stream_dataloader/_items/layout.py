@@ -18,6 +18,7 @@ import torch
 from numpy import ma  # imported here, as NumPy would load `np.ma` at its first use, for 0.1 s in each new worker
 
 from stream_dataloader._items.structure import LEAF, Misfit, Node, collect, flatten, leaf_paths, types_of, unflatten
+from stream_dataloader.protocols import NOTHING_YET
 
 Leaves = Sequence[Any]
 
@@ -119,6 +120,8 @@ def spec_of(leaf: Any) -> Spec:
             return Spec(None, ())
         dtype = torch_dtype_of(leaf.dtype.newbyteorder("="))  # a copy into a column has native byte order
         return Spec(None, ()) if dtype is None else Spec(dtype, tuple(leaf.shape))
+    if leaf is NOTHING_YET:
+        raise Misfit("NOTHING_YET is a part of an item; yield it in place of the whole item")
     return Spec(TORCH_OF_NUMBER.get(type(leaf)), ())
 
 

@@ -12,8 +12,6 @@ Guarantees: steps come in order, each once and whole. A source counts as the cau
 
 from __future__ import annotations
 
-import math
-import time as clock
 from collections import Counter, deque
 from collections.abc import Callable
 from typing import NamedTuple
@@ -25,7 +23,7 @@ from stream_dataloader._notices import log
 from stream_dataloader._reading.plan import NO_RECOVERY, Recovery
 from stream_dataloader._reading.reader import PartReader
 from stream_dataloader._schedule.snapshot import PackedSnapshot
-from stream_dataloader._workers.session import REPORT_SECONDS, Failure, Session
+from stream_dataloader._workers.session import Failure, Session
 from stream_dataloader._workers.workers import Assignment
 from stream_dataloader.errors import WorkerDeathError, shorten
 
@@ -43,7 +41,6 @@ class StepCollector:
     """The parts of an epoch, step after step."""
 
     session: Session | None  # of the workers; None without workers
-    slot: Callable[[int], Slot | None]  # returns the slot with a step's parts, if any; called once per step
 
     def __init__(self, begin: Callable[[PackedSnapshot, Recovery], Begun | None], work: Assignment) -> None:
         self.readers = work.readers
@@ -54,19 +51,16 @@ class StepCollector:
         self._restarts = 0
         self._deaths: Counter[tuple[int, int]] = Counter()  # by suspect
         self._killers: dict[int, int] = {}
-        self._patience = work.settings.patience
-        self.late = [False] * len(self.readers)  # whether the reader's part did not arrive in time
-        self._report = REPORT_SECONDS
 
     def start(self, record: PackedSnapshot, recovery: Recovery = NO_RECOVERY) -> bool:
         self._work.counts.meters.stop_clocks()  # workers that died left their times running
         if (begun := self._begin(record, recovery)) is None:
             return False
         self.session, self._local = begun
-        self.slot = _no_slot if self.session is None else self.session.slot
         self.elsewhere[:] = () if self.session is None else (self.session,)
         self._fifos: list[deque[Part | Failure]] = [deque() for _ in self.readers]
         self._ended = [False] * len(self.readers)
+        self._passed_over = 0
         return True
 
     def begin_epoch(self) -> None:
@@ -74,11 +68,9 @@ class StepCollector:
         self._restarts = 0
 
     def collect(self, epoch: Epoch) -> list[Part | None]:
-        """Return each reader's part of the next step, None for a reader that has ended or is late."""
-        if self._patience is not None:
-            self._await(epoch, self._patience)
-        elif self.session is not None:
-            self.session.give_credit(epoch.step)
+        """Return each reader's part of the next step, None for a reader that has ended."""
+        if self.session is not None:
+            self.session.give_credit(epoch.step + self._passed_over)
         parts: list[Part | None] = []
         while len(parts) < len(self.readers):
             fifo = self._fifos[len(parts)]
@@ -92,63 +84,33 @@ class StepCollector:
                 parts.append(part)
             elif self._local is not None:
                 parts.append(None if self._local.ended else next(self._local))
-            elif self._ended[len(parts)] or self.late[len(parts)]:
+            elif self._ended[len(parts)]:
                 parts.append(None)
             elif not self._receive(epoch):  # a worker died, and the step starts over
                 parts = []
-        # With `patience`, each reader gets credit by its own step, so that a late one does not hold up the others.
-        if self._patience is not None and self.session is not None:
-            for taken in parts:
-                if taken is not None:
-                    self.session.give_credit(taken.step, taken.reader)
         return parts
 
-    def _await(self, epoch: Epoch, patience: float) -> None:
-        """Wait for the parts of all readers; once a part with new data is there, wait at most `patience` seconds."""
-        until = math.inf
-        while any(late := self._without_part()):
-            if not self._makes_batch():
-                until = math.inf
-            elif until == math.inf:
-                until = clock.monotonic() + patience
-            left = max(until - clock.monotonic(), 0.0)
-            if not self._receive(epoch, left) and self._makes_batch():
-                break  # if no part is left now, a worker died and new ones have begun, so the wait goes on
-        self.late = late
-        self._log_late(late, epoch.step)
+    def slot(self, epoch: Epoch) -> Slot | None:
+        """Return the slot with the parts of the step that was collected last, if any; called once for it."""
+        return None if self.session is None else self.session.slot(epoch.step + self._passed_over)
 
-    def _log_late(self, late: list[bool], step: int) -> None:
-        """Count the lanes that a batch lacks, and log lanes that have been late for long."""
-        counts = self._work.counts
-        counts.note_late(late)
-        seconds = counts.late_seconds
-        if seconds < self._report:
-            self._report = self._report if seconds >= REPORT_SECONDS else REPORT_SECONDS
-            return
-        self._report = 2 * seconds
-        lanes = counts.late_lanes(self._work.dataset.sources)
-        log.warning("step %d goes on without late lanes: %s", step, "; ".join(map(str, lanes)))
+    def pass_over(self, epoch: Epoch) -> None:
+        """Make no batch of the step that was collected last; readers count it all the same."""
+        self.slot(epoch)  # frees it
+        self._passed_over += 1
 
-    def _without_part(self) -> list[bool]:
-        states = zip(self._fifos, self._ended, strict=True)
-        return [not fifo and not ended for fifo, ended in states]
-
-    def _makes_batch(self) -> bool:
-        # An error counts like new data: it must be raised without waiting for late lanes.
-        return any(fifo and (isinstance(fifo[0], Failure) or fifo[0].fresh) for fifo in self._fifos)
-
-    def _receive(self, epoch: Epoch, seconds: float = math.inf) -> bool:
-        """Take the next parts in; return False if none came, or if a worker died and the step starts over."""
+    def _receive(self, epoch: Epoch) -> bool:
+        """Take the next parts in; return False if a worker died and the step starts over."""
         assert self.session is not None
         try:
-            parts = self.session.receive(epoch.step, seconds)
+            parts = self.session.receive(epoch.step)
         except WorkerDeathError as death:
             self._restart_or_raise(death, epoch)
             return False
         for part in parts:
             self._fifos[part.reader].append(part)
             self._ended[part.reader] = isinstance(part, Failure) or part.end or bool(part.faults)
-        return len(parts) > 0
+        return True
 
     def _restart_or_raise(self, error: Exception, epoch: Epoch) -> None:
         """Start again after a worker's death; raise any other error, or the death if no restart is left."""
@@ -186,7 +148,3 @@ class StepCollector:
         self._work.counts.totals["restarts"] += 1
         log.warning("%s; restart %d of %d, at step %d", str(death), self._restarts, self._most, record.step)
         return self.start(record, Recovery(self._killers, cautious=True, number=self._restarts))
-
-
-def _no_slot(step: int) -> None:
-    """Return None: without workers no batch lies in shared memory."""

@@ -36,6 +36,10 @@ class Epoch(Delivery[PackedSnapshot]):
         self._progress.advance(reports)
         self.keep(self._progress.last)
 
+    def pass_over(self, reports: Sequence[LaneReports | None]) -> None:
+        """Note what lanes did in a step of which no batch is made."""
+        self._progress.advance(reports, steps=0)
+
     def place_at(self, step: int) -> EpochPlace | None:
         """Return the place of a step among epochs of n batches; None if this is not a run."""
         return None if self.epochs is None else self.epochs.at(step)

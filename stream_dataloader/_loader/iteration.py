@@ -17,7 +17,7 @@ import torch
 
 from stream_dataloader._assembly.lane_windows import LaneWindows
 from stream_dataloader._assembly.layout_check import LayoutCheck
-from stream_dataloader._assembly.part import Part, have_data
+from stream_dataloader._assembly.part import Part, are_late, have_data
 from stream_dataloader._assembly.regroup import Regrouper
 from stream_dataloader._assembly.slots import Slot
 from stream_dataloader._loader.collector import StepCollector
@@ -168,16 +168,16 @@ class Iteration:
         epoch, delivered = self.epoch, False
         slot: Slot | None = None
         try:
-            sent = self._collector.collect(epoch)
-            parts: list[Part | None] = []
-            for part in sent:
-                if part is not None and part.failures:
-                    self._note_failures(part)
-                parts.append(None if part is None or part.end else part)
-            rules, late = epoch.dataset.rules, sum(self._collector.late)  # late readers have one lane each
-            has_data = have_data(parts, rules.padding_mode, rules.lanes, late)
-            if delivered := epoch.steps.delivers(epoch.step, has_data):
-                slot = self._collector.slot(epoch.step) if any(parts) else None
+            sent = self._collect()
+            while are_late(sent):
+                epoch.pass_over([None if part is None else part.reports for part in sent])
+                self._collector.pass_over(epoch)
+                sent = self._collect()
+            # A part without runs is that of a reader that ends here, or whose streams all had no item yet.
+            parts = [None if part is None or not (part.contents.runs or part.faults) else part for part in sent]
+            rules = epoch.dataset.rules
+            if delivered := epoch.steps.delivers(epoch.step, have_data(sent, rules.padding_mode, rules.lanes)):
+                slot = self._collector.slot(epoch) if any(parts) else None
                 self._raise_first_error(parts, slot)
                 # Advance only now: after an error, the state is still that of the last delivered batch.
                 epoch.advance([None if part is None else part.reports for part in sent])
@@ -190,6 +190,13 @@ class Iteration:
             self.close()
             raise StopIteration
         return parts, slot
+
+    def _collect(self) -> list[Part | None]:
+        parts = self._collector.collect(self.epoch)
+        for part in parts:
+            if part is not None and part.failures:
+                self._note_failures(part)
+        return parts
 
     def _note_failures(self, part: Part) -> None:
         for report in part.failures:

@@ -51,7 +51,7 @@ class Starter:
         self._ranks = ranks
         self._turn = turn
         rules, workers = ranks.reading.rules, settings.num_workers
-        readers = deal_lanes(rules.lanes, workers, lane_by_lane=settings.patience is not None)
+        readers = deal_lanes(rules.lanes, workers)
         counts = BatchCounts(readers, rules.time_steps, shared=workers > 0)
         self._newest: Callable[[], Iteration | None] = type(None)
         self._ending: Ending | None = None  # of the newest iteration, which may be gone
@@ -192,7 +192,7 @@ class Starter:
             forecast=work.dataset.plan().forecast(),
         )
         slots = (0, 0) if self.pool is None else self.pool.slots_in_use
-        return dataclasses.replace(work.counts.stats(*slots, work.dataset.sources), setup=setup)
+        return dataclasses.replace(work.counts.stats(*slots), setup=setup)
 
 
 def _pool_of(work: Assignment) -> Pool:

@@ -44,7 +44,7 @@ clock = time.monotonic_ns
 
 
 class Activity(NamedTuple):
-    """Work of a worker, or of one of its threads, at one moment; -1 stands for nothing.
+    """Work of a worker at one moment; -1 stands for nothing.
 
     Attributes:
         time: The lane and step that it worked on, as `step * lanes + lane`.
@@ -108,32 +108,24 @@ class WorkerStatus(SharedFields):
         lanes = self._readers[number].lanes
         self.reading[lanes.start : lanes.stop] = numbers[4:]
 
-    def doing(self, worker: int) -> list[Activity]:
-        """Return the activity of each of a worker's threads; only of threads that made it exit, if there are any."""
-        own = [number for number, reader in enumerate(self._readers) if reader.worker_id == worker]
-        return [self._doing(number) for number in [number for number in own if self.exiting[number]] or own]
-
-    def _doing(self, number: int) -> Activity:
-        reader, time = self._readers[number], int(self.working[number]) - 1
+    def doing(self, worker: int) -> Activity:
+        """Return a worker's activity."""
+        reader, time = self._readers[worker], int(self.working[worker]) - 1
         step, lane = divmod(time, self._readers[-1].lanes.stop)
         source = int(self.reading[lane]) - 1 if time >= 0 else -1
-        opening, exiting = int(self.opening[number]) - 1, int(self.exiting[number])
+        opening, exiting = int(self.opening[worker]) - 1, int(self.exiting[worker])
         if exiting:
             source, opening = (exiting - 1, -1) if exiting > 0 else (-1, -exiting - 1)
         open_sources = tuple(int(self.reading[lane]) - 1 for lane in reader.lanes if self.reading[lane])
         return Activity(time, step, lane, source, opening, open_sources)
 
-    def source(self, number: int) -> int:
-        """Return the source that a reader of one lane opens or reads; -1 is none."""
-        return int(self.opening[number] or self.reading[self._readers[number].lanes.start]) - 1
-
     def is_reading(self, worker: int) -> bool:
         """Return whether a worker is reading a lane."""
-        return any(activity.time >= 0 for activity in self.doing(worker))
+        return self.doing(worker).time >= 0
 
     def suspects(self, worker: int) -> frozenset[tuple[int, int]]:
         """Return the sources that may have killed a worker; see `Activity`."""
-        return frozenset().union(*(activity.suspects for activity in self.doing(worker)))
+        return self.doing(worker).suspects
 
     def describe(self, worker: int, sources: Sequence[Any]) -> str:
         """Describe a worker's activity in words."""
@@ -144,30 +136,27 @@ class WorkerStatus(SharedFields):
             except Exception:  # A source that cannot be unpickled must not hide why the worker died.
                 return f"{index}"
 
-        words = []
-        for activity in self.doing(worker):
-            parts = []
-            if activity.time >= 0:
-                at = f"reading source {named(activity.source)}" if activity.source >= 0 else "between two sources"
-                parts.append(f"in lane {activity.lane}, step {activity.step}, {at}")
-            if activity.opening >= 0:
-                parts.append(f"opening source {named(activity.opening)}")
-            if activity.open:
-                parts.append(f"with source{'s' * (len(activity.open) > 1)} {', '.join(map(named, activity.open))} open")
-            words.append(", ".join(parts))
-        return ", and ".join(filter(None, words)) or "without a source"
+        activity, parts = self.doing(worker), []
+        if activity.time >= 0:
+            at = f"reading source {named(activity.source)}" if activity.source >= 0 else "between two sources"
+            parts.append(f"in lane {activity.lane}, step {activity.step}, {at}")
+        if activity.opening >= 0:
+            parts.append(f"opening source {named(activity.opening)}")
+        if activity.open:
+            parts.append(f"with source{'s' * (len(activity.open) > 1)} {', '.join(map(named, activity.open))} open")
+        return ", ".join(parts) or "without a source"
 
 
 class Meters(SharedFields):
-    """The meters of a loader's workers, one for each of their threads."""
+    """The meters of a loader's workers."""
 
-    def __init__(self, workers: Sequence[int], *, shared: bool = True) -> None:
+    def __init__(self, workers: int, *, shared: bool = True) -> None:
         self._workers = workers
         super().__init__(shared=shared)
 
     def _lay_out(self, carve: Carver) -> None:
-        self._numbers = carve(len(self._workers), _NUMBERS)
-        self._events = carve(len(self._workers), _EVENTS, _WORDS)
+        self._numbers = carve(self._workers, _NUMBERS)
+        self._events = carve(self._workers, _EVENTS, _WORDS)
 
     def of(self, reader: int) -> Meter:
         """Return a reader's meter."""
@@ -188,14 +177,12 @@ class Meters(SharedFields):
         self._numbers[reader, _SINCE:] += later_ns * (numbers[_SINCE:] > 0)
 
     def stats(self, now: int | None = None) -> tuple[WorkerStats, ...]:
-        """Return each worker's sums over its threads; with `now`, running times are counted up to that moment."""
+        """Return each worker's figures; with `now`, running times are counted up to that moment."""
         numbers = self._numbers.copy()
         if now is not None:
             since = numbers[:, _SINCE:]
             numbers[:, :_TIMES] += np.where(since > 0, np.maximum(now - since, 0), 0)
-        sums = np.zeros((max(self._workers) + 1, _NUMBERS), np.int64)
-        np.add.at(sums, self._workers, numbers)
-        return tuple(map(_stats, sums.tolist()))
+        return tuple(map(_stats, numbers.tolist()))
 
     def stop_clocks(self) -> None:
         """Stop all running times; workers that were killed left theirs running."""
@@ -203,13 +190,13 @@ class Meters(SharedFields):
 
     def events(self) -> Callable[[], list[TraceEvent]]:
         """Copy the last events of all workers; the returned function puts them together."""
-        return functools.partial(_put_together, self._workers, self._events.copy())
+        return functools.partial(_put_together, self._events.copy())
 
 
-def _put_together(workers: Sequence[int], of_readers: IntArray) -> list[TraceEvent]:
+def _put_together(of_workers: IntArray) -> list[TraceEvent]:
     return [
-        TraceEvent(worker, _KINDS[kind], begin, stop, number, reader - workers.index(worker))
-        for reader, (worker, events) in enumerate(zip(workers, of_readers, strict=True))
+        TraceEvent(worker, _KINDS[kind], begin, stop, number)
+        for worker, events in enumerate(of_workers)
         for kind, begin, stop, number in events[events[:, 0] > 0].tolist()
     ]
 

@@ -17,7 +17,7 @@ from stream_dataloader._reading.stream import OpenedStream
 from stream_dataloader._reading.windows import StreamWindows
 from stream_dataloader._schedule.rules import NEVER
 from stream_dataloader._schedule.snapshot import LaneState
-from stream_dataloader.errors import ReadError, StreamError
+from stream_dataloader.errors import ItemError, ReadError, StreamError
 from stream_dataloader.stream_info import running
 
 
@@ -61,8 +61,8 @@ class Lane:
     def fill(self, time: int, t: int, stop: int) -> bool:
         """Read time steps `[t, stop)` of a window, behind its context, or one window of a stream that cuts its own.
 
-        Return False if there is nothing more for this lane to read. A broken stream is noted in the step's draft, as
-        skipped or as a fault.
+        Return False if there is nothing more for this lane to read in this window. A broken stream is noted in the
+        step's draft, as skipped or as a fault.
         """
         draft, first = self._writer.draft, self._first
         if t == first:
@@ -85,8 +85,10 @@ class Lane:
                     if self._killers:
                         self._spare_worker(stream, time)
                     full = self._read(current, t, stop)
+                    if current.waits:
+                        self._check_waiting(stream)
                 except StreamError as broken:
-                    error = broken
+                    full, error = False, broken
                 finally:
                     running.info = before
                 if stream.gaps:
@@ -105,7 +107,10 @@ class Lane:
                         self._writer.note_layout(current.new_layout)
                         current.new_layout = None
                 if full:
-                    return True
+                    if current.waits:
+                        left = max((self._reading.plan.window_steps or 0) - t, 1)
+                        draft.late[self.index] = left if stream.fresh else 0
+                    return not current.waits
                 if error is not None:
                     if error is current.between or not self._reading.plan.skips(error):
                         raise error
@@ -133,6 +138,10 @@ class Lane:
         fatal = self._killers.get(stream.info.source_index)
         if fatal is not None and time >= fatal:
             raise stream.error(ReadError, "workers died again and again while they read it here")
+
+    def _check_waiting(self, stream: OpenedStream) -> None:
+        if (why := self._reading.why_none_waits) is not None:
+            raise stream.error(ItemError, f"the stream yielded NOTHING_YET, and {why}")
 
     def _next(self, time: int, t: int) -> StreamWindows | None:
         """Take the next source at time step `t` of a window; None if no source is left for this lane, now or later."""

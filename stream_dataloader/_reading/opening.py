@@ -21,6 +21,7 @@ import copy
 import functools
 import inspect
 import logging
+import time
 import warnings
 import weakref
 from collections.abc import Callable, Generator, Iterator
@@ -31,10 +32,13 @@ from stream_dataloader._memory.endings import WeakItems, WeakValues, when_gone
 from stream_dataloader._reading.global_draws import GlobalDraws
 from stream_dataloader._schedule.sections import Section
 from stream_dataloader.errors import OpenError, ReadError, StreamError, shorten
+from stream_dataloader.protocols import NOTHING_YET
 from stream_dataloader.stream_info import StreamInfo, run_as
 
 #: Returned by `next` and `OpenedStream.next_item` after the last item, because None may be an item.
 END = object()
+
+_NOTHING_YET_SECONDS = 0.001  # between two attempts to read on to the place where a stream is to begin
 
 _log = logging.getLogger("stream_dataloader")
 
@@ -222,7 +226,9 @@ class Handle:
         if first < self.items:
             first = self._go_on(iterator)
         for position in range(first, self.items):
-            if next(iterator, END) is END:
+            while (item := next(iterator, END)) is NOTHING_YET:
+                time.sleep(_NOTHING_YET_SECONDS)
+            if item is END:
                 before = f"had at least {self.items} before it was opened again; has its source changed?"
                 section = f"a section of it begins at item {self.items}; correct lengths="
                 why = before if self.items > self.section.start else section

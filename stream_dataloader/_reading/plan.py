@@ -139,6 +139,7 @@ class Reading:
         slots: Creates the slots to write to; the argument is `whole_windows`.
         recovery: Changes after a worker died.
         locally: Whether the thread that asks for batches also reads.
+        by_loader: Whether a `StreamDataLoader` reads, which passes over steps without an item.
     """
 
     plan: ReadingPlan
@@ -149,13 +150,14 @@ class Reading:
     slots: Callable[[bool], Slots] = Slots
     recovery: Recovery = NO_RECOVERY
     locally: bool = False
+    by_loader: bool = True
 
     @classmethod
     def alone(cls, plan: ReadingPlan, start: Start | None, num_workers: int = 0) -> Reading:
         """Create the reading of a dataset that is used without a loader."""
         readers = deal_lanes(plan.rules.lanes, num_workers)
-        status, meters = WorkerStatus(readers, shared=False), Meters(range(len(readers)), shared=False)
-        return cls(plan, start, readers, status, meters, locally=not num_workers)
+        status, meters = WorkerStatus(readers, shared=False), Meters(len(readers), shared=False)
+        return cls(plan, start, readers, status, meters, locally=not num_workers, by_loader=False)
 
     def order(self, epoch: int) -> Order:
         """Return the order in which an epoch's sources are drawn."""
@@ -190,6 +192,15 @@ class Reading:
         if plan.rules.padding_mode == "cycle" and not lengths.all():
             return None
         return plan.scheduled_lengths
+
+    @cached_property
+    def why_none_waits(self) -> str | None:
+        """Why no stream may yield `NOTHING_YET` here; None if all may."""
+        if self.plan.rules.deterministic:
+            return "the dataset is deterministic, which batches that depend on time are not; pass deterministic=False"
+        if not self.by_loader:
+            return "torch's DataLoader would take it for the end of an epoch; read the dataset by a StreamDataLoader"
+        return None
 
     @cached_property
     def marks_ends(self) -> bool:

@@ -7,6 +7,7 @@ stream that was opened, and ends the waits of others for this worker.
 from __future__ import annotations
 
 import atexit
+import itertools
 from array import array
 from collections.abc import Iterator
 from typing import Any
@@ -27,6 +28,7 @@ from stream_dataloader._reading.worker_info import worker_info_hidden
 from stream_dataloader._schedule.rules import NEVER
 from stream_dataloader._schedule.snapshot import LaneReports
 from stream_dataloader.errors import ErrorReport, ItemError, StreamError
+from stream_dataloader.stream_info import running
 
 
 class PartReader:
@@ -80,6 +82,7 @@ class PartReader:
             self.close()
             raise StopIteration
         begin = self._meter.begin(BUSY_NS)
+        running.step = next(_steps)
         try:
             with worker_info_hidden:
                 part = self._next_part()
@@ -87,6 +90,7 @@ class PartReader:
             self.close()
             raise StopIteration from None
         finally:
+            running.step = None
             if self.reading.plan.seed_globals:
                 give_back()
         in_slot = part.contents.in_slot or self.reading.locally
@@ -100,7 +104,7 @@ class PartReader:
         try:
             self._read(draft)
             contents = self._writer.finish()
-            end = not draft.runs and not draft.faults
+            end = not (draft.runs or draft.faults or draft.late)
         except ValueError as error:  # fill_value does not fit the items
             draft.fail(self.reader.lanes.start, error, fresh=True)
         reports = self._reports_of(draft)
@@ -110,8 +114,9 @@ class PartReader:
         items = sum(draft.runs[2::RUN_NUMBERS]) - self._read_again
         fresh = any(draft.runs[5::RUN_NUMBERS]) or any(map(IS_FRESH, draft.faults))
         lanes_read = draft.lanes_read if self.reading.plan.rules.padding_mode == "drop" else 0
-        failures = list(map(ErrorReport, draft.failures))
-        return Part(self._number, draft.step, fresh, items, lanes_read, reports, contents, failures, draft.faults, end)
+        failures, late = list(map(ErrorReport, draft.failures)), sum(draft.late.values())
+        how = fresh, items, lanes_read, late, reports, contents, failures, draft.faults, end
+        return Part(self._number, draft.step, *how)
 
     def _reports_of(self, draft: PartDraft) -> LaneReports:
         taken = tuple([(lane, draw) for lane, draws in self.opener.taken.items() for draw in draws])
@@ -212,6 +217,7 @@ def read_here(reading: Reading) -> PartReader:
 
 
 _local: WeakItems[PartReader] = WeakItems()
+_steps = itertools.count()  # of all readers in this process
 
 
 @atexit.register

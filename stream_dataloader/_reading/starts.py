@@ -23,6 +23,7 @@ from stream_dataloader._reading.global_draws import GlobalDraws
 from stream_dataloader._reading.opening import END, takes_start
 from stream_dataloader._reading.stream import OpenedStream
 from stream_dataloader._schedule.sections import Section
+from stream_dataloader.protocols import NOTHING_YET
 from stream_dataloader.stream_info import StreamInfo
 
 __all__ = ["IGNORES_START", "ignores_start", "is_start_ignored"]
@@ -47,7 +48,7 @@ _ignoring: weakref.WeakKeyDictionary[Callable[..., Any], bool] = weakref.WeakKey
 def is_start_ignored(stream: OpenedStream) -> bool:
     """Return whether a stream that was opened in its middle begins at another item, as far as this can be known."""
     factory, source = stream.factory, stream.source
-    if not takes_start(factory) or stream.first is END:
+    if not takes_start(factory) or stream.first is END or stream.first is NOTHING_YET:
         return False
     try:
         if factory in _ignoring:
@@ -98,7 +99,7 @@ def _first_run(
     try:
         first = _content(stream.next_item())
         for count in range(1, _MOST_EQUAL):
-            if (item := stream.next_item()) is END:
+            if (item := stream.next_item()) is END or item is NOTHING_YET:
                 break
             if (content := _content(item)) != first:
                 return first, count, content

@@ -19,6 +19,7 @@ from stream_dataloader._reading.opening import END, Handle, takes_start, text_of
 from stream_dataloader._schedule.sections import Section
 from stream_dataloader._schedule.snapshot import LaneState
 from stream_dataloader.errors import GapError, ItemError, LengthError, ReadError, StreamError, detached, shorten
+from stream_dataloader.protocols import NOTHING_YET
 from stream_dataloader.stream_info import StreamInfo, stream_seed
 
 _FIRST_BACKOFF_SECONDS = 0.1
@@ -131,7 +132,7 @@ class OpenedStream(Handle):
             return None, failure
 
     def next_item(self) -> Any:
-        """Return the next item, or `END`. The caller runs this between `enter` and `leave`.
+        """Return the next item, `NOTHING_YET`, or `END`. The caller runs this between `enter` and `leave`.
 
         Raises:
             StreamError: The stream could not be opened, raised, or has a length other than the known one.
@@ -155,7 +156,7 @@ class OpenedStream(Handle):
                 item = next(iterator, END)
             except Exception as error:
                 item = self._next_item_again(error, "the stream")
-        if item is not END:
+        if item is not END and item is not NOTHING_YET:
             self.items += 1
         if stop is not None:
             self._check_length(stop, ended=item is END)

@@ -19,6 +19,7 @@ from stream_dataloader._items.structure import ALIKE, LEAF, Misfit, StreamMisfit
 from stream_dataloader._reading.opening import END
 from stream_dataloader._reading.stream import OpenedStream
 from stream_dataloader.errors import ItemError, StreamError
+from stream_dataloader.protocols import NOTHING_YET
 
 
 class StreamWindows:
@@ -31,6 +32,7 @@ class StreamWindows:
         first_window: Steps of its first window.
         between: An error about a mismatch of two streams.
         new_layout: The layout of its first item until the writer was told of it, which happens once an item was read.
+        waits: Whether the stream had no item yet, so that the rest of the window that was read last stays padding.
     """
 
     def __init__(self, stream: OpenedStream, writer: PartWriter, row: int, time_steps: int | None) -> None:
@@ -40,6 +42,7 @@ class StreamWindows:
             self.position, self.first_window = stream.place.position, stream.place.first_window
         self.begin = stream.section.start
         self.behind = 0
+        self.waits = False
         self.between: StreamError | None = None
         self._writer = writer
         self._row = row
@@ -49,7 +52,7 @@ class StreamWindows:
 
     def read_steps(self, t: int, stop: int) -> bool:
         """Read single steps from `t` up to `stop`; return False if the stream ended before."""
-        stream, at_once = self.stream, True
+        stream, at_once, self.waits = self.stream, True, False
         while t < stop:
             known = None if stream.has_item else self._layout
             if known is not None and stream.writes and None not in known.dtypes:
@@ -67,6 +70,9 @@ class StreamWindows:
             item = stream.next_item()
             if item is END:
                 return False
+            if item is NOTHING_YET:
+                self.waits = True
+                return True
             try:
                 layout = self._layout
                 layout, leaves = self._learn(item) if layout is None else (layout, layout.read(item))
@@ -107,7 +113,11 @@ class StreamWindows:
 
     def read_window(self, t: int, stop: int) -> bool:  # noqa: ARG002
         """Read one window that the stream cut itself; return False if the stream had ended."""
+        self.waits = False
         while (item := self.stream.next_item()) is not END:
+            if item is NOTHING_YET:
+                self.waits = True
+                return True
             try:
                 layout = self._layout or self._learn(item)[0]
                 count = self._writer.put_window(self._row, layout, item, self.first_window)
@@ -124,6 +134,9 @@ class StreamWindows:
         item = self.stream.next_item()
         if item is END:
             return False
+        self.waits = item is NOTHING_YET
+        if self.waits:
+            return True
         try:
             self._writer.put_object(self._row, item)
         except Misfit as misfit:
@@ -171,6 +184,9 @@ def _iterated(stream: OpenedStream, layout: Layout) -> list[Any]:
     taken: list[Any] = []
     while True:
         item = stream.next_item()
+        if item is NOTHING_YET:
+            remedy = "mark_ends=True needs to know whether an item follows; leave mark_ends out"
+            raise stream.error(ItemError, f"the stream yielded NOTHING_YET, and {remedy}")
         item, tells = (item, True) if item is END else _kept(item, layout)
         taken.append(item)
         if tells:

@@ -173,7 +173,7 @@ class StreamWorker:
             ) from error
         name_node(host)
         end.put([pickle.dumps((os.getpid(), host, node))])
-        status, counts = WorkerStatus(readers, shared=False), Meters([r.worker_id for r in readers], shared=False)
+        status, counts = WorkerStatus(readers, shared=False), Meters(len(readers), shared=False)
         counts.put(number, meters, np.zeros((0, 4), np.int64))
         port = RemotePort(end, Reports(number, status, counts).make)
         ledger = address.connect(number, to_ledger=True) if address.has_ledger else None
@@ -207,10 +207,10 @@ class StreamWorker:
         for name in ("reading", "opening", "working"):
             setattr(reported_status, name, _ReportedField(getattr(status, name), port.report))
         shared = RemoteShared(job.dataset, job.readers, status, meters, port.rows, None, False, reported_status, status)
-        workers = job.readers[-1].worker_id + 1
+        workers = len(job.readers)
         try:
             if prepare(number, workers, port, shared, job.init, job.dtype, job.seed):
-                serve_reader(number, port, shared, number, dumps_home)
+                serve_reader(number, port, shared, dumps_home)
         except BaseException:  # such as sys.exit() in a stream, which ends this process
             port.report()
             raise

@@ -80,7 +80,7 @@ def split_dataset_sizes(sources: Sequence[Source], split_sizes: Sequence[int]) -
 
 
 class Reader(NamedTuple):
-    """Reader of some lanes: a worker, or one of its threads.
+    """Reader of some lanes: a worker, or this process.
 
     Attributes:
         worker_id: The worker.
@@ -91,26 +91,16 @@ class Reader(NamedTuple):
     lanes: range
 
 
-def deal_lanes(lanes: int, workers: int, *, lane_by_lane: bool = False) -> tuple[Reader, ...]:
+def deal_lanes(lanes: int, workers: int) -> tuple[Reader, ...]:
     """Deal a batch's lanes to workers, in lane order; without workers, all to one reader.
-
-    Args:
-        lane_by_lane: Each lane of a worker has a reader of its own, which a thread of that worker drives.
 
     Example:
         >>> [(reader.worker_id, list(reader.lanes)) for reader in deal_lanes(5, 2)]
         [(0, [0, 1, 2]), (1, [3, 4])]
     """
-    found: list[Reader] = []
-    for worker_id, owned in enumerate(_cut(range(lanes), workers)):
-        cut = _cut(owned, len(owned)) if lane_by_lane and workers else [owned]
-        found += [Reader(worker_id, own) for own in cut]
-    return tuple(found)
-
-
-def _cut(lanes: range, parts: int) -> list[range]:
-    ends = itertools.accumulate(split_batch_size(len(lanes), parts), initial=0)
-    return [lanes[begin:end] for begin, end in itertools.pairwise(ends)]
+    ends = itertools.accumulate(split_batch_size(lanes, workers), initial=0)
+    owned = [range(begin, end) for begin, end in itertools.pairwise(ends)]
+    return tuple(Reader(worker_id, own) for worker_id, own in enumerate(owned))
 
 
 @dataclass(frozen=True)

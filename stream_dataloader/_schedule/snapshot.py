@@ -198,9 +198,7 @@ class Progress:
         self._last_draws = tuple([lane.draw for lane in start.lanes])
         self._reserved = tuple([lane.reserved for lane in start.lanes])
         self._streams = {i: lane.stream for i, lane in enumerate(start.lanes) if lane.stream is not None}
-        lanes = [pack_progress([lane.progress]) for lane in start.lanes]
-        # A reader of a single lane may be late for the first step, so each lane then has its own bytes from the start.
-        self._lanes = lanes if parts == len(lanes) else [b"".join(lanes), *[b""] * (parts - 1)]
+        self._lanes = [pack_progress([lane.progress for lane in start.lanes]), *[b""] * (parts - 1)]
         self._keep()
 
     def _keep(self) -> None:
@@ -210,9 +208,9 @@ class Progress:
         how = self._last_draws, self._reserved, tuple(self._lanes), self._streams, self._changed, self._past
         self.last = PackedSnapshot(self.step, cursors, returned, *how)
 
-    def advance(self, reports: Sequence[LaneReports | None]) -> None:
-        """Follow one more step."""
-        self.step += 1
+    def advance(self, reports: Sequence[LaneReports | None], steps: int = 1) -> None:
+        """Follow one more step; `steps=0`: it made no batch."""
+        self.step += steps
         for i, report in enumerate(reports):
             if report is None:
                 continue

@@ -14,8 +14,7 @@ from stream_dataloader._assembly.part import Part
 from stream_dataloader._items.layout import Layout, storage_dtype
 from stream_dataloader._reading.activity import Meters, WorkerStatus, clock
 from stream_dataloader._schedule.rules import NONE, Reader
-from stream_dataloader.errors import shorten
-from stream_dataloader.stats import Events, LateLane, LoaderStats, TraceEvent
+from stream_dataloader.stats import Events, LoaderStats, TraceEvent
 
 __all__ = ["BatchCounts", "clock"]
 
@@ -26,17 +25,15 @@ class BatchCounts:
     """The counts of one loader, over all of its epochs."""
 
     def __init__(self, readers: Sequence[Reader], time_steps: int | None, *, shared: bool) -> None:
-        self._readers = readers
         self._lanes, self._time_steps = readers[-1].lanes.stop, time_steps
         self.status: WorkerStatus | None = None  # of the workers that were started last
-        self.meters = Meters([reader.worker_id for reader in readers], shared=shared)
+        self.meters = Meters(len(readers), shared=shared)
         names = ("batches", "items", "begun", "cells", "late_cells", "bytes", "copies", "skipped", "gaps", "restarts")
         self.totals: dict[str, Any] = dict.fromkeys(names, 0)  # by names of `LoaderStats`
         self._wait_ns = 0
         self._total_ns = 0
         self._mark: int | None = None  # the end of the previous batch, in the same epoch
         self._waits_since: int | None = None  # since when the trainer waits for a batch
-        self._late_since: list[int | None] = [None] * len(readers)  # since when a reader's part is missing in batches
         self._layout: Layout | None = None
         self._item_bytes = 0
         self._events: deque[tuple[int | None, int, int, int]] = deque(maxlen=_EVENTS)
@@ -52,35 +49,13 @@ class BatchCounts:
         self._waits_since = clock()
         return self._waits_since
 
-    def note_late(self, late: Sequence[bool]) -> None:
-        """Note the readers, of one lane each, whose parts the batch lacks."""
-        now, before = clock(), self._late_since
-        self._late_since = [(since or now) if one else None for one, since in zip(late, before, strict=True)]
-
-    @property
-    def late_seconds(self) -> float:
-        """Seconds that the lane that is late for longest has been late."""
-        return (clock() - min((since for since in self._late_since if since is not None), default=clock())) / 1e9
-
-    def late_lanes(self, sources: Sequence[Any]) -> tuple[LateLane, ...]:
-        """Return the lanes that the newest batch lacks."""
-        now, found = clock(), []
-        for number, (reader, since) in enumerate(zip(self._readers, self._late_since, strict=True)):
-            if since is not None:
-                index = -1 if self.status is None else self.status.source(number)
-                try:
-                    named = "" if index < 0 else shorten(sources[index], 80)
-                except Exception:  # a source that cannot be unpickled must not break statistics
-                    named = ""
-                found.append(LateLane(reader.lanes.start, (now - since) / 1e9, index, named))
-        return tuple(found)
-
     def batch(self, begin: int, step: int, parts: Sequence[Part | None], layout: Layout | None) -> None:
         items, time_steps, counts = 0, self._time_steps, self.totals
         longest = time_steps or 0
         for part in parts:
             if part is not None:
                 items += part.items
+                counts["late_cells"] += part.late
                 if part.reports.taken:  # rarely true, so the count below costs nothing in most steps
                     counts["begun"] += sum([draw != NONE for _, draw in part.reports.taken])
                 if time_steps is None and part.contents.time_steps > longest:
@@ -92,7 +67,6 @@ class BatchCounts:
         counts["items"] += items
         counts["bytes"] += items * self._item_bytes
         counts["cells"] += cells if cells > items else items
-        counts["late_cells"] += longest * (len(parts) - self._late_since.count(None))
         self._pass(begin, step)
 
     def joined(self, begin: int, step: int, counts: Mapping[str, int], cells: int) -> None:
@@ -110,9 +84,8 @@ class BatchCounts:
 
     def end(self) -> None:
         self._mark = self._waits_since = None
-        self._late_since = [None] * len(self._late_since)
 
-    def stats(self, slots_in_use: int, slots: int, sources: Sequence[Any]) -> LoaderStats:
+    def stats(self, slots_in_use: int, slots: int) -> LoaderStats:
         """Return the counts until now, including a wait that still goes on."""
         of_workers, of_batches = self.meters.events(), tuple(self._events)
         now, mark, waits_since = clock(), self._mark, self._waits_since  # another thread may be reading
@@ -120,11 +93,9 @@ class BatchCounts:
         if waits_since is not None:
             total_ns += now - (waits_since if mark is None else mark)
             wait_ns += now - waits_since
-        late = self.late_lanes(sources)
         return LoaderStats(
             seconds=total_ns / 1e9,
             wait_seconds=wait_ns / 1e9,
-            late=late,
             workers=self.meters.stats(None if mark is None else now),
             slots_in_use=slots_in_use,
             slots=slots,

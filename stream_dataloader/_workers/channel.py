@@ -20,7 +20,6 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Sequence
 from multiprocessing.process import BaseProcess
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple, TypeAlias
@@ -184,12 +183,12 @@ class ProcessMail:
             self._numbers[here.fileno()] = number
             self._poll.register(here, select.POLLIN)
 
-    def close_in_worker(self, own: Sequence[ProcessPort]) -> None:
+    def close_in_worker(self, own: ProcessPort) -> None:
         """Close the ends of the loader and of other workers, in a worker that was forked."""
         for end in self._ends:
             end.close()
         for port in self.ports:
-            if port not in own:
+            if port is not own:
                 port.close()
 
     def watch(self, process: BaseProcess) -> None:

@@ -58,7 +58,7 @@ class Pool:
         self._prefetch = settings.batches_ahead
         # For each reader: messages that wait, one that is in use, and one that is being filled.
         self._messages = self._prefetch + 2
-        self._transport = "queue" if settings.patience is not None else settings.transport
+        self._transport = settings.transport
         self._device: torch.device | None = None
         self._context: Any = None
         self._ending: Ending | None = None
@@ -141,7 +141,7 @@ class Pool:
             work.counts.meters,
             self._rows,
             self._ready_slots(),
-            in_threads=self._threads or settings.patience is not None,
+            in_threads=self._threads,
         )
         if self._threads:
             workers = self._new_workers()
@@ -173,14 +173,11 @@ class Pool:
 
     def _start_process(self, workers: Workers, number: int, shared: Shared, begin: Begin, folder: str | None) -> None:
         settings = self.work.settings
-        own = [reader for reader in workers.readers if self.work.readers[reader].worker_id == number]
-        for reader in own:  # sent before the start, so that this worker reads while others are started
-            workers.mail.send(reader, begin)
+        workers.mail.send(number, begin)  # before the start, so that this worker reads while others are started
         job = Job(
             number=number,
             workers=settings.num_workers,
-            readers=own,
-            ports=[workers.mail.ports[reader] for reader in own],
+            port=workers.mail.ports[number],
             shared=shared,
             init=ByValue(settings.worker_init_fn, "worker_init_fn"),
             mail=workers.mail if self.method_of_start == "fork" else None,
@@ -194,8 +191,7 @@ class Pool:
         torch_quirks.detect_reaping(process)
         workers.add(process)
         # The worker has its own copy. If this process kept one, the socket of a dead worker would never report its end.
-        for port in job.ports:
-            port.close()
+        job.port.close()
 
     @property
     def method_of_start(self) -> str:

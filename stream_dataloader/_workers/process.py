@@ -17,7 +17,6 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
-from queue import SimpleQueue
 from typing import NoReturn
 
 import torch
@@ -51,8 +50,7 @@ class Job:
 
     number: int
     workers: int
-    readers: Sequence[int]
-    ports: Sequence[ProcessPort]
+    port: ProcessPort
     shared: Shared
     init: ByValue
     mail: ProcessMail | None
@@ -64,17 +62,14 @@ class Job:
         parent = Parent()
         try:
             self._set_up(parent)
-            if not prepare(self.number, self.workers, self.ports[0], self.shared, self.init, self.dtype, self.seed):
+            if not prepare(self.number, self.workers, self.port, self.shared, self.init, self.dtype, self.seed):
                 sys.exit(1)
-            if len(self.readers) == 1:
-                serve_reader(self.readers[0], self.ports[0], self.shared, self.number, dumps_home)
-            else:
-                self._serve_in_threads()
+            serve_reader(self.number, self.port, self.shared, dumps_home)
         except KeyboardInterrupt:  # a stream raised it, which the main process reports
             sys.exit(1)
         # The loader's end was closed without EXIT, so its process may be dying. Then this one removes the folder of the
         # other's sockets and ends at once.
-        if any(port.is_lone for port in self.ports) and parent.dies_soon():
+        if self.port.is_lone and parent.dies_soon():
             _leave(self.folder)
 
     def _set_up(self, parent: Parent) -> None:
@@ -83,26 +78,8 @@ class Job:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a forked worker has inherited the program's handler
         if self.mail is not None:
             note_fork()
-            self.mail.close_in_worker(self.ports)
+            self.mail.close_in_worker(self.port)
         end_after(parent, self.folder)
-
-    def _serve_in_threads(self) -> None:
-        ended: SimpleQueue[BaseException | None] = SimpleQueue()
-
-        def work(reader: int, port: ProcessPort) -> None:
-            try:
-                seeded = self.number if reader == self.readers[0] else None
-                serve_reader(reader, port, self.shared, seeded, dumps_home)
-            except BaseException as error:
-                ended.put(error)
-            else:
-                ended.put(None)
-
-        for reader, port in zip(self.readers, self.ports, strict=True):
-            threading.Thread(target=work, args=(reader, port), name=f"stream-reader-{reader}", daemon=True).start()
-        for _ in self.readers:
-            if (error := ended.get()) is not None:
-                raise error
 
 
 def prepare(
@@ -133,20 +110,16 @@ def prepare(
     return True
 
 
-def serve_reader(reader: int, port: Port, shared: Shared, seeded: int | None, dumps: Dumps) -> None:
-    """Serve as one reader of a worker's process.
-
-    Args:
-        seeded: The worker, if this reader seeds its process's generators.
-    """
+def serve_reader(number: int, port: Port, shared: Shared, dumps: Dumps) -> None:
+    """Serve as the reader of a worker's process."""
     is_first = True
 
     def enter(begin: Begin) -> PartReader:
         nonlocal is_first
-        if not is_first and seeded is not None:  # a kept worker must draw the same numbers as a new one
-            seed_worker(begin.seed + seeded)
+        if not is_first:  # a kept worker must draw the same numbers as a new one
+            seed_worker(begin.seed + number)
         is_first = False
-        return shared.enter(reader, port.is_closed, begin)
+        return shared.enter(number, port.is_closed, begin)
 
     serve(port, enter, shared.most_steps, dumps)
 

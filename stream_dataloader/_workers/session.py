@@ -7,7 +7,6 @@ they share.
 
 from __future__ import annotations
 
-import math
 import threading
 import time as clock
 from collections.abc import Callable, Sequence
@@ -63,12 +62,10 @@ class Session:
         self._prefetch = self._settings.batches_ahead
         self._wishes = dict.fromkeys(workers.readers, 1)  # number of steps each reader would put into a message
         self._wish = 1  # the smallest of them
-        self._limits = dict.fromkeys(workers.readers, limit)  # the step up to which each may read
+        self._limit = limit  # the step up to which all may read
 
-    def receive(self, step: int, seconds: float = math.inf) -> Sequence[Part | Failure]:
+    def receive(self, step: int) -> Sequence[Part | Failure]:
         """Wait for the next parts of any worker, while `step` is being assembled.
-
-        Return none if none came within `seconds`.
 
         Raises:
             WorkerError: A worker died, or none delivered in time.
@@ -76,7 +73,7 @@ class Session:
         workers, begin, report = self._workers, clock.monotonic(), REPORT_SECONDS
         if workers.left:
             raise self._ended(step)
-        look = min(_LOOK_SECONDS, self._settings.timeout or _LOOK_SECONDS, seconds)
+        look = min(_LOOK_SECONDS, self._settings.timeout or _LOOK_SECONDS)
         try:
             while True:
                 if (mail := workers.mail.get(look)) is not None:
@@ -88,8 +85,6 @@ class Session:
                 if died := workers.died():
                     raise self._death(step, died)
                 waited = clock.monotonic() - begin
-                if waited >= seconds:
-                    return ()
                 if waited > report:
                     report *= 2
                     log.warning("waited %.0f s for step %d: %s", waited, step, self._states())
@@ -112,7 +107,7 @@ class Session:
             workers.behind[reader] -= 1
             return () if self._awaits_rows else None
         if kind == READY:
-            workers.ready.add(self._work.readers[reader].worker_id)
+            workers.ready.add(reader)
             return None
         # The reader has not ended an earlier session yet, so the message belongs to that one.
         if workers.behind[reader] != 1 or self._closed:
@@ -126,18 +121,16 @@ class Session:
             self._wish = min(self._wishes.values())
         return parts
 
-    def give_credit(self, step: int, reader: int | None = None) -> None:
-        """Let all readers, or one, read ahead of the step that is being assembled, by `prefetch_factor` messages.
+    def give_credit(self, step: int) -> None:
+        """Let all readers read ahead of the step that is being assembled, by `prefetch_factor` messages.
 
         Credit for less than half a message is held back, as waking a worker costs more than a small step.
         """
         wish = self._wish
         limit = step + 1 + self._prefetch * wish
-        first = self._workers.readers[0] if reader is None else reader
-        if limit >= self._limits[first] + (wish + 1) // 2:
-            for number in self._workers.readers if reader is None else (reader,):
-                self._limits[number] = limit
-                self._workers.mail.send(number, limit)
+        if limit >= self._limit + (wish + 1) // 2:
+            self._limit = limit
+            self._workers.order(limit)
 
     def _error(self, step: int, reader: int, what: Any) -> Exception:
         """Create the error for a reader that failed."""
@@ -156,13 +149,12 @@ class Session:
             return told
         if isinstance(what, Exception):
             return what
-        number = self._work.readers[reader].worker_id
         self._workers.shutdown_seconds = _HURRIED_SECONDS
         how = f"exited with status {what.code}" if isinstance(what, SystemExit) else f"was ended by {shorten(what)}"
         return WorkerDeathError(
-            f"worker {number} (a thread) {how} {self._doing(number)}; batch {step} was being assembled. "
+            f"worker {reader} (a thread) {how} {self._doing(reader)}; batch {step} was being assembled. "
             "The stream called sys.exit() or raised a BaseException",
-            suspects=self._workers.status.suspects(number),
+            suspects=self._workers.status.suspects(reader),
         )
 
     def _died_soon(self) -> dict[int, str]:
@@ -257,9 +249,8 @@ class Session:
         stuck = [reader for reader in workers.readers if workers.behind[reader] > 0]
         if not stuck:
             return True
-        numbers = sorted({self._work.readers[reader].worker_id for reader in stuck})
         text = (
-            f"{'; '.join(f'worker {n} (a thread) is still {self._doing(n)}' for n in numbers)}, "
+            f"{'; '.join(f'worker {n} (a thread) is still {self._doing(n)}' for n in stuck)}, "
             f"{workers.shutdown_seconds:g} s after the epoch was left; threads cannot be killed: this one closes its "
             "streams and ends when its stream returns"
         )

@@ -38,7 +38,6 @@ class WorkerSettings:
     transport: Transport
     max_restarts: int
     worker_method: WorkerMethod
-    patience: float | None = None
     ray_remote_args: Mapping[str, Any] | None = None
 
     @property

@@ -54,12 +54,11 @@ class Workers:
     def __init__(self, work: Assignment, status: WorkerStatus, method: str, mail: Any) -> None:
         self.method = method
         self.threads = method == "thread"
-        readers, count = work.readers, work.settings.num_workers
-        self.readers = [number for number, reader in enumerate(readers) if reader.worker_id < count]
+        self.readers = range(len(work.readers))
         self.mail = mail
         self.processes: list[BaseProcess] = []
         self.status = status
-        self.behind = [0] * len(readers)
+        self.behind = [0] * len(work.readers)
         self.ready: set[int] = set()
         self.spoiled = False
         self.is_read = False

@@ -218,15 +218,10 @@ class JointStarter:
             member.loader._stop_workers()
 
     def stats(self) -> LoaderStats:
-        own, all_stats = self._counts.stats(0, 0, [()]), [member.loader.stats() for member in self._members]
+        own, all_stats = self._counts.stats(0, 0), [member.loader.stats() for member in self._members]
         names = ("slots_in_use", "slots", "copies", "skipped", "gaps", "restarts")
         sums = {name: sum(getattr(stats, name) for stats in all_stats) for name in names}
         shifts = [member.side.first_worker for member in self._members]
-        late = [
-            late._replace(lane=late.lane + member.side.lanes.start)
-            for member, stats in zip(self._members, all_stats, strict=True)
-            for late in stats.late
-        ]
         rules = [member.loader.dataset.rules for member in self._members]
         setup = Setup(
             lanes=self._members[-1].side.lanes.stop,
@@ -239,7 +234,6 @@ class JointStarter:
         return dataclasses.replace(
             own,
             **sums,
-            late=tuple(late),
             workers=tuple(itertools.chain.from_iterable(stats.workers for stats in all_stats)),
             events=Events(lambda: _joined(own.events, [stats.events for stats in all_stats], shifts)),
             setup=setup,

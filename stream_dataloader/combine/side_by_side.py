@@ -41,7 +41,6 @@ class LoaderOptions(TypedDict, total=False):
     world_size: int | None
     process_group: Any
     worker_method: WorkerMethod
-    patience: float | None
     ray_remote_args: Mapping[str, Any] | None
 
 

@@ -93,7 +93,7 @@ class Segments:
         Args:
             state: `(N, ...)`.
             before: `(B, ...)`, the state given to `to_segments`. A lane without an item keeps it, because its stream
-                may continue later (with the loader's `patience`). None, for the first batch, means that all lanes
+                may continue later (behind `NOTHING_YET`). None, for the first batch, means that all lanes
                 start.
 
         Returns:

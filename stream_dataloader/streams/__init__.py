@@ -10,10 +10,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from stream_dataloader.protocols import NOTHING_YET
     from stream_dataloader.streams._media.limits import Limits
     from stream_dataloader.streams.array import ArrayStream
     from stream_dataloader.streams.audio import AudioStream
     from stream_dataloader.streams.audiovisual import AudioVisualStream
+    from stream_dataloader.streams.background import live
     from stream_dataloader.streams.cache import FileCache
     from stream_dataloader.streams.camera import CameraStream
     from stream_dataloader.streams.images import ImageFolderStream
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from stream_dataloader.streams.video.frame_index import segment_videos
 
 __all__ = [
+    "NOTHING_YET",
     "ArrayStream",
     "AudioStream",
     "AudioVisualStream",
@@ -31,6 +34,7 @@ __all__ = [
     "Limits",
     "TextStream",
     "VideoStream",
+    "live",
     "segment_videos",
 ]
 
@@ -44,12 +48,15 @@ _MODULES = {
     "Limits": "_media.limits",
     "TextStream": "text",
     "VideoStream": "video",
+    "live": "background",
     "segment_videos": "video.frame_index",
 }
 
 
 def __getattr__(name: str) -> Any:
     """Import a factory on first use."""
+    if name == "NOTHING_YET":
+        return importlib.import_module("stream_dataloader.protocols").NOTHING_YET
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)

@@ -6,12 +6,15 @@ import itertools
 import json
 import multiprocessing
 import re
+import threading
 import time
 
 import numpy as np
 import pytest
+from worker_streams import acting, few, kill_self, waiting
 
 from stream_dataloader import StreamDataLoader, StreamDataset
+from stream_dataloader.errors import WorkerError
 from stream_dataloader.stats import LoaderStats
 
 LENGTHS = [5, 0, 12, 7, 3, 9, 1, 30]
@@ -247,3 +250,51 @@ def test_one_rank_draws_the_bar(place, environment, draws, monkeypatch):
     bar.isatty = lambda: True
     list(loader_of(lengths=LENGTHS, loader=place).progress(file=bar, mininterval=0))
     assert bool(bar.getvalue()) == draws
+
+
+@pytest.mark.parametrize("act", [(1, 3), (1, None)], ids=["reading", "opening"])
+@pytest.mark.parametrize(("workers", "options"), [(0, {}), (1, {"worker_method": "thread"}), (1, {})])
+def test_a_wait_counts_while_it_goes_on(workers, options, act, tmp_path):
+    """All lanes wait for one; who asks meanwhile is another thread."""
+    come, waits = tmp_path / "come", tmp_path / "waits"
+    acts = {act: lambda: waits.touch() or waiting(come)()}
+    loader = loader_of(workers, 1, 1, acting(acts, 8), range(2), options)
+    reads = threading.Thread(target=list, args=(loader,))
+    reads.start()
+    try:
+        waiting(waits)()
+        before = loader.stats()
+        time.sleep(0.2)
+        since = loader.stats() - before
+    finally:
+        come.touch()
+        reads.join()
+    assert min(since.wait_seconds, since.seconds) > 0.15
+    (worker,) = since.workers
+    assert (worker.reading_seconds if act[1] else worker.opening_seconds) > 0.15
+    assert min(worker.reading_seconds, worker.opening_seconds) < 0.05
+    after = loader.stats()
+    time.sleep(0.05)
+    assert (loader.stats() - after).seconds == 0
+
+
+def test_the_time_of_a_worker_that_was_killed_ends(tmp_path):
+    """The next worker waits while it starts: what passes until then is no reading."""
+    come, deaths = tmp_path / "come", tmp_path / "deaths"
+    factory = acting({(0, 3): few(deaths, kill_self)}, 8)
+    init = {"worker_init_fn": lambda _: deaths.exists() and waiting(come)()}
+    loader = loader_of(1, 1, 1, factory, range(2), init)
+    with pytest.raises(WorkerError):
+        list(loader)
+    before = loader.stats()
+    time.sleep(0.3)
+    reads = threading.Thread(target=list, args=(loader,))
+    reads.start()
+    try:
+        while loader.stats().wait_seconds == before.wait_seconds:
+            time.sleep(0.01)
+        (worker,) = (loader.stats() - before).workers
+    finally:
+        come.touch()
+        reads.join()
+    assert worker.reading_seconds < 0.2

@@ -53,13 +53,10 @@ def check_workers(stats, ledger, epochs, retried, workers):
     assert stats.retried == retried
     for number, worker in enumerate(stats.workers):
         here = [event for event in stats.events if event.worker == number]
-        by_thread = [sorted({event.thread for event in here if event.kind == "step"})]
-        assert by_thread == [list(range(len(by_thread[0])))], "threads of a worker are numbered from 0"
-        steps = {thread: [e.number for e in here if e.kind == "step" and e.thread == thread] for thread in by_thread[0]}
-        assert worker.steps == sum(map(len, steps.values()))
-        for found in steps.values():
-            jumps = [pair for pair in itertools.pairwise(found) if pair[1] not in (0, pair[0] + 1)]
-            assert (found[0], found.count(0), jumps) == (0, epochs, []), "each epoch's steps, one after the other"
+        found = [event.number for event in here if event.kind == "step"]
+        assert worker.steps == len(found)
+        jumps = [pair for pair in itertools.pairwise(found) if pair[1] not in (0, pair[0] + 1)]
+        assert (found[0], found.count(0), jumps) == (0, epochs, []), "each epoch's steps, one after the other"
         own = Counter(event.source for event in opened if event.worker == number)
         if not retried:
             assert Counter(numbers(here, "open") + numbers(here, "open ahead")) == own

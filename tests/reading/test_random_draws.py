@@ -260,12 +260,7 @@ def drawing_from(length, start=0):
     return drawing(length - start)
 
 
-@pytest.mark.parametrize(
-    "threads",
-    [{"worker_method": "thread"}, {"patience": 1.0}],
-    ids=lambda one: next(iter(one)),
-)
-def test_seeded_draws_in_threads_are_refused(threads):
-    own = dataset(seed_globals=True, deterministic="patience" not in threads)
+def test_seeded_draws_in_threads_are_refused():
+    own = dataset(seed_globals=True)
     with pytest.raises(ValueError, match=r"seed_globals is True.*share its generators.*rng_at"):
-        StreamDataLoader(own, 2, **threads)
+        StreamDataLoader(own, 2, worker_method="thread")

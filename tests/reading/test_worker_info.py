@@ -7,7 +7,7 @@ import pytest
 from helpers import START_METHODS
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from stream_dataloader import Sections, StreamDataLoader, StreamDataset, get_stream_info
+from stream_dataloader import Sections, StreamDataLoader, StreamDataset, get_stream_info, streams
 
 LENGTHS = [6, 4, 0, 5, 3, 7, 1, 8]
 
@@ -45,7 +45,7 @@ LOADERS = {
     "kept": {"persistent_workers": True},
     "queue": {"transport": "queue"},
     "threads": {"worker_method": "thread"},
-    "paced": {"patience": 1.0},
+    "live": {},
 }
 
 
@@ -53,7 +53,8 @@ LOADERS = {
 @pytest.mark.parametrize("factory", [Recording, OpensEarly(), in_a_thread], ids=["plain", "early", "thread"])
 @pytest.mark.parametrize("kind", LOADERS)
 def test_streams_that_shard_themselves_lose_nothing(kind, factory):
-    dataset = StreamDataset(LENGTHS, factory, 4, time_steps=2, seed=0, shuffle=True, deterministic=kind != "paced")
+    factory = streams.live(factory, 1.0) if kind == "live" else factory
+    dataset = StreamDataset(LENGTHS, factory, 4, time_steps=2, seed=0, shuffle=True, deterministic=kind != "live")
     loader = StreamDataLoader(dataset, 2, **LOADERS[kind])
     for _ in range(2):
         check_whole(loader)

@@ -13,20 +13,18 @@ from stream_dataloader._schedule.order import Order
 from stream_dataloader._schedule.rules import deal_lanes
 
 
-@given(st.integers(1, 50), st.integers(0, 60), st.booleans())
-def test_lanes_are_split_evenly_and_in_order(batch_size, num_workers, lane_by_lane):
+@given(st.integers(1, 50), st.integers(0, 60))
+def test_lanes_are_split_evenly_and_in_order(batch_size, num_workers):
     sizes = split_batch_size(batch_size, num_workers)
     assert sum(sizes) == batch_size
     assert len(sizes) == max(1, min(batch_size, num_workers))
     assert sizes[0] - sizes[-1] <= 1
     assert sizes == sorted(sizes, reverse=True)
 
-    readers = deal_lanes(batch_size, num_workers, lane_by_lane=lane_by_lane)
+    readers = deal_lanes(batch_size, num_workers)
     assert [lane for reader in readers for lane in reader.lanes] == list(range(batch_size))
-    for worker, size in enumerate(sizes):
-        lanes = [len(reader.lanes) for reader in readers if reader.worker_id == worker]
-        assert lanes == ([1] * size if lane_by_lane and num_workers else [size])
-    assert len(deal_lanes(batch_size, num_workers)) == len(sizes)
+    assert [len(reader.lanes) for reader in readers] == list(sizes)
+    assert [reader.worker_id for reader in readers] == list(range(len(sizes)))
 
 
 @random_cases(700)

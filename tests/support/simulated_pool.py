@@ -107,7 +107,7 @@ class SimulatedFeed:
             worker.kill()
             self._noticed |= not noticed_late
 
-    def receive(self, step, seconds):
+    def receive(self, step):
         if step == self._step and self._loader.doomed is not None:  # some part of it is there
             self.kill(self._loader.doomed, noticed_late=False)
             self._loader.doomed = None
@@ -127,7 +127,7 @@ class SimulatedFeed:
     def slot(self, step):
         return None
 
-    def give_credit(self, step, reader=None):
+    def give_credit(self, step):
         pass
 
     def close(self):

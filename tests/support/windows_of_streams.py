@@ -25,7 +25,7 @@ def batches_of(open_stream, windows, **options):
 
 
 def with_late_lanes(batches, fill):
-    """The same windows where some lanes come late: they are padded meanwhile, as with the loader's `patience`."""
+    """The same windows where some lanes come late: they are padded meanwhile, as those of `streams.live`."""
     rng, lanes = np.random.default_rng(0), []
     padding = {"data": fill, "is_first": False, "mask": False, "source_index": -1, "position": -1}
     for _ in range(LANES):

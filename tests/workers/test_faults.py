@@ -13,7 +13,7 @@ from cases import Case, cells, key, keys
 from helpers import FOREVER, declared, make_loader
 from worker_streams import acting, few, hang, kill_self, raising
 
-from stream_dataloader import StreamDataLoader, StreamDataset, errors, get_stream_info
+from stream_dataloader import StreamDataLoader, StreamDataset, errors, get_stream_info, streams
 from stream_dataloader._memory.shared_memory import SharedMemory
 from stream_dataloader.errors import RemoteTraceback
 
@@ -356,22 +356,23 @@ NOW, EXACT = [0, 1, 2, 3, *range(100, 105)], list(range(9))
 
 
 @pytest.mark.parametrize(
-    ("kind", "options", "expected", "patience"),
+    ("kind", "options", "expected", "live"),
     [
-        (Breaking, {}, NOW, None),
-        (Breaking, {}, NOW, 0),
-        (BreakingFileFrom, {}, EXACT, None),
-        (BreakingFileFrom, {}, EXACT, 0),
-        (BreakingFile, {"lengths": [9, 9]}, EXACT, None),
-        (BreakingFile, {"lengths": [9, 9]}, EXACT, 0),
-        (BreakingFile, {"deterministic": True}, EXACT, None),
+        (Breaking, {}, NOW, False),
+        (Breaking, {}, NOW, True),
+        (BreakingFileFrom, {}, EXACT, False),
+        (BreakingFileFrom, {}, EXACT, True),
+        (BreakingFile, {"lengths": [9, 9]}, EXACT, False),
+        (BreakingFile, {"lengths": [9, 9]}, EXACT, True),
+        (BreakingFile, {"deterministic": True}, EXACT, False),
     ],
 )
-def test_a_live_stream_that_breaks_goes_on_from_now_and_tells_of_the_gap(kind, options, expected, patience, no_backoff):
+def test_a_live_stream_that_breaks_goes_on_from_now_and_tells_of_the_gap(kind, options, expected, live, no_backoff):
+    factory = streams.live(kind(), 0) if live else kind()
     dataset = StreamDataset(
-        range(2), kind(), 2, time_steps=3, retries=1, **{"deterministic": False, "max_failures": 0} | options
+        range(2), factory, 2, time_steps=3, retries=1, **{"deterministic": False, "max_failures": 0} | options
     )
-    loader = StreamDataLoader(dataset, 1, worker_method="thread", patience=patience)
+    loader = StreamDataLoader(dataset, 1, worker_method="thread")
     found = []
     for batch in loader:
         read = batch.source_index == 1
@@ -396,13 +397,14 @@ class Refusing:
         return iter(range(9))
 
 
-@pytest.mark.parametrize("patience", [None, 0])
-def test_a_stream_that_could_not_be_opened_at_its_place_lost_nothing(patience, no_backoff):
+@pytest.mark.parametrize("live", [False, True])
+def test_a_stream_that_could_not_be_opened_at_its_place_lost_nothing(live, no_backoff):
     """Only what was open where it was to be read from may have gone on meanwhile."""
 
     def loader(refused):
-        dataset = StreamDataset(range(2), Refusing(refused), 2, time_steps=3, retries=2, deterministic=False)
-        return StreamDataLoader(dataset, 1, worker_method="thread", patience=patience)
+        factory = streams.live(Refusing(refused), 1.0) if live else Refusing(refused)
+        dataset = StreamDataset(range(2), factory, 2, time_steps=3, retries=2, deterministic=False)
+        return StreamDataLoader(dataset, 1, worker_method="thread")
 
     first = loader(0)
     for batch in first:
