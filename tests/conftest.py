@@ -28,6 +28,7 @@ import pytest
 import torch
 from file_server import serving
 from helpers import random_cases, soon
+from huge_pages import use_huge_pages
 from hypothesis import HealthCheck, settings
 from ledger import Ledger
 from skips import judge_skip
@@ -149,6 +150,9 @@ def _helpers_running():
         importlib.import_module("fsspec.asyn").get_loop()
     while multiprocessing.active_children():
         time.sleep(0.01)
+    gc.collect()
+    gc.freeze()
+    use_huge_pages()
 
 
 @pytest.fixture(scope="module", autouse=True)

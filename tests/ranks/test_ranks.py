@@ -17,7 +17,6 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as checkpointing
 from cases import Case, Counting, key, keys
 from helpers import PATIENCE, random_cases, soon
 from hypothesis import given
@@ -34,7 +33,6 @@ from rank_processes import (
     side_by_side,
     world_sizes,
 )
-from torch.distributed.device_mesh import init_device_mesh
 from worker_streams import acting, hang, kill_self, raising
 
 from stream_dataloader import StreamDataLoader, StreamDataset, merge_states
@@ -278,7 +276,7 @@ def test_loaders_and_epochs_do_not_mix(ranks):
 
 def twins(rank, way):
     """Two data-parallel ranks of two processes each, which must read the same."""
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "model"))
+    mesh = dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "model"))
     lengths = [3, 9, 2, 6, 7, 1, 1, 4]
     if way == "numbers":  # which need lengths, as nobody says who is to agree on the number of batches
         dataset = Case(lengths, jitter=True).dataset(lengths=lengths)
@@ -483,6 +481,8 @@ def test_a_long_epoch_leaves_no_key_a_step_behind(ranks):
 
 
 def save_and_go_on(rank, world_size, folder, step, workers):
+    import torch.distributed.checkpoint as checkpointing  # takes a second
+
     case = Case([7, 3, 9, 5, 8, 2, 6, 4, 9, 9, 1, 3], lanes=8 // world_size, shuffle=True)
     loader = StreamDataLoader(case.dataset(), workers, virtual_ranks=4, process_group=group(world_size))
     where = {"checkpoint_id": folder, "process_group": group(world_size)}
