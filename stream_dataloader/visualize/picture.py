@@ -8,6 +8,7 @@ The colours can be told apart by colour-blind people (Okabe and Ito 2008). Neigh
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib.util
 import io
 import os
@@ -19,7 +20,7 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 
 from stream_dataloader._html import page, preformatted
-from stream_dataloader._schedule.forecast import Alternative
+from stream_dataloader._schedule.forecast import Alternative, Forecast
 from stream_dataloader.errors import shown
 
 __all__ = ["Segment", "Timeline"]
@@ -69,7 +70,6 @@ class Timeline:
         batches: Number of batches.
         time_steps: Time steps of the longest window, T.
         workers: Lanes of each worker.
-        alternatives: Options that would leave less padding, the best first.
     """
 
     segments: tuple[Segment, ...] = dataclasses.field(repr=False)
@@ -77,7 +77,12 @@ class Timeline:
     batches: int
     time_steps: int
     workers: tuple[range, ...]
-    alternatives: tuple[Alternative, ...] = dataclasses.field(default=(), repr=False)
+    _forecast: Forecast | None = dataclasses.field(default=None, repr=False, compare=False)
+
+    @functools.cached_property
+    def alternatives(self) -> tuple[Alternative, ...]:
+        """Options that would leave less padding, the best first; computed when first read."""
+        return () if self._forecast is None else tuple(self._forecast.alternatives)
 
     @property
     def padding_share(self) -> float:

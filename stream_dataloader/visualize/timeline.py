@@ -86,11 +86,9 @@ def _of_lengths(dataset: StreamDataset, most: int | None, workers: int, epoch: i
         stop = min(run.end, count * time_steps)
         fields = section.source, section.start, True, run.fresh
         segments.append(Segment(lane, run.begin, stop, *fields))
-    forecast = plan.forecast(epoch)
-    alternatives = () if forecast is None else tuple(forecast.alternatives)
     owners = _workers(rules.lanes, workers)
     drawn = tuple(sorted(segments))
-    return Timeline(drawn, rules.lanes, count, time_steps, owners, alternatives)
+    return Timeline(drawn, rules.lanes, count, time_steps, owners, plan.forecast(epoch))
 
 
 def _of_batches(batches: Iterable[StreamBatch], most: int | None, workers: int | None) -> Timeline:
