@@ -100,6 +100,7 @@ def cells(batch):
     """Each lane's items, as source and position, after a look at what else the batch has."""
     assert batch.mask.any(), "a batch without an item"
     assert torch.equal(batch.mask, batch.source_index >= 0)
+    assert not (batch.mask[1:] & ~batch.mask[:-1]).any(), "what has not arrived is missing at a window's end only"
     assert torch.equal(batch.is_first, batch.mask & (batch.position == 0))
     assert torch.equal(batch.reset, batch.is_first[0])
     assert torch.equal(batch.data, (100 * batch.source_index + batch.position) * batch.mask)
@@ -151,6 +152,14 @@ def test_padding_modes_lose_and_double_nothing(waits, lanes, time_steps, mode, o
     assert len(found) == len(set(found))
     assert set(found) <= set(every)
     assert mode == "drop" or len(found) == len(every)
+
+
+@pytest.mark.parametrize("options", KINDS)
+def test_windows_have_no_gaps_whoever_waits_for_whom(options):
+    """Workers read the first items of all lanes first while others wait for them."""
+    waits = [[n % 3, 0, n % 2, 0, 0] for n in range(12)]
+    batches = loader_of(range(12), 4, options, Script(waits), time_steps=3)
+    assert read(batches) == [(n, i) for n in range(12) for i in range(4)]
 
 
 def numbers(acts, items=20, seconds=0.0, **options):
