@@ -18,8 +18,8 @@ from interleaved import Result, figure, ratio, take_turns
 from program import run
 
 from stream_dataloader import StreamDataLoader, StreamDataset
-from stream_dataloader._reading.activity import Meter
-from stream_dataloader._workers.batch_counts import BatchCounts
+from stream_dataloader._engine.reading.activity import Meter
+from stream_dataloader._engine.workers.batch_counts import BatchCounts
 
 LANES = 8
 COUNTERS = [(Meter, name) for name in ("step", "opened", "waited_for_draw", "waited_for_opening")] + [

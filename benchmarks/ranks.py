@@ -31,12 +31,12 @@ from together import in_processes, in_threads
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from stream_dataloader import StreamDataLoader, StreamDataset
-from stream_dataloader._ranks.agreement import AgreedSteps
-from stream_dataloader._ranks.place import RankPlace
-from stream_dataloader._ranks.rendezvous import Rendezvous
-from stream_dataloader._schedule.order import Order
-from stream_dataloader._schedule.replay import steps_of_groups
-from stream_dataloader._schedule.rules import Groups, IntArray
+from stream_dataloader._engine.ranks.agreement import AgreedSteps
+from stream_dataloader._engine.ranks.place import RankPlace
+from stream_dataloader._engine.ranks.rendezvous import Rendezvous
+from stream_dataloader._engine.schedule.order import Order
+from stream_dataloader._engine.schedule.replay import steps_of_groups
+from stream_dataloader._engine.schedule.rules import Groups, IntArray
 
 LANES = 8  # of a rank
 MOST_MS_A_STEP = 1.0

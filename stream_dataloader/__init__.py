@@ -2,11 +2,11 @@
 
 import importlib
 
-from stream_dataloader import _own_folder as _own_folder  # before any other import
-from stream_dataloader._hints import room_of
-from stream_dataloader._merging import merge_states
-from stream_dataloader._schedule.rules import split_batch_size, split_dataset_sizes
-from stream_dataloader._torch_loader import regroup
+from stream_dataloader._engine import own_folder as _own_folder  # noqa: F401 - before any other import
+from stream_dataloader._engine.hints import room_of
+from stream_dataloader._engine.merging import merge_states
+from stream_dataloader._engine.schedule.rules import split_batch_size, split_dataset_sizes
+from stream_dataloader._engine.torch_loader import regroup
 from stream_dataloader.anchors import Anchors
 from stream_dataloader.batch import StreamBatch
 from stream_dataloader.batch_sampler import LaneBatchSampler, LaneIndex, collate_lanes, lane_dataset

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from stream_dataloader import _options as options
-from stream_dataloader._schedule.anchors import AnchorCuts, Spacing
-from stream_dataloader._schedule.rules import IntArray
+from stream_dataloader._engine import options
+from stream_dataloader._engine.schedule.anchors import AnchorCuts, Spacing
+from stream_dataloader._engine.schedule.rules import IntArray
 
 __all__ = ["Anchors"]
 

@@ -12,12 +12,12 @@ from typing import Any, cast
 
 import torch
 
-from stream_dataloader import _options as options
-from stream_dataloader._html import batch_html, page
-from stream_dataloader._items.layout import is_dense
-from stream_dataloader._items.structure import describe, named_leaves
-from stream_dataloader._kept_fields import Kept, KeptFields, map_leaves
-from stream_dataloader._memory import copies
+from stream_dataloader._engine import options
+from stream_dataloader._engine.html import batch_html, page
+from stream_dataloader._engine.items.layout import is_dense
+from stream_dataloader._engine.items.structure import describe, named_leaves
+from stream_dataloader._engine.kept_fields import Kept, KeptFields, map_leaves
+from stream_dataloader._engine.memory import copies
 
 __all__ = ["StreamBatch"]
 

@@ -15,19 +15,19 @@ from typing import TYPE_CHECKING, Any, Generic
 
 import torch
 
-from stream_dataloader import _options as options
-from stream_dataloader._device import Destination, HasDestination
-from stream_dataloader._loader.attributes import KeptLength, TorchAttributes
-from stream_dataloader._loader.base_position import KeptLanes
-from stream_dataloader._loader.iteration import Output
-from stream_dataloader._loader.position import LoaderPosition
-from stream_dataloader._loader.starter import Starter
-from stream_dataloader._memory.pickling import ByValue
-from stream_dataloader._progress import with_progress
-from stream_dataloader._ranks.ranks import Ranks
-from stream_dataloader._reading.deferred import Begun, Deferred, Turn
-from stream_dataloader._reading.lists import SourceLists
-from stream_dataloader._workers.settings import WorkerSettings, check_dataset
+from stream_dataloader._engine import options
+from stream_dataloader._engine.device import Destination, HasDestination
+from stream_dataloader._engine.loader.attributes import KeptLength, TorchAttributes
+from stream_dataloader._engine.loader.base_position import KeptLanes
+from stream_dataloader._engine.loader.iteration import Output
+from stream_dataloader._engine.loader.position import LoaderPosition
+from stream_dataloader._engine.loader.starter import Starter
+from stream_dataloader._engine.memory.pickling import ByValue
+from stream_dataloader._engine.progress import with_progress
+from stream_dataloader._engine.ranks.ranks import Ranks
+from stream_dataloader._engine.reading.deferred import Begun, Deferred, Turn
+from stream_dataloader._engine.reading.lists import SourceLists
+from stream_dataloader._engine.workers.settings import WorkerSettings, check_dataset
 from stream_dataloader.batch import StreamBatch
 from stream_dataloader.dataset import StreamDataset
 from stream_dataloader.errors import StreamError

@@ -1,6 +1,6 @@
 """`StreamDataset`: the sources, the function that opens them, and their schedule.
 
-It is a description, and reads nothing: `_reading` follows its `plan`. Iterated over by itself, or by torch's own
+It is a description, and reads nothing: `_engine/reading` follows its `plan`. Iterated over by itself, or by torch's own
 `DataLoader`, it yields *parts*, each with the lanes of one process, which `StreamDataLoader` regroups into batches.
 """
 
@@ -15,19 +15,19 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 import torch
 from torch.utils.data import IterableDataset
 
-from stream_dataloader import _options as options
-from stream_dataloader._hints import hinted
-from stream_dataloader._items.fill import check_fill
-from stream_dataloader._map_style.streams import map_style
-from stream_dataloader._memory.pickling import by_value, spawning
-from stream_dataloader._reading.growth import Followers, as_listed
-from stream_dataloader._reading.lists import SourceList, SourceLists
-from stream_dataloader._reading.plan import ReadingPlan
-from stream_dataloader._reading.sessions import SessionTable
-from stream_dataloader._schedule.replay import count_steps, steps_behind, steps_of_groups
-from stream_dataloader._schedule.rules import IntArray, Rules
-from stream_dataloader._schedule.sections import Cuts, Lengths
-from stream_dataloader._schedule.snapshot import Snapshot
+from stream_dataloader._engine import options
+from stream_dataloader._engine.hints import hinted
+from stream_dataloader._engine.items.fill import check_fill
+from stream_dataloader._engine.map_style.streams import map_style
+from stream_dataloader._engine.memory.pickling import by_value, spawning
+from stream_dataloader._engine.reading.growth import Followers, as_listed
+from stream_dataloader._engine.reading.lists import SourceList, SourceLists
+from stream_dataloader._engine.reading.plan import ReadingPlan
+from stream_dataloader._engine.reading.sessions import SessionTable
+from stream_dataloader._engine.schedule.replay import count_steps, steps_behind, steps_of_groups
+from stream_dataloader._engine.schedule.rules import IntArray, Rules
+from stream_dataloader._engine.schedule.sections import Cuts, Lengths
+from stream_dataloader._engine.schedule.snapshot import Snapshot
 from stream_dataloader.batch import StreamBatch
 from stream_dataloader.protocols import OnError, PaddingMode, Schedule, StreamFactory, Windows
 from stream_dataloader.sectioning import Sections, check_sections
@@ -35,8 +35,8 @@ from stream_dataloader.sectioning import Sections, check_sections
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
 
-    from stream_dataloader._map_style.given_groups import Order
-    from stream_dataloader._map_style.streams import MapStyleOptions
+    from stream_dataloader._engine.map_style.given_groups import Order
+    from stream_dataloader._engine.map_style.streams import MapStyleOptions
 
 __all__ = ["StreamDataset"]
 
@@ -422,7 +422,7 @@ class StreamDataset(IterableDataset[StreamBatch]):
         read at once, with `iter()`. All workers of one `DataLoader` iteration join the same session, in any order.
         """
         # Imported here, because only reading without a loader needs the whole engine.
-        from stream_dataloader._reading.plain import plain_parts
+        from stream_dataloader._engine.reading.plain import plain_parts
 
         options.check_items(self.rules)
         self.source_lists.check_given()

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from stream_dataloader import _options as options
-from stream_dataloader._schedule.rules import IntArray
-from stream_dataloader._schedule.sections import Cut
+from stream_dataloader._engine import options
+from stream_dataloader._engine.schedule.rules import IntArray
+from stream_dataloader._engine.schedule.sections import Cut
 from stream_dataloader.errors import shorten
 from stream_dataloader.stream_info import cuts_key
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from stream_dataloader._advice import Advice, Figures, WorkerStats, advise, available_cores, rate
-from stream_dataloader._html import escaped, page, table
+from stream_dataloader._engine.advice import Advice, Figures, WorkerStats, advise, available_cores, rate
+from stream_dataloader._engine.html import escaped, page, table
 
 __all__ = ["LoaderStats", "TraceEvent", "WorkerStats"]
 

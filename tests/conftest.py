@@ -34,7 +34,7 @@ from ledger import Ledger
 from skips import judge_skip
 
 from stream_dataloader import visualize
-from stream_dataloader._memory.shared_memory import BLOCKS
+from stream_dataloader._engine.memory.shared_memory import BLOCKS
 
 #: What tests share is found by the programs they start, too; as `pythonpath` in pyproject.toml is for tests.
 SHARED = [str(pathlib.Path(__file__).parent / folder) for folder in ("support", "ranks", "streams")]

@@ -137,7 +137,7 @@ def test_every_room_says_what_is_in_it():
 
 def test_the_schedule_is_pure():
     impure = {"torch", "time", "threading", "multiprocessing", "os", "fcntl"}
-    for path in PACKAGE.glob("_schedule/*.py"):
+    for path in PACKAGE.glob("_engine/schedule/*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [node.module] if isinstance(node, ast.ImportFrom) else []

@@ -14,15 +14,15 @@ from typing import Any, SupportsIndex, overload
 import numpy as np
 import numpy.typing as npt
 
-from stream_dataloader._assembly.part import Run, runs_of
-from stream_dataloader._map_style.index_groups import IndexGroups
-from stream_dataloader._schedule.anchors import AnchorCuts
-from stream_dataloader._schedule.order import Order
-from stream_dataloader._schedule.position import EpochStart
-from stream_dataloader._schedule.replay import Piece, Replay
-from stream_dataloader._schedule.rules import IntArray, Rules
-from stream_dataloader._schedule.sections import Cuts, Lengths
-from stream_dataloader._schedule.snapshot import Snapshot
+from stream_dataloader._engine.assembly.part import Run, runs_of
+from stream_dataloader._engine.map_style.index_groups import IndexGroups
+from stream_dataloader._engine.schedule.anchors import AnchorCuts
+from stream_dataloader._engine.schedule.order import Order
+from stream_dataloader._engine.schedule.position import EpochStart
+from stream_dataloader._engine.schedule.replay import Piece, Replay
+from stream_dataloader._engine.schedule.rules import IntArray, Rules
+from stream_dataloader._engine.schedule.sections import Cuts, Lengths
+from stream_dataloader._engine.schedule.snapshot import Snapshot
 from stream_dataloader.stream_info import StreamInfo, stream_seed
 
 __all__ = ["LaneIndex"]

@@ -14,13 +14,13 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset, get_worker_info
 
-from stream_dataloader._assembly.block import Block, new_column
-from stream_dataloader._assembly.part import runs_of
-from stream_dataloader._items.bookkeeping import Bookkeeping
-from stream_dataloader._items.fill import FillValue
-from stream_dataloader._items.layout import Layout, Leaves, as_tensor
-from stream_dataloader._items.structure import Misfit, flatten, unflatten
-from stream_dataloader._map_style.streams import fetch
+from stream_dataloader._engine.assembly.block import Block, new_column
+from stream_dataloader._engine.assembly.part import runs_of
+from stream_dataloader._engine.items.bookkeeping import Bookkeeping
+from stream_dataloader._engine.items.fill import FillValue
+from stream_dataloader._engine.items.layout import Layout, Leaves, as_tensor
+from stream_dataloader._engine.items.structure import Misfit, flatten, unflatten
+from stream_dataloader._engine.map_style.streams import fetch
 from stream_dataloader.batch import StreamBatch
 from stream_dataloader.batch_sampler.drawing import LaneIndices
 from stream_dataloader.errors import ItemError, ReadError, StreamError, shorten

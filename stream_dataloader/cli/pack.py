@@ -16,7 +16,7 @@ from argparse import ArgumentParser, Namespace
 from functools import partial
 
 from stream_dataloader import stores
-from stream_dataloader._advice import available_cores
+from stream_dataloader._engine.advice import available_cores
 from stream_dataloader.cli.arguments import (
     add_options,
     add_target,

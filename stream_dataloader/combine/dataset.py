@@ -7,7 +7,7 @@ from typing import Literal
 
 from torch.utils.data import IterableDataset
 
-from stream_dataloader import _options as options
+from stream_dataloader._engine import options
 from stream_dataloader.batch import StreamBatch
 from stream_dataloader.dataset import StreamDataset
 

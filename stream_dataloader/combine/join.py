@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-from stream_dataloader._assembly.block import new_column
-from stream_dataloader._assembly.lane_windows import idle_window
-from stream_dataloader._items.fill import FillValue
-from stream_dataloader._items.layout import Layout, as_tensor
-from stream_dataloader._items.structure import ALIKE, flatten
+from stream_dataloader._engine.assembly.block import new_column
+from stream_dataloader._engine.assembly.lane_windows import idle_window
+from stream_dataloader._engine.items.fill import FillValue
+from stream_dataloader._engine.items.layout import Layout, as_tensor
+from stream_dataloader._engine.items.structure import ALIKE, flatten
 from stream_dataloader.batch import StreamBatch
 from stream_dataloader.errors import ItemError, StreamDataLoaderError, StreamError, WorkerDeathError, shorten
 

@@ -16,13 +16,13 @@ import functools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from stream_dataloader import _options as options
-from stream_dataloader._advice import available_cores
-from stream_dataloader._device import Destination
-from stream_dataloader._loader.attributes import KeptLength
-from stream_dataloader._reading.deferred import Deferred, Turn
-from stream_dataloader._workers.pool import warn_of_cores
-from stream_dataloader._workers.settings import WorkerSettings
+from stream_dataloader._engine import options
+from stream_dataloader._engine.advice import available_cores
+from stream_dataloader._engine.device import Destination
+from stream_dataloader._engine.loader.attributes import KeptLength
+from stream_dataloader._engine.reading.deferred import Deferred, Turn
+from stream_dataloader._engine.workers.pool import warn_of_cores
+from stream_dataloader._engine.workers.settings import WorkerSettings
 from stream_dataloader.batch import StreamBatch
 from stream_dataloader.combine.dataset import SideBySide
 from stream_dataloader.combine.join import Join, sides_of

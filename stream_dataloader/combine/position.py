@@ -15,13 +15,13 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from stream_dataloader import _options as options
-from stream_dataloader._items.layout import Layout
-from stream_dataloader._loader.base_position import BasePosition, KeptLanes
-from stream_dataloader._loader.delivery import Delivery
-from stream_dataloader._reading.plan import Start
-from stream_dataloader._schedule.position import EpochStart
-from stream_dataloader._schedule.state_check import number as check_number
+from stream_dataloader._engine import options
+from stream_dataloader._engine.items.layout import Layout
+from stream_dataloader._engine.loader.base_position import BasePosition, KeptLanes
+from stream_dataloader._engine.loader.delivery import Delivery
+from stream_dataloader._engine.reading.plan import Start
+from stream_dataloader._engine.schedule.position import EpochStart
+from stream_dataloader._engine.schedule.state_check import number as check_number
 from stream_dataloader.errors import StateError
 
 if TYPE_CHECKING:

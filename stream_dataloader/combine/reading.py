@@ -14,14 +14,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from stream_dataloader._advice import Setup
-from stream_dataloader._device import OneAhead
-from stream_dataloader._loader.base_position import is_being_read
-from stream_dataloader._loader.iteration import Output
-from stream_dataloader._reading.deferred import Begun, Deferred, Turn
-from stream_dataloader._schedule.rules import deal_lanes
-from stream_dataloader._workers.batch_counts import BatchCounts, clock
-from stream_dataloader._workers.settings import WorkerSettings
+from stream_dataloader._engine.advice import Setup
+from stream_dataloader._engine.device import OneAhead
+from stream_dataloader._engine.loader.base_position import is_being_read
+from stream_dataloader._engine.loader.iteration import Output
+from stream_dataloader._engine.reading.deferred import Begun, Deferred, Turn
+from stream_dataloader._engine.schedule.rules import deal_lanes
+from stream_dataloader._engine.workers.batch_counts import BatchCounts, clock
+from stream_dataloader._engine.workers.settings import WorkerSettings
 from stream_dataloader.batch import StreamBatch
 from stream_dataloader.combine.join import Join, Side
 from stream_dataloader.combine.position import JointPosition

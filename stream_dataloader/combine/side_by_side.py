@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
-from stream_dataloader import _options as options
+from stream_dataloader._engine import options
 from stream_dataloader.combine.dataset import SideBySide
 from stream_dataloader.combine.loader import JointLoader
 from stream_dataloader.dataloader import StreamDataLoader

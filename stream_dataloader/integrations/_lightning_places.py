@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, NamedTuple
 
-from stream_dataloader._merging import merge_states
-from stream_dataloader._ranks.place import is_started
+from stream_dataloader._engine.merging import merge_states
+from stream_dataloader._engine.ranks.place import is_started
 from stream_dataloader.dataloader import StreamDataLoader
 from stream_dataloader.integrations._all_ranks import State, gathered, place_of
 

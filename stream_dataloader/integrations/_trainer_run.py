@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset
 
-from stream_dataloader._kept_fields import map_leaves
+from stream_dataloader._engine.kept_fields import map_leaves
 from stream_dataloader.batch import StreamBatch
 from stream_dataloader.dataloader import StreamDataLoader
 from stream_dataloader.integrations._all_ranks import place_of

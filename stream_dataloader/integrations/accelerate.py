@@ -21,8 +21,8 @@ from accelerate import Accelerator
 from accelerate.data_loader import DataLoaderStateMixin
 from accelerate.state import GradientState
 
-from stream_dataloader._loader.epoch import Epoch
-from stream_dataloader._options import check_changes
+from stream_dataloader._engine.loader.epoch import Epoch
+from stream_dataloader._engine.options import check_changes
 from stream_dataloader.dataloader import StreamDataLoader
 from stream_dataloader.errors import StateError
 from stream_dataloader.integrations._all_ranks import CARRIERS, Carried, Carrier, gathered, own_state

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from stream_dataloader import _options as options
-from stream_dataloader._hints import hinted
+from stream_dataloader._engine import options
+from stream_dataloader._engine.hints import hinted
 from stream_dataloader.batch import StreamBatch
 from stream_dataloader.errors import StateError
 from stream_dataloader.recurrent.checkpoint import check_state, tensors_from_plain

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from stream_dataloader._items.plain import from_plain, to_plain
+from stream_dataloader._engine.items.plain import from_plain, to_plain
 from stream_dataloader.errors import StateError
 from stream_dataloader.recurrent.order import ROWS, LaneOrder, named
 from stream_dataloader.recurrent.states import Lanes, States

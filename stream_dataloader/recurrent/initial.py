@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from stream_dataloader._items.structure import leaf_paths
+from stream_dataloader._engine.items.structure import leaf_paths
 from stream_dataloader.batch import StreamBatch
 from stream_dataloader.recurrent.states import States, check_same, dims_of, names_of, take_apart
 

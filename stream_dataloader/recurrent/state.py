@@ -16,10 +16,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from stream_dataloader import _options as options
-from stream_dataloader._hints import hinted
-from stream_dataloader._items.structure import children_of
-from stream_dataloader._ranks.place import OwnRank
+from stream_dataloader._engine import options
+from stream_dataloader._engine.hints import hinted
+from stream_dataloader._engine.items.structure import children_of
+from stream_dataloader._engine.ranks.place import OwnRank
 from stream_dataloader.batch import StreamBatch
 from stream_dataloader.errors import NonFiniteStateError, StateError
 from stream_dataloader.recurrent.checkpoint import head_of, of_rank, tensors_from_plain, tensors_to_plain

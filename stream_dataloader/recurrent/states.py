@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from stream_dataloader._items.structure import (
+from stream_dataloader._engine.items.structure import (
     Node,
     Parts,
     children_of,

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from stream_dataloader._items.structure import Node, flatten
+from stream_dataloader._engine.items.structure import Node, flatten
 from stream_dataloader.errors import StoreError, shorten
 from stream_dataloader.stores._base.files import damage_named, hashed, read_json
 from stream_dataloader.stores._base.leaves import LeafSpec, dtype_named

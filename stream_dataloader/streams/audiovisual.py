@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from stream_dataloader._hints import hinted
+from stream_dataloader._engine.hints import hinted
 from stream_dataloader.streams._media.container import frame_rate
 from stream_dataloader.streams._media.section import OnCorrupt, check_numbers, closed_on_error
 from stream_dataloader.streams.audio.resample import Samples

@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from stream_dataloader._memory.endings import start_thread
+from stream_dataloader._engine.memory.endings import start_thread
 from stream_dataloader.errors import shorten
 from stream_dataloader.protocols import NOTHING_YET, StreamFactory
 from stream_dataloader.stream_info import StreamInfo, run_as, running

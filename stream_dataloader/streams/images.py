@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from stream_dataloader._hints import hinted
+from stream_dataloader._engine.hints import hinted
 from stream_dataloader.streams._media.items import PictureItems
 from stream_dataloader.streams._media.listing import entries_in, is_hidden
 from stream_dataloader.streams._media.opencv import check_opencv, decoded_image, import_opencv

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from stream_dataloader._items.layout import as_array, spec_of
-from stream_dataloader._items.structure import flatten
-from stream_dataloader._kept_fields import map_leaves
+from stream_dataloader._engine.items.layout import as_array, spec_of
+from stream_dataloader._engine.items.structure import flatten
+from stream_dataloader._engine.kept_fields import map_leaves
 from stream_dataloader.testing.resume import leaf_key
 
 

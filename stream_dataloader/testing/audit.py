@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from stream_dataloader import _options as options
+from stream_dataloader._engine import options
 from stream_dataloader.testing._rows import GOES_ON, GOOD, KINDS, Draws, Ids, Moves, knows_itself, moves_of, read
 
 __all__ = ["Audit", "RowMoves", "audit"]

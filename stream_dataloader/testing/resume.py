@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from stream_dataloader._kept_fields import map_leaves
-from stream_dataloader._reading.starts import IGNORES_START, ignores_start
+from stream_dataloader._engine.kept_fields import map_leaves
+from stream_dataloader._engine.reading.starts import IGNORES_START, ignores_start
 from stream_dataloader.batch import StreamBatch
 from stream_dataloader.dataloader import StreamDataLoader
 from stream_dataloader.dataset import StreamDataset

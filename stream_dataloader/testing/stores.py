@@ -14,8 +14,8 @@ import cloudpickle
 import numpy as np
 
 from stream_dataloader import stores
-from stream_dataloader._items.structure import flatten
-from stream_dataloader._kept_fields import map_leaves
+from stream_dataloader._engine.items.structure import flatten
+from stream_dataloader._engine.kept_fields import map_leaves
 from stream_dataloader.stores import Store
 from stream_dataloader.testing._items import assert_same, copied, items_of
 from stream_dataloader.testing.streams import StreamContract

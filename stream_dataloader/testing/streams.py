@@ -15,8 +15,8 @@ from typing import Any
 
 import cloudpickle
 
-from stream_dataloader._kept_fields import map_leaves
-from stream_dataloader._reading.opening import declares_early, keeps_state, seeks_items, takes_start
+from stream_dataloader._engine.kept_fields import map_leaves
+from stream_dataloader._engine.reading.opening import declares_early, keeps_state, seeks_items, takes_start
 from stream_dataloader.dataloader import StreamDataLoader
 from stream_dataloader.dataset import StreamDataset
 from stream_dataloader.testing._items import (

@@ -19,8 +19,8 @@ from typing import IO, Any, NamedTuple
 
 import numpy as np
 
-from stream_dataloader._html import page, preformatted
-from stream_dataloader._schedule.forecast import Alternative, Forecast
+from stream_dataloader._engine.html import page, preformatted
+from stream_dataloader._engine.schedule.forecast import Alternative, Forecast
 from stream_dataloader.errors import shown
 
 __all__ = ["Segment", "Timeline"]

@@ -11,10 +11,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from stream_dataloader._html import runs_of
-from stream_dataloader._schedule.order import Order
-from stream_dataloader._schedule.replay import Replay
-from stream_dataloader._schedule.rules import deal_lanes
+from stream_dataloader._engine.html import runs_of
+from stream_dataloader._engine.schedule.order import Order
+from stream_dataloader._engine.schedule.replay import Replay
+from stream_dataloader._engine.schedule.rules import deal_lanes
 from stream_dataloader.batch import StreamBatch
 from stream_dataloader.dataloader import StreamDataLoader
 from stream_dataloader.dataset import StreamDataset

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from stream_dataloader import StreamDataLoader, StreamDataset
-from stream_dataloader._items import bookkeeping
+from stream_dataloader._engine.items import bookkeeping
 
 
 @pytest.mark.parametrize("workers", [0, 2])

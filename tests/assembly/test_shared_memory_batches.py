@@ -22,7 +22,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from worker_streams import raising
 
 from stream_dataloader import StreamDataLoader, StreamDataset, get_stream_info
-from stream_dataloader._kept_fields import map_leaves
+from stream_dataloader._engine.kept_fields import map_leaves
 from stream_dataloader.errors import ItemError
 
 Pair = collections.namedtuple("Pair", "first second")
@@ -337,7 +337,7 @@ def test_without_shared_memory_it_is_the_queue_with_one_warning(monkeypatch, gro
     expected = keys(loader_of(workers=0))
     if grown:  # there is some, and not enough: ftruncate fails in the worker that lays out the slots
         no_room = raising(OSError, "no room")
-        monkeypatch.setattr("stream_dataloader._memory.shared_memory.SharedFile.grow", lambda *_: no_room())
+        monkeypatch.setattr("stream_dataloader._engine.memory.shared_memory.SharedFile.grow", lambda *_: no_room())
     else:
         monkeypatch.delattr(os, "memfd_create")
         monkeypatch.setitem(sys.modules, "_posixshmem", None)

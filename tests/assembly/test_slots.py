@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from stream_dataloader._assembly.slot_pool import SlotPool
-from stream_dataloader._items.layout import Layout
+from stream_dataloader._engine.assembly.slot_pool import SlotPool
+from stream_dataloader._engine.items.layout import Layout
 
 
 def layout_of(item):

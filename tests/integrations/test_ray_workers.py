@@ -20,8 +20,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stream_dataloader import StreamDataLoader, StreamDataset, side_by_side
-from stream_dataloader._remote import pool
-from stream_dataloader._remote.frames import FrameSocket
+from stream_dataloader._engine.remote import pool
+from stream_dataloader._engine.remote.frames import FrameSocket
 from stream_dataloader.errors import (
     ItemError,
     OpenError,

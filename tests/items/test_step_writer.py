@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from worker_streams import acting, few, raising
 
 from stream_dataloader import Sections, StreamDataLoader, StreamDataset
-from stream_dataloader._items.layout import Layout, flatten
-from stream_dataloader._items.step_writer import step_writer
+from stream_dataloader._engine.items.layout import Layout, flatten
+from stream_dataloader._engine.items.step_writer import step_writer
 from stream_dataloader.errors import ItemError, LengthError, ReadError
 
 Pair = collections.namedtuple("Pair", "left right")

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from stream_dataloader import StreamDataLoader, StreamDataset, visualize
-from stream_dataloader._advice import Setup
+from stream_dataloader._engine.advice import Setup
 from stream_dataloader.stats import LoaderStats, WorkerStats
 
 

@@ -8,7 +8,7 @@ import pytest
 
 import stream_dataloader
 from stream_dataloader import StreamDataLoader, StreamDataset
-from stream_dataloader._schedule.requests import Ledger
+from stream_dataloader._engine.schedule.requests import Ledger
 
 PACKAGE = os.path.dirname(stream_dataloader.__file__)
 

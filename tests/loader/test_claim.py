@@ -77,7 +77,7 @@ def test_an_iterator_that_could_not_begin_has_claimed_nothing(monkeypatch):
     loader.load_state_dict(state)
     batches = iter(loader)
     with monkeypatch.context() as patch:
-        patch.setattr("stream_dataloader._loader.starter.read_here", fail)
+        patch.setattr("stream_dataloader._engine.loader.starter.read_here", fail)
         with pytest.raises(OSError, match="no more"):
             next(batches)
     assert loader.state_dict() == state

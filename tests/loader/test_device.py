@@ -16,9 +16,9 @@ from helpers import soon
 from torch.utils.data import DataLoader
 
 from stream_dataloader import StreamDataLoader, StreamDataset
-from stream_dataloader._assembly.page_lock import PendingCopies, lock_pages
-from stream_dataloader._device import OneAhead
-from stream_dataloader._memory import copies as noted
+from stream_dataloader._engine.assembly.page_lock import PendingCopies, lock_pages
+from stream_dataloader._engine.device import OneAhead
+from stream_dataloader._engine.memory import copies as noted
 
 
 def rows_of(length):

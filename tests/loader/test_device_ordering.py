@@ -14,12 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stream_dataloader import StreamBatch
-from stream_dataloader._assembly import page_lock
-from stream_dataloader._assembly.slot_pool import SlotLeases, SlotPool
-from stream_dataloader._device import OneAhead, pinned
-from stream_dataloader._items.layout import Layout
-from stream_dataloader._kept_fields import map_leaves
-from stream_dataloader._memory import copies
+from stream_dataloader._engine.assembly import page_lock
+from stream_dataloader._engine.assembly.slot_pool import SlotLeases, SlotPool
+from stream_dataloader._engine.device import OneAhead, pinned
+from stream_dataloader._engine.items.layout import Layout
+from stream_dataloader._engine.kept_fields import map_leaves
+from stream_dataloader._engine.memory import copies
 
 STEPS, LANES, WIDTH = 2, 3, 5
 

@@ -132,7 +132,7 @@ def test_parts_are_the_batches_by_worker(workers, options):
 
 
 def test_leaving_early_does_not_wait_for_each_stuck_worker_in_turn(monkeypatch):
-    monkeypatch.setattr("stream_dataloader._workers.workers.SHUTDOWN_SECONDS", 1)
+    monkeypatch.setattr("stream_dataloader._engine.workers.workers.SHUTDOWN_SECONDS", 1)
 
     def stuck(n):
         yield n

@@ -7,7 +7,7 @@ import pytest
 from helpers import declared
 
 from stream_dataloader import StreamDataLoader, StreamDataset
-from stream_dataloader._reading import opener
+from stream_dataloader._engine.reading import opener
 
 
 def read(number):

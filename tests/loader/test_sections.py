@@ -19,7 +19,7 @@ from stream_dataloader import (
     interleave,
     merge_states,
 )
-from stream_dataloader._schedule.order import Order
+from stream_dataloader._engine.schedule.order import Order
 from stream_dataloader.testing import check_resume
 
 # What is read: sources are (index, length). Items tell source, position, and a random draw that depends on both.

@@ -9,7 +9,7 @@ import pytest
 from helpers import PATIENCE
 
 from stream_dataloader import StreamDataLoader, StreamDataset
-from stream_dataloader._memory.shared_memory import SharedMemory
+from stream_dataloader._engine.memory.shared_memory import SharedMemory
 
 
 def open_descriptors():

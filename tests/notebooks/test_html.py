@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from stream_dataloader import StreamBatch, StreamDataLoader, StreamDataset, visualize
-from stream_dataloader._html import LIMIT_BYTES
+from stream_dataloader._engine.html import LIMIT_BYTES
 
 
 class Reader(html.parser.HTMLParser):

@@ -17,8 +17,8 @@ from rank_processes import EXAMPLES, loader_of, shared_cases, world_sizes
 from worker_streams import acting, raising
 
 from stream_dataloader import LaneBatchSampler, StreamDataLoader, StreamDataset, errors, merge_states
-from stream_dataloader._schedule.order import Order, dealt_by_length
-from stream_dataloader._schedule.rules import Groups
+from stream_dataloader._engine.schedule.order import Order, dealt_by_length
+from stream_dataloader._engine.schedule.rules import Groups
 
 
 def alone(case, known, group, total):
@@ -252,7 +252,7 @@ def test_lengths_that_decide_who_reads_what_are_part_of_a_state():
 
 def test_a_state_that_is_loaded_before_the_rank_is_known_is_kept(monkeypatch):
     """torch.distributed may be started after the state is loaded: what counts is the rank that then begins."""
-    from stream_dataloader._ranks import place
+    from stream_dataloader._engine.ranks import place
 
     def loader():
         return StreamDataLoader(Case([6] * 8, lanes=2, time_steps=1).dataset(), virtual_ranks=2)
@@ -267,7 +267,7 @@ def test_a_state_that_is_loaded_before_the_rank_is_known_is_kept(monkeypatch):
 
 def test_a_rank_is_looked_up_for_each_epoch(monkeypatch):
     """torch.distributed may be started anew, with this process as another rank."""
-    from stream_dataloader._ranks import place
+    from stream_dataloader._engine.ranks import place
 
     options = {"lengths": [6, 4, 5, 3, 7, 2], "shuffle": True, "seed": 0}
     places, expected = [place.RankPlace(rank, 2) for rank in (1, 0, 1)], []

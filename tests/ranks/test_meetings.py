@@ -17,7 +17,7 @@ from helpers import PATIENCE, ROOT
 from rank_processes import RankProcesses, free_port
 
 from stream_dataloader import StreamDataLoader
-from stream_dataloader._ranks.store import StoreConnection
+from stream_dataloader._engine.ranks.store import StoreConnection
 from stream_dataloader.errors import RankError
 
 LENGTHS = [9, 4, 6, 3]

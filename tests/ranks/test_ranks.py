@@ -36,8 +36,8 @@ from rank_processes import (
 from worker_streams import acting, hang, kill_self, raising
 
 from stream_dataloader import StreamDataLoader, StreamDataset, merge_states
-from stream_dataloader._ranks import keys as keys_of_ranks
-from stream_dataloader._ranks.store import StoreConnection
+from stream_dataloader._engine.ranks import keys as keys_of_ranks
+from stream_dataloader._engine.ranks.store import StoreConnection
 
 
 @pytest.fixture(scope="module")
@@ -413,7 +413,9 @@ def test_a_rank_that_leaves_alone_is_named_at_once(ranks):
 
 def leave(rank, who, told):
     """One rank gives up its wait for another one, or leaves; the last of them stays until the others know."""
-    waits_long = "stream_dataloader._ranks.store._QUIET_SECONDS"  # a look at others would come after the test's end
+    waits_long = (
+        "stream_dataloader._engine.ranks.store._QUIET_SECONDS"  # a look at others would come after the test's end
+    )
     options = {"padding_mode": "drop", "lanes": 1, "lookahead": 0}
     timeout = 3 if (rank, who) == (0, "gives up") else PATIENCE
     dist.barrier(group(3))  # so that it has not to wait for the beginning

@@ -258,7 +258,7 @@ class Dropping:
 @pytest.mark.parametrize("way", ["iterates", "writes"])
 @pytest.mark.parametrize("length", [6, 4])
 def test_a_stream_that_broke_ahead_is_opened_again_there(way, length, monkeypatch):
-    monkeypatch.setattr("stream_dataloader._reading.stream.time.sleep", lambda _: None)
+    monkeypatch.setattr("stream_dataloader._engine.reading.stream.time.sleep", lambda _: None)
     dataset = StreamDataset([length], Dropping(way), 1, time_steps=2, retries=1, mark_ends=True)
     batches = list(StreamDataLoader(dataset))
     assert [y for batch in batches for y in batch.data["y"][:, 0].tolist()] == list(range(length))

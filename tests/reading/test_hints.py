@@ -8,7 +8,7 @@ import pytest
 
 import stream_dataloader
 from stream_dataloader import LaneBatchSampler, StreamDataLoader, StreamDataset, errors, recurrent, stores, streams
-from stream_dataloader._hints import _ROOMS
+from stream_dataloader._engine.hints import _ROOMS
 from stream_dataloader.errors import ItemError
 from stream_dataloader.recurrent import RecurrentState
 from stream_dataloader.streams import ArrayStream, TextStream

@@ -171,7 +171,7 @@ def breaking(kind, at):
 
 @pytest.mark.parametrize("kind", [VideoReader, SecondsReader, Fresh, Generating, Rewinding, RewindingSeeker])
 def test_a_stream_that_broke_goes_on_at_the_right_item(kind, monkeypatch):
-    monkeypatch.setattr("stream_dataloader._reading.stream.time.sleep", lambda _: None)
+    monkeypatch.setattr("stream_dataloader._engine.reading.stream.time.sleep", lambda _: None)
     expected = numbers(loader(kind))
     assert numbers(loader(breaking(kind, 14), retries=1)) == expected
     # the state is of item 8, and it breaks at 14

@@ -22,8 +22,8 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, get_worker_info
 
 from stream_dataloader import StreamDataLoader, StreamDataset, interleave
-from stream_dataloader._reading.sources import PackedSources
-from stream_dataloader._schedule.order import Permutation
+from stream_dataloader._engine.reading.sources import PackedSources
+from stream_dataloader._engine.schedule.order import Permutation
 from stream_dataloader.errors import OpenError
 from stream_dataloader.streams import ArrayStream
 
@@ -389,7 +389,7 @@ def test_an_array_of_one_source_is_its_own_copy():
     ],
 )
 def test_copies_that_would_take_too_much_are_refused(array, remedy, monkeypatch):
-    monkeypatch.setattr("stream_dataloader._reading.array_buffers._MOST_COPIED_BYTES", 1_000_000)
+    monkeypatch.setattr("stream_dataloader._engine.reading.array_buffers._MOST_COPIED_BYTES", 1_000_000)
     sources = [(array, at, at + 1) for at in range(30)]
     StreamDataset(sources[:3], ArrayStream(), 1, time_steps=1)
     with pytest.raises(ValueError, match=remedy):

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stream_dataloader import Sections
-from stream_dataloader._schedule.sections import Cut, Cuts
+from stream_dataloader._engine.schedule.sections import Cut, Cuts
 
 lists = st.lists(
     st.tuples(st.lists(st.integers(-1, 40), min_size=1, max_size=6), st.none() | st.integers(1, 12), st.booleans()),

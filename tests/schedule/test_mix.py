@@ -9,8 +9,8 @@ from helpers import random_cases
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stream_dataloader._schedule.mix import DrawOrder, Mix, Replaced
-from stream_dataloader._schedule.weights_check import asked_draws, checked_weights
+from stream_dataloader._engine.schedule.mix import DrawOrder, Mix, Replaced
+from stream_dataloader._engine.schedule.weights_check import asked_draws, checked_weights
 
 
 def modelled_draws(sizes, weights, exhausted):

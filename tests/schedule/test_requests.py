@@ -6,10 +6,10 @@ import random
 import pytest
 
 from stream_dataloader import StreamDataset
-from stream_dataloader._memory.fields import Carver
-from stream_dataloader._schedule.requests import Ledger, next_draw
-from stream_dataloader._schedule.rules import NEVER, NONE, PENDING
-from stream_dataloader._schedule.snapshot import LaneReports, LaneState, Progress, pack_progress
+from stream_dataloader._engine.memory.fields import Carver
+from stream_dataloader._engine.schedule.requests import Ledger, next_draw
+from stream_dataloader._engine.schedule.rules import NEVER, NONE, PENDING
+from stream_dataloader._engine.schedule.snapshot import LaneReports, LaneState, Progress, pack_progress
 
 
 def ledger_of(sources=100, lanes=2, lookahead=1):

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stream_dataloader import StreamDataLoader, StreamDataset, split_batch_size
-from stream_dataloader._schedule.order import Order
-from stream_dataloader._schedule.rules import deal_lanes
+from stream_dataloader._engine.schedule.order import Order
+from stream_dataloader._engine.schedule.rules import deal_lanes
 
 
 @given(st.integers(1, 50), st.integers(0, 60))

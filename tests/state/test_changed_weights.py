@@ -15,8 +15,8 @@ from mixtures import first_of, mixture_of, mixtures, weights_of
 from serial_model import changed
 
 from stream_dataloader import StateError, StreamDataLoader, merge_states, side_by_side
-from stream_dataloader._schedule.mix import Replaced
-from stream_dataloader._schedule.order import Order
+from stream_dataloader._engine.schedule.mix import Replaced
+from stream_dataloader._engine.schedule.order import Order
 
 MOST = 30
 THREAD = {"num_workers": 1, "worker_method": "thread"}

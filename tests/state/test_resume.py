@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stream_dataloader import StateError, StreamDataLoader, StreamDataset, get_stream_info
-from stream_dataloader._schedule.state_check import checksum
+from stream_dataloader._engine.schedule.state_check import checksum
 from stream_dataloader.errors import ReadError
 from stream_dataloader.testing import batch_key, check_resume
 

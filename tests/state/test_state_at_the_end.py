@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stream_dataloader import Sections, StreamDataLoader, StreamDataset, interleave
-from stream_dataloader._schedule.order import Order
+from stream_dataloader._engine.schedule.order import Order
 
 LENGTHS = [5, 3, 6, 2, 4]
 

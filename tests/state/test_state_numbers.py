@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from kinds_of_loaders import KINDS
 
 from stream_dataloader import StateError, StreamDataLoader, StreamDataset
-from stream_dataloader._schedule.state_check import SHARED, checksum
+from stream_dataloader._engine.schedule.state_check import SHARED, checksum
 
 LENGTHS = [9, 0, 4, 7, 1, 3, 8, 2, 5, 6]
 ALL = {(source, i) for source, length in enumerate(LENGTHS) for i in range(length)}

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from stream_dataloader._kept_fields import map_leaves
+from stream_dataloader._engine.kept_fields import map_leaves
 from stream_dataloader.testing import StoreContract
 from stream_dataloader.testing._items import assert_same, copied, has_objects, items_of, written
 

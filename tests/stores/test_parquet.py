@@ -13,7 +13,7 @@ from helpers import FULL, PATIENCE
 from store_tests import StoreTests
 
 from stream_dataloader import StreamDataLoader, StreamDataset, stores
-from stream_dataloader._kept_fields import map_leaves
+from stream_dataloader._engine.kept_fields import map_leaves
 from stream_dataloader.errors import StoreError
 from stream_dataloader.stores import ParquetStore
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from packed import STREAMS, memory_mapped
 
-from stream_dataloader._kept_fields import map_leaves
+from stream_dataloader._engine.kept_fields import map_leaves
 from stream_dataloader.errors import StoreError
 from stream_dataloader.stores import memmap
 from stream_dataloader.stores._base.rows import RowSteps

@@ -13,7 +13,7 @@ from helpers import FULL
 from store_tests import StoreTests
 
 from stream_dataloader import stores
-from stream_dataloader._items.structure import flatten, unflatten
+from stream_dataloader._engine.items.structure import flatten, unflatten
 from stream_dataloader.errors import StoreError
 from stream_dataloader.stores import ZarrStore
 from stream_dataloader.testing._items import assert_same, items_of

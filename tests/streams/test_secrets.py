@@ -8,8 +8,9 @@ from helpers import make_loader
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stream_dataloader import StreamDataLoader, StreamDataset, _notices, stores, visualize
-from stream_dataloader._html import preformatted
+from stream_dataloader import StreamDataLoader, StreamDataset, stores, visualize
+from stream_dataloader._engine import notices as _notices
+from stream_dataloader._engine.html import preformatted
 from stream_dataloader.cli.main import main
 from stream_dataloader.errors import ReadError, StoreError, StreamError, shorten, shown, without_secrets
 from stream_dataloader.streams import ArrayStream, FileCache

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from serial_model import Serial
 
 from stream_dataloader import StreamDataset, get_stream_info
-from stream_dataloader._schedule.order import Order
+from stream_dataloader._engine.schedule.order import Order
 
 
 @dataclass

@@ -19,8 +19,8 @@ from collections import deque
 import numpy as np
 import torch
 
-from stream_dataloader import _device
-from stream_dataloader._memory import copies
+from stream_dataloader._engine import device as _device
+from stream_dataloader._engine.memory import copies
 
 LOST = "CUDA error: the device is lost"
 _WITHOUT_DATA = {"__get__", "__getitem__", "as_subclass", "data_ptr", "is_contiguous"}  # nothing waits for these

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from stream_dataloader import Sections, StreamDataset, get_stream_info, interleave
-from stream_dataloader._schedule.order import Order
+from stream_dataloader._engine.schedule.order import Order
 
 # What is read: sources are (list, index over all lists, length)
 

@@ -15,10 +15,10 @@ import threading
 from collections import deque
 
 from stream_dataloader import StreamDataLoader
-from stream_dataloader._reading.plan import Reading
-from stream_dataloader._schedule.rules import NEVER
-from stream_dataloader._workers.channel import Begin
-from stream_dataloader._workers.shared import Rows, Shared
+from stream_dataloader._engine.reading.plan import Reading
+from stream_dataloader._engine.schedule.rules import NEVER
+from stream_dataloader._engine.workers.channel import Begin
+from stream_dataloader._engine.workers.shared import Rows, Shared
 from stream_dataloader.errors import WorkerDeathError
 
 _here = threading.local()
@@ -65,7 +65,7 @@ class SimulatedLoader(StreamDataLoader):
 
 
 class SimulatedPool:
-    """Starts simulated workers; see `_workers.pool.Pool`."""
+    """Starts simulated workers; see `_engine.workers.pool.Pool`."""
 
     def __init__(self, loader):
         self.owner, self.feed, self._loader = os.getpid(), None, loader
@@ -88,7 +88,7 @@ class SimulatedPool:
 
 
 class SimulatedFeed:
-    """One iteration's parts; see `_workers.session.Session`."""
+    """One iteration's parts; see `_engine.workers.session.Session`."""
 
     def __init__(self, loader, workers):
         self._loader, self._workers = loader, workers

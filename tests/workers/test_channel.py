@@ -12,9 +12,9 @@ from cases import keys
 from helpers import make_loader
 
 from stream_dataloader import StreamDataLoader, StreamDataset
-from stream_dataloader._memory.shared_memory import SharedFile, SharedMemory
-from stream_dataloader._workers import channel, packet_socket, serve
-from stream_dataloader._workers.shared import Rows, Shared
+from stream_dataloader._engine.memory.shared_memory import SharedFile, SharedMemory
+from stream_dataloader._engine.workers import channel, packet_socket, serve
+from stream_dataloader._engine.workers.shared import Rows, Shared
 from stream_dataloader.errors import WorkerDeathError, WorkerTimeoutError
 
 #: What a worker runs of it, on the way of each message, and under the one lock that there is.

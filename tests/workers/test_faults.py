@@ -14,7 +14,7 @@ from helpers import FOREVER, declared, make_loader
 from worker_streams import acting, few, hang, kill_self, raising
 
 from stream_dataloader import StreamDataLoader, StreamDataset, errors, get_stream_info, streams
-from stream_dataloader._memory.shared_memory import SharedMemory
+from stream_dataloader._engine.memory.shared_memory import SharedMemory
 from stream_dataloader.errors import RemoteTraceback
 
 CASE = Case([14, 0, 19, 12, 2, 17, 1, 13, 5, 18, 16, 9], lanes=5, time_steps=2, shuffle=True, seed=4, jitter=True)
@@ -171,7 +171,7 @@ def test_a_stream_that_hangs_is_named_and_not_read_again(tmp_path):
 
 @pytest.fixture
 def no_backoff(monkeypatch):
-    monkeypatch.setattr("stream_dataloader._reading.stream._FIRST_BACKOFF_SECONDS", 0.01)
+    monkeypatch.setattr("stream_dataloader._engine.reading.stream._FIRST_BACKOFF_SECONDS", 0.01)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -193,7 +193,7 @@ def test_what_comes_back_is_opened_again_where_it_was(workers, tmp_path, caplog,
 
 def test_waiting_gets_longer_each_time(monkeypatch):
     waits = []
-    monkeypatch.setattr("stream_dataloader._reading.stream.time.sleep", waits.append)
+    monkeypatch.setattr("stream_dataloader._engine.reading.stream.time.sleep", waits.append)
     refused = acting({(0, 0): raising(ConnectionError)})
     with pytest.raises(errors.ReadError):
         list(StreamDataLoader(StreamDataset([0], refused, 1, time_steps=1, retries=10, lookahead=0)))
@@ -250,7 +250,7 @@ def test_what_is_tried_again_are_classes_of_exceptions(wrong):
 
 
 def test_a_source_that_is_opened_again_and_again_warns_once_an_epoch(caplog, monkeypatch):
-    monkeypatch.setattr("stream_dataloader._reading.stream.time.sleep", lambda seconds: None)
+    monkeypatch.setattr("stream_dataloader._engine.reading.stream.time.sleep", lambda seconds: None)
     caplog.set_level(logging.INFO, "stream_dataloader")
     broken = set()
 

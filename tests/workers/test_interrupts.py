@@ -21,7 +21,7 @@ from helpers import FULL, PATIENCE, ROOT, soon, times
 
 import stream_dataloader
 from stream_dataloader import StreamDataLoader, StreamDataset
-from stream_dataloader._memory import endings
+from stream_dataloader._engine.memory import endings
 
 LIBRARY = str(Path(stream_dataloader.__file__).parent)
 

@@ -11,7 +11,7 @@ import pytest
 from helpers import declared, soon
 
 from stream_dataloader import StreamDataLoader, StreamDataset, get_stream_info
-from stream_dataloader._schedule.rules import deal_lanes
+from stream_dataloader._engine.schedule.rules import deal_lanes
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create", "ignore:num_workers is")
 

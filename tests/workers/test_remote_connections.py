@@ -12,12 +12,12 @@ import torch
 from helpers import soon
 
 from stream_dataloader import StreamDataLoader, StreamDataset
-from stream_dataloader._reading.activity import Meters, WorkerStatus
-from stream_dataloader._remote.frames import FrameSocket
-from stream_dataloader._remote.mail import RemoteMail
-from stream_dataloader._remote.messages import Pickled, Reports, dumps_home, loads
-from stream_dataloader._schedule.rules import deal_lanes
-from stream_dataloader._workers.channel import CLOSE, READY
+from stream_dataloader._engine.reading.activity import Meters, WorkerStatus
+from stream_dataloader._engine.remote.frames import FrameSocket
+from stream_dataloader._engine.remote.mail import RemoteMail
+from stream_dataloader._engine.remote.messages import Pickled, Reports, dumps_home, loads
+from stream_dataloader._engine.schedule.rules import deal_lanes
+from stream_dataloader._engine.workers.channel import CLOSE, READY
 
 
 @pytest.fixture

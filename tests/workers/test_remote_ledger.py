@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stream_dataloader import StreamDataLoader
-from stream_dataloader._reading.plan import NO_RECOVERY
-from stream_dataloader._remote import ledger
-from stream_dataloader._remote.frames import FrameSocket
-from stream_dataloader._workers.channel import Begin
+from stream_dataloader._engine.reading.plan import NO_RECOVERY
+from stream_dataloader._engine.remote import ledger
+from stream_dataloader._engine.remote.frames import FrameSocket
+from stream_dataloader._engine.workers.channel import Begin
 
 
 def connected():

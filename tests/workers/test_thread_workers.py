@@ -18,7 +18,7 @@ from helpers import PATIENCE, soon
 from worker_streams import Broken, Writing, acting, raising
 
 from stream_dataloader import StreamDataLoader, StreamDataset, errors
-from stream_dataloader._workers import pool, workers
+from stream_dataloader._engine.workers import pool, workers
 
 CASE = Case([14, 0, 19, 12, 2, 17, 1, 13, 5, 18, 16, 9], lanes=5, time_steps=3, shuffle=True, seed=4)
 

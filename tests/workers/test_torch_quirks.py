@@ -17,7 +17,7 @@ from helpers import START_METHODS
 from torch.utils.data._utils import worker as torch_worker
 
 from stream_dataloader import StreamDataLoader, StreamDataset
-from stream_dataloader._workers import torch_quirks
+from stream_dataloader._engine.workers import torch_quirks
 
 
 def test_a_default_device_is_the_cpu_where_workers_are_forked():

@@ -18,7 +18,7 @@ from kinds_of_loaders import KINDS, plain
 from worker_streams import ITEMS, Broken, acting, few, odd, raising, waiting
 
 from stream_dataloader import StreamDataLoader, StreamDataset, errors, get_stream_info
-from stream_dataloader._workers import session
+from stream_dataloader._engine.workers import session
 
 pytestmark = pytest.mark.filterwarnings("ignore:num_workers is")
 

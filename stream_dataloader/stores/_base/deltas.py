@@ -24,8 +24,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stream_dataloader._items.layout import DTYPES_OF_NUMPY, Layout, as_array, as_tensor
-from stream_dataloader._items.structure import Node, flatten, unflatten
+from stream_dataloader._engine.items.layout import DTYPES_OF_NUMPY, Layout, as_array, as_tensor
+from stream_dataloader._engine.items.structure import Node, flatten, unflatten
 from stream_dataloader.errors import StoreError, shorten
 from stream_dataloader.stores._base.leaves import LeafSpec, leaf_names
 from stream_dataloader.stores._base.store import Store, StoreInfo

@@ -14,8 +14,8 @@ from collections.abc import Callable, Hashable
 from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
-from stream_dataloader._descriptors import above_standard
-from stream_dataloader._memory.endings import start_thread
+from stream_dataloader._engine.descriptors import above_standard
+from stream_dataloader._engine.memory.endings import start_thread
 from stream_dataloader.streams.cache import LocalFile
 
 __all__ = ["Handles", "Lease", "ShardReader", "Shards"]

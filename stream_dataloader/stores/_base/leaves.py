@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from stream_dataloader._items.layout import DTYPES_OF_NUMPY, Spec, as_tensor, storage_dtype
-from stream_dataloader._items.structure import LEAF, Node, dataclass_fields, flatten, leaf_paths, unflatten
+from stream_dataloader._engine.items.layout import DTYPES_OF_NUMPY, Spec, as_tensor, storage_dtype
+from stream_dataloader._engine.items.structure import LEAF, Node, dataclass_fields, flatten, leaf_paths, unflatten
 from stream_dataloader.errors import StoreError, shorten
 from stream_dataloader.stores._base.files import damage_named
 

@@ -9,8 +9,8 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from stream_dataloader._items.layout import DTYPES_OF_NUMPY, Layout, Leaves, Spec, as_tensor
-from stream_dataloader._items.structure import Misfit, Node
+from stream_dataloader._engine.items.layout import DTYPES_OF_NUMPY, Layout, Leaves, Spec, as_tensor
+from stream_dataloader._engine.items.structure import Misfit, Node
 from stream_dataloader.errors import shorten
 from stream_dataloader.stores._base.files import read_json, write_once
 from stream_dataloader.stores._base.leaves import (

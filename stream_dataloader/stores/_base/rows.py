@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from stream_dataloader._items.structure import Node, flatten, unflatten
+from stream_dataloader._engine.items.structure import Node, flatten, unflatten
 from stream_dataloader.errors import StoreError, shorten
 from stream_dataloader.stores._base.files import damage_named
 from stream_dataloader.stores._base.leaves import entries_of

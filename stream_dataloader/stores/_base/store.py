@@ -18,7 +18,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from stream_dataloader._items.layout import Layout
+from stream_dataloader._engine.items.layout import Layout
 from stream_dataloader.errors import StoreError, shorten
 from stream_dataloader.stores._base.files import disk_bytes, plain_path
 from stream_dataloader.stores._base.leaves import leaf_names

@@ -10,8 +10,8 @@ from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
-from stream_dataloader._items.layout import as_array, spec_of
-from stream_dataloader._items.structure import flatten, unflatten
+from stream_dataloader._engine.items.layout import as_array, spec_of
+from stream_dataloader._engine.items.structure import flatten, unflatten
 from stream_dataloader.errors import StoreError
 
 __all__ = ["Steps", "StoreStream", "StreamNumbers", "cut", "put_row"]

@@ -14,11 +14,11 @@ from contextlib import closing, contextmanager
 from multiprocessing.context import BaseContext
 from typing import Any
 
-from stream_dataloader._descriptors import above_standard
-from stream_dataloader._items.content import hash_content
-from stream_dataloader._options import check_items
-from stream_dataloader._reading.lists import SourceList, SourceLists
-from stream_dataloader._reading.stream import Retries
+from stream_dataloader._engine.descriptors import above_standard
+from stream_dataloader._engine.items.content import hash_content
+from stream_dataloader._engine.options import check_items
+from stream_dataloader._engine.reading.lists import SourceList, SourceLists
+from stream_dataloader._engine.reading.stream import Retries
 from stream_dataloader.dataset import StreamDataset
 from stream_dataloader.errors import StoreError, StreamError, WorkerDeathError, shorten, without_secrets
 from stream_dataloader.stores._base.files import disk_bytes, in_folder, plain_path

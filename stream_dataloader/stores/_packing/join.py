@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from stream_dataloader._descriptors import above_standard
+from stream_dataloader._engine.descriptors import above_standard
 from stream_dataloader.errors import StoreError, shorten
 from stream_dataloader.stores._base.files import in_folder, matching, plain_path, sync_folder
 from stream_dataloader.stores._base.formats import JOINED

@@ -13,12 +13,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from stream_dataloader._items.layout import Layout
-from stream_dataloader._items.structure import Misfit, flatten
-from stream_dataloader._reading.lists import SourceLists
-from stream_dataloader._reading.opening import END
-from stream_dataloader._reading.stream import OpenedStream, Retries
-from stream_dataloader._schedule.sections import Section
+from stream_dataloader._engine.items.layout import Layout
+from stream_dataloader._engine.items.structure import Misfit, flatten
+from stream_dataloader._engine.reading.lists import SourceLists
+from stream_dataloader._engine.reading.opening import END
+from stream_dataloader._engine.reading.stream import OpenedStream, Retries
+from stream_dataloader._engine.schedule.sections import Section
 from stream_dataloader.errors import ErrorReport, ItemError, ReadError, StoreError, StreamError, shorten
 from stream_dataloader.stores._base.packing import Packer
 from stream_dataloader.stores._packing.partial import begin_part, enter, packed_in

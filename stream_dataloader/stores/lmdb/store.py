@@ -24,8 +24,8 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import torch
 
-from stream_dataloader._items.layout import as_array
-from stream_dataloader._items.structure import flatten, unflatten
+from stream_dataloader._engine.items.layout import as_array
+from stream_dataloader._engine.items.structure import flatten, unflatten
 from stream_dataloader.errors import StoreError
 from stream_dataloader.stores._base.files import hashed, inside
 from stream_dataloader.stores._base.formats import given_columns, given_options

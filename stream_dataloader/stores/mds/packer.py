@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from stream_dataloader._items.layout import DTYPES_OF_NUMPY, Layout
-from stream_dataloader._items.structure import Node, flatten, leaf_paths
+from stream_dataloader._engine.items.layout import DTYPES_OF_NUMPY, Layout
+from stream_dataloader._engine.items.structure import Node, flatten, leaf_paths
 from stream_dataloader.stores._base.packing import StreamRecord, agreed, first_layout, leaves_of, said_in
 from stream_dataloader.stores.mds.encodings import ARRAY_DTYPES
 from stream_dataloader.stores.mds.index import INDEX, write_index, write_table

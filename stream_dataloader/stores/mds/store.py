@@ -13,7 +13,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
-from stream_dataloader._items.structure import flatten, unflatten
+from stream_dataloader._engine.items.structure import flatten, unflatten
 from stream_dataloader.errors import StoreError
 from stream_dataloader.stores._base.files import disk_bytes, in_folder, inside, stamp_of
 from stream_dataloader.stores._base.formats import given_columns, given_options

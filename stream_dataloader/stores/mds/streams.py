@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stream_dataloader._items.structure import Node, flatten
+from stream_dataloader._engine.items.structure import Node, flatten
 from stream_dataloader.errors import StoreError, shorten
 from stream_dataloader.stores._base.files import damage_named, hashed, in_folder, inside, stamp_of
 from stream_dataloader.stores._base.leaves import chosen, from_json

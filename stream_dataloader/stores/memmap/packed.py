@@ -29,7 +29,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from stream_dataloader._descriptors import above_standard
+from stream_dataloader._engine.descriptors import above_standard
 from stream_dataloader.errors import StoreError
 from stream_dataloader.stores._base.files import damage_named, hashed, in_folder, read_json, write_synced
 from stream_dataloader.stores._base.leaves import chosen, classes_of, structure_of

@@ -24,9 +24,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from stream_dataloader._descriptors import above_standard
-from stream_dataloader._items.layout import as_array
-from stream_dataloader._items.structure import LEAF, Node, flatten
+from stream_dataloader._engine.descriptors import above_standard
+from stream_dataloader._engine.items.layout import as_array
+from stream_dataloader._engine.items.structure import LEAF, Node, flatten
 from stream_dataloader.errors import StoreError
 from stream_dataloader.stores._base.files import damage_named, in_folder
 from stream_dataloader.stores._base.formats import given_columns, given_options

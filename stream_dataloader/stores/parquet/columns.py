@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from stream_dataloader._items.structure import flatten, unflatten
+from stream_dataloader._engine.items.structure import flatten, unflatten
 from stream_dataloader.errors import StoreError
 from stream_dataloader.stores._base.stream import put_row
 from stream_dataloader.streams._media.limits import DEFAULT, Limits, may_unpack

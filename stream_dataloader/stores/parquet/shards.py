@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stream_dataloader._items.structure import flatten
+from stream_dataloader._engine.items.structure import flatten
 from stream_dataloader.errors import StoreError
 from stream_dataloader.stores._base.files import hashed
 from stream_dataloader.stores._base.rows import read_rows, row_of

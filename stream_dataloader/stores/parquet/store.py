@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from stream_dataloader._items.structure import flatten
+from stream_dataloader._engine.items.structure import flatten
 from stream_dataloader.errors import StoreError, shorten
 from stream_dataloader.stores._base.files import damage_named, hashed, package, stamp_of
 from stream_dataloader.stores._base.formats import given_columns, given_options

@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from stream_dataloader._items.structure import flatten
+from stream_dataloader._engine.items.structure import flatten
 from stream_dataloader.errors import StoreError
 from stream_dataloader.stores._base.files import package
 from stream_dataloader.stores._base.rows import Pictures

@@ -15,7 +15,7 @@ import av.container
 import av.error
 from av.sidedata.sidedata import SideDataContainer
 
-from stream_dataloader._descriptors import above_standard
+from stream_dataloader._engine.descriptors import above_standard
 from stream_dataloader.streams._media.extent import missing, runs_over, surplus
 from stream_dataloader.streams._media.limits import DEFAULT, Limits
 from stream_dataloader.streams._media.section import check_file

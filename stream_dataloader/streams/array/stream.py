@@ -11,7 +11,7 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from stream_dataloader._hints import hinted
+from stream_dataloader._engine.hints import hinted
 from stream_dataloader.streams._media.limits import Limits
 from stream_dataloader.streams._media.section import check_file, section_of, whole_number
 from stream_dataloader.streams.array.tables import MemoryTable, NpyTable, Table

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO, NamedTuple, Protocol
 import numpy as np
 import torch
 
-from stream_dataloader._descriptors import above_standard
+from stream_dataloader._engine.descriptors import above_standard
 from stream_dataloader.streams._media.limits import check_empty_rows
 from stream_dataloader.streams._media.section import KnownFile, closed_on_error
 

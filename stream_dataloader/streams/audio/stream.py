@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numpy.lib.stride_tricks import as_strided
 
-from stream_dataloader._hints import hinted
+from stream_dataloader._engine.hints import hinted
 from stream_dataloader.streams._media.container import choose_stream, open_container
 from stream_dataloader.streams._media.limits import DEFAULT, Limits
 from stream_dataloader.streams._media.section import (

@@ -18,7 +18,7 @@ import time
 import weakref
 from collections.abc import Callable
 
-from stream_dataloader._descriptors import above_standard
+from stream_dataloader._engine.descriptors import above_standard
 
 __all__ = ["LocalFile", "Wait", "check_own_folder", "holder_of", "lock", "make_own_folder", "new_file"]
 

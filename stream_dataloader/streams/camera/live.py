@@ -22,7 +22,7 @@ from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from stream_dataloader._memory.endings import start_thread
+from stream_dataloader._engine.memory.endings import start_thread
 from stream_dataloader.errors import shown
 
 __all__ = ["Frame", "LiveReader", "av_frames", "opencv_frames"]

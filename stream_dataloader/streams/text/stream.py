@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import torch
 
-from stream_dataloader._hints import hinted
+from stream_dataloader._engine.hints import hinted
 from stream_dataloader.errors import shorten
 from stream_dataloader.streams._media.section import (
     check_numbers,

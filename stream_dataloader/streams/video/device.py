@@ -15,7 +15,7 @@ import av.error
 from av.codec.hwaccel import HWAccel, hwdevices_available
 from av.video.reformatter import VideoReformatter
 
-from stream_dataloader._notices import warn
+from stream_dataloader._engine.notices import warn
 from stream_dataloader.errors import DeviceError
 from stream_dataloader.streams._media.container import (
     ANY_METADATA,

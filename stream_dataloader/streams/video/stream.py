@@ -14,7 +14,7 @@ from numbers import Real
 from types import NoneType
 from typing import Any, ClassVar
 
-from stream_dataloader._hints import hinted
+from stream_dataloader._engine.hints import hinted
 from stream_dataloader.errors import DeviceError
 from stream_dataloader.streams._media.items import PictureItems
 from stream_dataloader.streams._media.limits import DEFAULT

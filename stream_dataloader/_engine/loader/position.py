@@ -1,0 +1,267 @@
+"""`LoaderPosition`: the position of a loader, from one epoch to the next, for the loader's methods.
+
+`schedule/position.py` decides which epoch comes next and where it begins. This module connects it with reading.
+
+Guarantee: a state describes what was delivered, not what workers have read ahead.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+from stream_dataloader._engine import options
+from stream_dataloader._engine.items.layout import Layout
+from stream_dataloader._engine.loader.base_position import BasePosition, KeptLanes
+from stream_dataloader._engine.loader.epoch import Epoch
+from stream_dataloader._engine.loader.skipping import place_later
+from stream_dataloader._engine.loader.states import States
+from stream_dataloader._engine.ranks.ranks import Ranks, known_count
+from stream_dataloader._engine.reading.plan import Start
+from stream_dataloader._engine.schedule.mix import Replaced
+from stream_dataloader._engine.schedule.position import EpochPlace
+from stream_dataloader._engine.schedule.rules import NONE
+from stream_dataloader._engine.schedule.saved_state import LoadedState
+from stream_dataloader._engine.schedule.snapshot import PackedSnapshot, Snapshot
+from stream_dataloader.dataset import StreamDataset
+from stream_dataloader.errors import StreamError
+
+
+def _kept_lanes(ranks: Ranks, loaded: LoadedState) -> KeptLanes:
+    """Return the lanes that go on: each group keeps its first ones.
+
+    ::
+
+        saved    0 1 | 2 3          two groups here, of two lanes each
+        here     0 1 - | 2 3 -      of three lanes each; lanes 2 and 5 are new
+    """
+    rules, width = ranks.reading.rules, loaded.lanes_of_a_group
+    lanes = [
+        group * width + lane if lane < width else -1
+        for group in range(rules.groups.count)
+        for lane in range(rules.lanes_of_a_group)
+    ]
+    return KeptLanes(rules.groups.count * width, lanes)
+
+
+class LoaderPosition(BasePosition[Epoch]):
+    """Position of a loader.
+
+    Args:
+        dataset: The dataset that is read.
+        ranks: The ranks that read it.
+        length: Number of batches n of an epoch of an endless run; None: epochs are the dataset's.
+    """
+
+    def __init__(self, dataset: StreamDataset, ranks: Ranks, length: int | None) -> None:
+        self._dataset, self._ranks, self._length = dataset, ranks, length
+        self.states = States(dataset, ranks, length)
+        super().__init__(length)
+        self._requests_followed = 0  # calls of the dataset's set_epoch that were taken over
+        self._resumed_at: int | None = None  # the step at which the last epoch continued from a state
+
+    @property
+    def left(self) -> int | None:
+        """Number of batches of the epoch that began last, if it is part of a run; None otherwise."""
+        return self._position.left
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the next iterator goes on with the current run."""
+        self._follow_dataset()
+        return self._position.continues
+
+    @property
+    def layout(self) -> Layout | None:
+        """The layout of items; None if it is not known."""
+        return self.states.layout
+
+    def set_epoch(self, epoch: int) -> None:
+        epoch = options.integer("epoch", epoch, 0, 2**62)
+        self._requests_followed = self._dataset.epoch_request[0]
+        self._set_epoch(epoch)
+
+    def _set_epoch(self, epoch: int) -> None:
+        self._position.set_epoch(epoch)
+        if self._position.length is None:  # a run goes on, so its epoch is kept
+            self.epoch = None
+
+    def _follow_dataset(self) -> None:
+        """Take over the dataset's `set_epoch`, which counts like the loader's; the last call wins."""
+        count, epoch = self._dataset.epoch_request
+        if count != self._requests_followed:
+            self._requests_followed = count
+            self._set_epoch(epoch)
+
+    def coming(self) -> tuple[Start, EpochPlace]:
+        """Return the start of what comes next, and the epoch with its place."""
+        self._follow_dataset()
+        run, place, epoch = self._position.coming()
+        return Start(run, place), epoch
+
+    @property
+    def coming_step(self) -> int:
+        place = self.coming()[0].resume
+        return 0 if place is None else place.step
+
+    @property
+    def coming_count(self) -> int:
+        """Number of batches of the coming epoch before its place."""
+        return self.coming_step if self._position.length is None else self.coming()[1].delivered
+
+    @property
+    def coming_past(self) -> tuple[Replaced, ...]:
+        """Earlier weights of the coming epoch, see `Mix`."""
+        place = None if self._dataset.rules.mix is None else self.coming()[0].resume
+        return () if place is None else place.past
+
+    @property
+    def coming_begun(self) -> int:
+        """Number of sources that lanes have begun before the coming epoch's place."""
+        if (at := self.coming()[0].resume) is None:
+            return 0
+        reserved = sum(draw != NONE for lane in at.lanes for draw in lane.reserved or ())
+        return sum(at.cursors) - len(at.returned) - reserved
+
+    def coming_epoch(self, readers: int) -> Epoch:
+        """Create the coming epoch for a number of readers; call `begin` once it has begun."""
+        return Epoch(self._ranks.reading, self.coming()[0], readers)
+
+    def begin(self, epoch: Epoch) -> None:
+        """Note that the coming epoch, or its run, has begun; this uses up the loaded state."""
+        continued = self.goes_on
+        if (text := self._position.renaming("loader")) is not None:
+            warnings.warn(text, RuntimeWarning, stacklevel=7)
+        record = epoch.record()
+        start = self._position.begin(record.step, lambda: epoch.record().unpack(epoch.dataset.rules))
+        epoch.epochs = self._position.epochs
+        self._resumed_at = record.step if start.epoch.delivered and not continued else None
+        self.loaded, self.epoch = None, epoch
+        if not record.step:  # a new epoch may have items of another layout
+            self.states.layout = None
+
+    def note_failure(self, failure: StreamError) -> None:
+        """Note a skipped stream.
+
+        Raises:
+            FailureLimitError: More sources were skipped than `max_failures`.
+        """
+        self.failures.append(failure)
+        self.states.count_failure(failure)
+
+    def read(self, state: Any, changes: Collection[str] = ()) -> LoadedState:
+        """Read a state, without changing the position; ranks may adopt the state's seed.
+
+        Args:
+            changes: Options that the user changed on purpose.
+
+        Raises:
+            StateError: It is no state of such a loader.
+        """
+        return self._ranks.load(state, changes)
+
+    def load(self, state: Mapping[str, Any], changes: Collection[str], loaded: LoadedState) -> None:
+        # The state overrules an epoch that was set on the dataset before: the last call wins.
+        self._requests_followed = self._dataset.epoch_request[0]
+        start = self.states.load(loaded)
+        self._position.load(start.epoch, start.resume, loaded.epoch_place)
+        self.epoch, self.loaded = None, (state, changes)
+        self.kept_lanes = _kept_lanes(self._ranks, loaded)
+
+    def later(self, state: Mapping[str, Any], count: int) -> tuple[dict[str, Any], int] | None:
+        """Compute the state some batches after another, and their number; None if this needs reading."""
+        loaded, length = self.read(state), self._length
+        at = loaded.epoch_place
+        if length is not None:  # the run goes on after the epoch's end, but skipping stops there
+            count = min(count, length - (0 if at is None else at.delivered))
+        later = place_later(self.states, Start(loaded.epoch, loaded.snapshot), count)
+        if later is None:
+            return None
+        if at is not None and length is not None:
+            whole, delivered = divmod(at.delivered + count, length)
+            at = EpochPlace(at.number + whole, delivered)
+        return self.states.of(self._ranks.reading, later[0], at), later[1]
+
+    def forget_place(self) -> None:
+        """Forget the loaded or reached place, because it belongs to another rank."""
+        self._position.forget_place()
+        self.states.forget_place()
+        if self._position.length is not None:
+            self.epoch = None
+
+    def mark_as_reached(self) -> None:
+        """Take the place for one that was read up to, not for a loaded state that somebody may look at beforehand."""
+        self._resumed_at = None
+
+    def begin_anew(self, epoch: int) -> None:
+        """Make an epoch the coming one, from its beginning, regardless of what was read or loaded."""
+        self._position.load(epoch, None, None)
+        self.epoch = self.loaded = None
+
+    def coming_state(self) -> dict[str, Any]:
+        """Return the state of what comes next."""
+        return self.states.of(self._ranks.reading, *self.coming())
+
+    def state_of(self, epoch: Epoch, record: PackedSnapshot) -> dict[str, Any]:
+        """Return the state at a place in an epoch; at its end, the state of the next epoch's beginning."""
+        return self.states.of_record(epoch.dataset, epoch.number, record, epoch.place_at(record.step))
+
+    def reached_state(self) -> dict[str, Any]:
+        """Return the state of the epoch that is being read, also behind what is known to be its last batch."""
+        epoch = self.epoch
+        assert epoch is not None
+        record = epoch.record()
+        start = Start(epoch.number, record.unpack(epoch.dataset.rules))
+        return self.states.of(epoch.dataset, start, epoch.place_at(record.step))
+
+    def state_later(self) -> Callable[[], dict[str, Any]]:
+        """Return a function for the state after the last batch; it may be called after later batches, too."""
+        epoch = self.epoch
+        if epoch is None:
+            state = self.coming_state()
+            return lambda: state
+        return functools.partial(self.state_of, epoch, epoch.last)
+
+    def count(self, epoch: int) -> int:
+        """Return the number of batches of an epoch; raise TypeError if it is not known."""
+        return self._ranks.reading.steps_of(epoch, self._changed_in(epoch))
+
+    def sure_count(self, epoch: int) -> int:
+        """Return the number of batches of an epoch if no stream can change it; raise TypeError otherwise."""
+        count = known_count(self._ranks.reading, epoch, self._changed_in(epoch))
+        if count is None:
+            raise TypeError("the number of batches depends on what streams yield")
+        return count
+
+    def _changed_in(self, epoch: int) -> Snapshot | None:
+        """Return the place of the current or coming epoch, if it began under other options; None otherwise."""
+        if self.epoch is not None and not self.epoch.over and self.epoch.number == epoch:
+            return self.epoch.changed
+        start = self.coming()[0]
+        place = start.resume if start.epoch == epoch else None
+        return None if place is None or place.changed is None else place
+
+    def warn_of_rest(self) -> None:
+        """Warn if a loaded state was left after one batch, so that the rest of its epoch is not read."""
+        self._follow_dataset()
+        epoch = self.epoch
+        if epoch is None or epoch.over or self._resumed_at is None or self._position.was_left:
+            return
+        record, length, left = epoch.record(), self._position.length, self._position.left
+        count = record.step - self._resumed_at
+        if left is None:
+            is_used_up = count <= 1 and not self.states.is_end(epoch.dataset, epoch.number, record)
+            of, then = f"epoch {epoch.number}", f"reads epoch {epoch.number + 1} from its beginning"
+        else:
+            is_used_up = count == 1 and left > 1
+            of, then = f"the {left} left in its epoch", f"reads the {length} batches after it"
+        if is_used_up:
+            warnings.warn(
+                f"the iteration that continued from the loaded state was left after {count} "
+                f"batch{'' if count == 1 else 'es'} of {of}, and this one {then}; if you only looked at a batch, load "
+                "the state again",
+                RuntimeWarning,
+                stacklevel=5,
+            )

@@ -1,0 +1,36 @@
+"""Computation of an epoch's place some batches later, without reading them.
+
+Guarantee: reading these batches would lead to the same place.
+"""
+
+from __future__ import annotations
+
+from stream_dataloader._engine.loader.states import States
+from stream_dataloader._engine.ranks.ranks import known_count
+from stream_dataloader._engine.reading.plan import Start
+from stream_dataloader._engine.schedule.order import Order
+from stream_dataloader._engine.schedule.replay import Replay
+from stream_dataloader._engine.schedule.snapshot import beginning
+
+__all__ = ["place_later"]
+
+
+def place_later(states: States, start: Start, count: int) -> tuple[Start, int] | None:
+    """Compute the place `count` batches later, or the next epoch's beginning, and the number of batches skipped.
+
+    Return None if this needs reading: without lengths, if streams may be skipped, or if they cut their own windows.
+    """
+    reading = states.ranks.reading
+    rules, scheduled = reading.rules, reading.plan().scheduled_lengths
+    if scheduled is None or not reading.source_lists.knows_lengths or rules.time_steps is None:
+        return None
+    if not rules.deterministic or reading.on_error != "raise":
+        return None
+    place = start.resume or beginning(rules)
+    changed = None if place.changed is None else place
+    total = None if rules.padding_mode == "cycle" else known_count(reading, start.epoch, changed)
+    if total is not None and place.step + count >= total:
+        return Start(start.epoch + 1), total - place.step
+    replay = Replay(rules, Order(rules, start.epoch, scheduled, place), scheduled, place)
+    replay.skip_to(place.step + count)
+    return start._replace(resume=replay.place()), count

@@ -1,0 +1,190 @@
+"""The ranks that share a loader's epochs: they begin an epoch together, and agree on its end."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import torch.distributed as dist
+
+from stream_dataloader._engine import options
+from stream_dataloader._engine.ranks.agreement import AgreedSteps, Steps
+from stream_dataloader._engine.ranks.place import OwnRank, RankPlace, is_started
+from stream_dataloader._engine.ranks.rendezvous import Rendezvous
+from stream_dataloader._engine.schedule.mix import Replaced
+from stream_dataloader._engine.schedule.rules import Groups
+from stream_dataloader._engine.schedule.saved_state import LoadedState, SourceIdentity, from_plain, groups_of
+from stream_dataloader._engine.schedule.snapshot import Snapshot
+from stream_dataloader._engine.schedule.state_check import number
+from stream_dataloader._engine.workers.torch_quirks import default_store
+from stream_dataloader.dataset import StreamDataset
+from stream_dataloader.errors import StateError
+
+
+class Ranks:
+    """The ranks that share a loader's epochs; arguments as in `StreamDataLoader`."""
+
+    def __init__(
+        self,
+        dataset: StreamDataset,
+        timeout: float,
+        groups: int | None,
+        rank: int | None,
+        world_size: int | None,
+        process_group: Any,
+    ) -> None:
+        options.check_ranks(groups, None, None, None)
+        self._own = OwnRank(rank, world_size, process_group)
+        self._dataset = dataset
+        self._timeout = timeout
+        self._groups = groups
+        self._seed = dataset.rules.seed
+        self._place = RankPlace()
+        self.reading = dataset.under(dataset.rules)  # the dataset as this rank reads it, under the rules of its groups
+
+    @property
+    def alone(self) -> bool:
+        return self._place.world_size == 1
+
+    @property
+    def rank(self) -> int:
+        """The rank's number, as it was found last."""
+        return self._place.rank
+
+    def find_place(self, past: tuple[Replaced, ...] = ()) -> bool:
+        """Find the rank of this process; return whether that changes its part of the data.
+
+        Args:
+            past: Earlier weights of the coming epoch, see `Mix`.
+        """
+        place = self._place = self._own.now()
+        groups = Groups.of_rank(self._groups or place.world_size, place.rank, place.world_size)
+        rules, before = dataclasses.replace(self._dataset.rules, groups=groups, seed=self._seed), self.reading.rules
+        if (rules := rules.with_past(past)) == before:
+            return False
+        options.check_groups(rules)
+        self.reading = self._dataset.under(rules)
+        return before.mix is None or rules.with_past(before.mix.past) != before
+
+    def reading_by(self, past: tuple[Replaced, ...]) -> StreamDataset:
+        """Return what is read in an epoch that began with other weights."""
+        rules = self.reading.rules.with_past(past)
+        return self.reading if rules == self.reading.rules else self.reading.under(rules)
+
+    def load(self, state: Any, changes: Collection[str] = ()) -> LoadedState:
+        """Read this rank's part of a state; the next `find_place` adopts the state's seed and virtual ranks.
+
+        Args:
+            changes: Options that the user changed on purpose.
+        """
+        total, place = groups_of(state), self._own.now()
+        try:
+            groups = Groups.of_rank(total, place.rank, place.world_size)
+        except ValueError as error:
+            raise StateError(f"the state cannot be loaded here: {error}") from None
+        grown = number("num_sources", state.get("num_sources")) if "sources" in changes else None
+        identity = identity_of(self._dataset, grown)
+        loaded = from_plain(state, dataclasses.replace(self._dataset.rules, groups=groups), identity, changes)
+        self._seed, self._groups = loaded.seed, total
+        return loaded
+
+    def check_growth(self) -> None:
+        """Refuse a longer list where ranks would have to agree on the place where its sources join.
+
+        Raises:
+            ValueError: They would.
+        """
+        rules = self.reading.rules
+        if rules.padding_mode == "cycle" and rules.groups.count < rules.groups.total:
+            what = 'with padding_mode="cycle" several ranks cannot agree on the pass in which new sources join'
+            remedy = 'merge all ranks\' states, and load them with changes=["sources"] into a longer dataset'
+            raise ValueError(f"{what}; {remedy}")
+
+    def resumed(self, loaded: LoadedState) -> tuple[int, Snapshot | None]:
+        rules, snapshot = self.reading.rules, loaded.snapshot
+        if snapshot is None or not snapshot.step or not rules.deterministic or snapshot.changed is not None:
+            return loaded.epoch, snapshot
+        reading = self.reading_by(snapshot.past)
+        rules = reading.rules
+        shares = [rules.draws_of(group * rules.lanes_of_a_group) for group in range(rules.groups.count)]
+        if rules.padding_mode != "drop" and any(map(int.__lt__, snapshot.cursors, shares)):  # some sources are left
+            return loaded.epoch, snapshot
+        try:
+            count = reading.steps_of(loaded.epoch)
+        except TypeError:  # lengths are not known, or there is no end
+            return loaded.epoch, snapshot
+        return (loaded.epoch + 1, None) if snapshot.step >= count else (loaded.epoch, snapshot)
+
+    def begin(self, epoch: int, step: int, terms: Mapping[str, Any], *, changed: bool) -> Steps:
+        """Begin an epoch with all other ranks, which must have the same terms.
+
+        Args:
+            changed: The epoch began under other options, so its length depends on the places of all groups.
+        """
+        rules = self.reading.rules
+        if self.alone:
+            return Steps()
+        count = None if changed else _count(self.reading, epoch, step)
+        is_decided = count is not None or rules.padding_mode == "cycle"
+        if not is_started():
+            if not is_decided:
+                warnings.warn(
+                    "ranks cannot agree on the number of steps without torch.distributed; start it, or pass lengths=",
+                    stacklevel=5,
+                )
+            return Steps(count)
+        if self._place.among_others:
+            if not is_decided:
+                raise ValueError(
+                    f"world_size is {self._place.world_size}, and torch.distributed has {dist.get_world_size()} "
+                    "processes: it is not known which of them share the epoch and must agree on the number of batches. "
+                    "Pass process_group=, the group of these processes, instead of rank= and world_size=; or pass "
+                    "lengths="
+                )
+            return Steps(count)
+        store = default_store()
+        rendezvous = Rendezvous(self._place, store, self._timeout or store.timeout.total_seconds())
+        try:
+            rendezvous.begin({"batch_size": rules.lanes, **terms, "number of batches": count})
+        except BaseException:
+            rendezvous.close()
+            raise
+        if not is_decided:
+            return AgreedSteps(rendezvous, every=rules.padding_mode == "drop", step=step)
+        rendezvous.close()
+        return Steps(count)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_place": RankPlace()}
+
+
+def identity_of(dataset: StreamDataset, scheduled: int | None = None) -> SourceIdentity:
+    """Return the identity of a dataset's list of sources, or of its first `scheduled` sources or sections."""
+    lists = dataset.source_lists
+    if scheduled is not None and lists.mix is None and scheduled < dataset.rules.num_sources:
+        lists = lists.beginning(scheduled if dataset.cuts is None else dataset.cuts.source(scheduled))
+    return SourceIdentity(lists.fingerprint, lists.lengths_fingerprint, lists.described_sections)
+
+
+def known_count(dataset: StreamDataset, epoch: int, changed: Snapshot | None = None) -> int | None:
+    """Return `StreamDataset.steps_of`; None if it is not known, or if a stream may change it."""
+    if not dataset.rules.deterministic or dataset.on_error != "raise":  # a skipped stream changes the number
+        return None
+    try:
+        return dataset.steps_of(epoch, changed)
+    except TypeError:  # lengths are not known, or there is no end
+        return None
+
+
+def _count(dataset: StreamDataset, epoch: int, step: int) -> int | None:
+    """Return the epoch's number of steps if it is known and suffices for all ranks; None otherwise."""
+    count = known_count(dataset, epoch)
+    if count is None:
+        return None
+    rules, steps = dataset.rules, dataset.steps_of_groups(epoch)
+    of_ranks = [max(steps[i : i + rules.groups.count]) for i in range(0, len(steps), rules.groups.count)]
+    if is_started() and rules.padding_mode != "drop" and min(of_ranks) <= step < count:
+        return None  # a rank that reads nothing more must ask others for the layout of items
+    return count

@@ -1,0 +1,225 @@
+"""Cutting of one stream into the windows of a row, and the check whether it goes on after a window.
+
+Only the item after a window is ever taken early. It waits until other lanes have read, and streams may reuse a buffer,
+so it is kept as a copy.
+
+Guarantee: every item goes to the writer once, in order.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+
+from stream_dataloader._engine.assembly.writer import PartWriter
+from stream_dataloader._engine.items.layout import DTYPES_OF_NUMPY, Layout, Leaves, as_tensor, storage_dtype
+from stream_dataloader._engine.items.structure import ALIKE, LEAF, Misfit, StreamMisfit
+from stream_dataloader._engine.reading.opening import END
+from stream_dataloader._engine.reading.stream import OpenedStream
+from stream_dataloader.errors import ItemError, StreamError
+from stream_dataloader.protocols import NOTHING_YET
+
+
+class StreamWindows:
+    """Cuts one stream into windows.
+
+    Attributes:
+        position: Time steps read from it.
+        begin: Time steps read before this row began with it.
+        behind: Number of its next items that are read again, as context.
+        first_window: Steps of its first window.
+        between: An error about a mismatch of two streams.
+        new_layout: The layout of its first item until the writer was told of it, which happens once an item was read.
+        waits: Whether the stream had no item yet, so that the rest of the window that was read last stays padding.
+    """
+
+    def __init__(self, stream: OpenedStream, writer: PartWriter, row: int, time_steps: int | None) -> None:
+        self.stream = stream
+        self.position, self.first_window = stream.section.start, 0
+        if stream.place is not None:
+            self.position, self.first_window = stream.place.position, stream.place.first_window
+        self.begin = stream.section.start
+        self.behind = 0
+        self.waits = False
+        self.between: StreamError | None = None
+        self._writer = writer
+        self._row = row
+        self._time_steps = time_steps
+        self._layout: Layout | None = None  # of the stream's first item
+        self.new_layout: Layout | None = None
+
+    def read_steps(self, t: int, stop: int) -> bool:
+        """Read single steps from `t` up to `stop`; return False if the stream ended before."""
+        stream, at_once, self.waits = self.stream, True, False
+        while t < stop:
+            known = None if stream.has_item else self._layout
+            if known is not None and stream.writes and None not in known.dtypes:
+                count = self._write(t, stop, known)
+                if count == 0:
+                    return False
+                t += max(count, 0)
+                self.position += max(count, 0)
+                continue
+            if known is not None and at_once and (stop - t > 1 or known.structure is not LEAF):
+                count = self._run(t, stop, known)
+                t, at_once = t + count, count > 0  # a stream may have no item that can be taken in a run
+                if t == stop:
+                    break
+            item = stream.next_item()
+            if item is END:
+                return False
+            if item is NOTHING_YET:
+                self.waits = True
+                return True
+            try:
+                layout = self._layout
+                layout, leaves = self._learn(item) if layout is None else (layout, layout.read(item))
+                self._writer.put_step(self._row, t, layout, leaves)
+            except (Misfit, OverflowError) as misfit:
+                raise self._misfit(misfit) from None
+            t += 1
+            self.position += 1
+        return True
+
+    def _run(self, t: int, end: int, layout: Layout) -> int:
+        """Read single steps in one go, as long as they have the layout of the first; return their number."""
+        stream, before = self.stream, self.stream.items
+        if stream.stop is not None:  # after this item comes the end, or an error, which `next_item` has to see
+            end = min(end, t + stream.stop - before)
+        if end <= t:
+            return 0
+        try:
+            stream.run(functools.partial(self._writer.put_run, self._row, t, end, layout))
+        finally:
+            count = stream.items - before
+            self.position += count
+        return count
+
+    def _write(self, t: int, end: int, layout: Layout) -> int:
+        """Let the stream write time steps itself; return their number, 0 at its end, -1 if an item is to be taken."""
+        stream = self.stream
+        if stream.stop is not None and (left := stream.stop - stream.items) > 0:
+            end = min(end, t + left)
+        try:
+            block, room = self._writer.room(self._row, t, end, layout)
+        except Misfit as misfit:
+            raise self._misfit(misfit) from None
+        count = stream.read_into(room, end - t)
+        if count > 0:
+            block.counts[self._row] = t + count
+        return count
+
+    def read_window(self, t: int, stop: int) -> bool:  # noqa: ARG002
+        """Read one window that the stream cut itself; return False if the stream had ended."""
+        self.waits = False
+        while (item := self.stream.next_item()) is not END:
+            if item is NOTHING_YET:
+                self.waits = True
+                return True
+            try:
+                layout = self._layout or self._learn(item)[0]
+                count = self._writer.put_window(self._row, layout, item, self.first_window)
+            except (Misfit, OverflowError) as misfit:
+                raise self._misfit(misfit) from None
+            if count:  # a window without time steps is skipped
+                self.first_window = self.first_window or count
+                self.position += count
+                return True
+        return False
+
+    def pass_window(self, t: int, stop: int) -> bool:  # noqa: ARG002
+        """Pass on one window as the stream cut it; return False if the stream had ended."""
+        item = self.stream.next_item()
+        if item is END:
+            return False
+        self.waits = item is NOTHING_YET
+        if self.waits:
+            return True
+        try:
+            self._writer.put_object(self._row, item)
+        except Misfit as misfit:
+            raise self.stream.error(ItemError, str(misfit), handed_out=True) from None
+        self.position += 1
+        return True
+
+    def _learn(self, item: object) -> tuple[Layout, Leaves]:
+        """Take apart a stream's first item, which sets the layout of all others."""
+        layout, leaves = Layout.of(item, windowed=self._time_steps is None)
+        self._layout, self.new_layout = self._writer.intern(layout), layout
+        return self._layout, leaves
+
+    def _misfit(self, misfit: Misfit | OverflowError) -> StreamError:
+        # Whether a stream fits the others must not depend on where in the window it starts, so `on_error` is not asked.
+        if isinstance(misfit, StreamMisfit):
+            self.between = self.stream.error(ItemError, f"{misfit}; {ALIKE}", handed_out=True)
+            return self.between
+        what = f"a number does not fit its dtype: {misfit}" if isinstance(misfit, OverflowError) else str(misfit)
+        what += "; all items of a stream must share structure, dtypes and shapes"
+        return self.stream.error(ItemError, what, handed_out=True)
+
+    @property
+    def known_stop(self) -> int | None:
+        """The time step behind the last one, if it is known."""
+        return None if self._time_steps is None else self.stream.stop
+
+    def has_ended(self, error: StreamError | None) -> bool:
+        """Return whether its last time step was read, when a lane leaves it at its end or after an error."""
+        return self.position > self.stream.section.start and (error is None or self.position == self.known_stop)
+
+    def ends(self) -> bool:
+        """Return whether it ends with the window that it filled; if this is not known, take its next item ahead."""
+        stream, layout = self.stream, self._layout
+        if layout is None:
+            return False
+        if (stop := self.known_stop) is not None:
+            return self.position == stop
+        writes = stream.writes and not layout.windowed and None not in layout.dtypes
+        return not stream.look_ahead(functools.partial(_written if writes else _iterated, stream, layout))
+
+
+def _iterated(stream: OpenedStream, layout: Layout) -> list[Any]:
+    """Take the next item; of a stream of windows, all up to the first that has time steps."""
+    taken: list[Any] = []
+    while True:
+        item = stream.next_item()
+        if item is NOTHING_YET:
+            remedy = "mark_ends=True needs to know whether an item follows; leave mark_ends out"
+            raise stream.error(ItemError, f"the stream yielded NOTHING_YET, and {remedy}")
+        item, tells = (item, True) if item is END else _kept(item, layout)
+        taken.append(item)
+        if tells:
+            return taken
+
+
+def _kept(item: Any, layout: Layout) -> tuple[Any, bool]:
+    """Return an item that outlives the stream's buffer, and whether it holds a time step."""
+    if type(item) is np.ndarray and not layout.windowed:  # a shortcut for the most frequent case
+        return item.copy(), True
+    try:
+        leaves = layout.read(item)
+        tells = not layout.windowed or layout.window_length(leaves) > 0
+    except Misfit:  # the error that follows names the item's layout only, so its content need not be kept
+        return item, True
+    return _rebuilt(layout, [leaf.copy() if isinstance(leaf, np.ndarray) else leaf for leaf in leaves]), tells
+
+
+def _written(stream: OpenedStream, layout: Layout) -> list[Any]:
+    """Take the next item of a stream that writes its items itself, as it must not be iterated any more."""
+    columns = [np.empty((1, *spec.shape), storage_dtype(spec.dtype)) for spec in layout.specs if spec.dtype is not None]
+    count = stream.read_into(_rebuilt(layout, columns), 1)
+    if count < 0:  # the stream was opened again, which has taken an item
+        item = stream.next_item()
+        return [item if item is END else _kept(item, layout)[0]]
+    return [_rebuilt(layout, [column[0, ...] for column in columns]) if count else END]
+
+
+def _rebuilt(layout: Layout, leaves: Leaves) -> Any:
+    """Build an item from leaves as `Layout.read` returns them, so that it can be read again."""
+    return layout.build(
+        as_tensor(leaf, spec.dtype)
+        if spec.dtype is not None and spec.dtype not in DTYPES_OF_NUMPY and isinstance(leaf, np.ndarray)
+        else leaf
+        for spec, leaf in zip(layout.specs, leaves, strict=True)
+    )

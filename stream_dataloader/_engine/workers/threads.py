@@ -1,0 +1,32 @@
+"""A worker that is a thread of this process: it opens, reads and closes its streams itself, and cannot be killed."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from stream_dataloader._engine.memory.endings import start_thread
+from stream_dataloader._engine.workers.channel import CLOSE, ENDED, EXIT, FAILED, READY, Port
+from stream_dataloader._engine.workers.serve import serve
+from stream_dataloader._engine.workers.shared import Shared
+
+
+def start_worker(number: int, init: Callable[[int], Any] | None, shared: Shared, port: Port) -> None:
+    """Start a thread that reads sessions, and sends parts and errors through its port."""
+    start_thread(functools.partial(_work, number, init, shared, port), f"stream-worker-{number}")
+
+
+def _work(number: int, init: Callable[[int], Any] | None, shared: Shared, port: Port) -> None:
+    try:
+        if init is not None:
+            init(number)
+    except BaseException as error:
+        port.send((FAILED, error))
+        while (order := port.receive()) != EXIT:
+            if order == CLOSE:
+                port.send((ENDED,))
+        return
+    port.send((READY,))
+    enter = functools.partial(shared.enter, number, port.is_closed)
+    serve(port, enter, shared.most_steps, None)
