@@ -71,7 +71,7 @@ def dealt(
     total = groups or ranks
     seed = int(rng.integers(1 << 30))
     options: dict[str, Any] = {"lengths": lengths, "schedule": schedule, "shuffle": schedule != "longest_first"}
-    rules = StreamDataset(range(len(lengths)), iter, ranks * LANES, time_steps=1, seed=seed, **options).rules
+    rules = StreamDataset(range(len(lengths)), iter, ranks * LANES, time_steps=1, seed=seed, **options)._rules
     rules = dataclasses.replace(rules, groups=Groups(total, 0, total))
     order = None if known else Order(rules, 0, None)
     steps = max(steps_of_groups(rules, 0, lengths, order))

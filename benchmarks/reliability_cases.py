@@ -19,7 +19,7 @@ import torch
 
 from stream_dataloader import StreamDataLoader, StreamDataset, get_stream_info
 from stream_dataloader.streams import ArrayStream
-from stream_dataloader.testing import batch_key
+from stream_dataloader.testing.resume import batch_key
 
 Array = np.ndarray[Any, Any]
 Source = tuple[int, int]  # index, number of items

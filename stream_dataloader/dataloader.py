@@ -136,7 +136,7 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
     ) -> None:
         options.refuse_misplaced(misplaced, StreamDataset, StreamDataLoader)
         self.dataset: StreamDataset = check_dataset(dataset)
-        rules = self.dataset.rules
+        rules = self.dataset._rules
         options.warn_of_idle_lanes(rules)
         self.num_workers = options.num_workers(num_workers, rules.lanes)
         self.collate_fn = collate_fn
@@ -167,7 +167,7 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
         self._position = LoaderPosition(self.dataset, self._ranks, self._batches_per_epoch)
         self._start_anew()
         self._kept_length = KeptLength()
-        self.dataset.followers.add(self)
+        self.dataset._followers.add(self)
 
     def _start_anew(self) -> None:
         """Create a starter for this process, with no current iteration."""
@@ -188,8 +188,8 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
             def go_on(lists: SourceLists) -> None:
                 rest = [] if iteration is None or not iteration.output.parts else iteration.rest_of_step()
                 starter.stop_workers()
-                if self.dataset.source_lists is not lists:  # a member of `side_by_side` is a copy
-                    self.dataset.take_up(lists)
+                if self.dataset._source_lists is not lists:  # a member of `side_by_side` is a copy
+                    self.dataset._take_up(lists)
                 self._ranks.find_place()
                 starter.renew(self._settings)
                 if is_inside:
@@ -207,9 +207,9 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
 
     def _find_place(self) -> None:
         """Find this rank, which may be known only now, and adopt its rules, with new workers."""
-        before = self._ranks.reading
+        before = self._ranks.dataset
         moved = self._ranks.find_place(self._position.coming_past)
-        if self._ranks.reading is before:
+        if self._ranks.dataset is before:
             return
         self._starter.end()
         if moved:
@@ -273,7 +273,7 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
         A part is a `StreamBatch` of one worker's lanes, for a model with a state for each `worker_id`. `collate_fn` is
         not called. Ranks do not wait for each other, and may yield different numbers of parts.
         """
-        options.check_items(self.dataset.rules)
+        options.check_items(self.dataset._rules)
         return Deferred(functools.partial(self._begin, None, parts=True), self._turn)
 
     def _begin(self, collate_fn: CollateFn | None, *, parts: bool = False, whole_steps: bool = False) -> Begun[Any]:
@@ -356,7 +356,7 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
     @property
     def _endless_or_sources(self) -> int | None:
         """Number of sources of an epoch; None if it has no end."""
-        return None if self.dataset.is_endless else len(self.dataset.sources)
+        return None if self.dataset._is_endless else len(self.dataset.sources)
 
     @property
     def _kept_lanes(self) -> KeptLanes | None:

@@ -153,14 +153,14 @@ class StreamDataset(IterableDataset[StreamBatch]):
             one = SourceList.checked(sources, open_stream, lengths, cut, fingerprint)
             sources = SourceLists([one])
         options.check_step_factory(open_stream, time_steps)
-        self.followers = Followers()
-        self.source_lists = lists = sources  # `interleave` passes the lists of several datasets
+        self._followers = Followers()
+        self._source_lists = lists = sources  # `interleave` passes the lists of several datasets
         seed = (
             int(torch.randint(2**62, (), dtype=torch.int64, device="cpu").item())
             if seed is None
             else options.integer("seed", seed, 0)
         )
-        self.cuts: Cuts | None = lists.cuts(seed)  # the sections that the schedule hands out in place of sources
+        self._cuts: Cuts | None = lists.cuts(seed)  # the sections that the schedule hands out in place of sources
         if time_steps is not None:  # without it, `fill_value` may be an idle lane's window, of any type
             check_fill(fill_value)
         self.fill_value = fill_value
@@ -170,7 +170,7 @@ class StreamDataset(IterableDataset[StreamBatch]):
         self.max_failures = None if max_failures is None else options.integer("max_failures", max_failures, 0)
         self.retries = options.integer("retries", retries, 0)
         self.retry_on = options.exceptions("retry_on", retry_on)
-        self.given_mark_ends = mark_ends
+        self._given_mark_ends = mark_ends
         tells = lists.knows_lengths and time_steps is not None
         self.mark_ends = tells if mark_ends is None else options.flag("mark_ends", mark_ends)
         self.seed_globals = options.flag("seed_globals", seed_globals)
@@ -178,17 +178,17 @@ class StreamDataset(IterableDataset[StreamBatch]):
         options.check_seed_globals(
             self.seed_globals, "streams.live reads each stream in a thread", in_threads=in_threads
         )
-        self.given_lookahead = lookahead
+        self._given_lookahead = lookahead
         self.context = options.check_windows_context(context, time_steps, deterministic=deterministic)
         self._steps: tuple[int, list[int]] | None = None  # of the epoch whose length was computed last
-        draws = len(self.sources if self.cuts is None else self.cuts)
+        draws = len(self.sources if self._cuts is None else self._cuts)
         rules = Rules(
             draws, batch_size, padding_mode, windows, time_steps, 0, shuffle, schedule, seed, deterministic, lists.mix
         )
-        self.rules = options.check_rules(rules, lookahead, has_lengths=lists.lengths is not None)
-        self.session_table = SessionTable(self.rules)
+        self._rules = options.check_rules(rules, lookahead, has_lengths=lists.lengths is not None)
+        self._session_table = SessionTable(self._rules)
         self._iterations = 0  # in this process
-        self.epoch_request = (0, 0)  # number of calls of set_epoch, and the last epoch
+        self._epoch_request = (0, 0)  # number of calls of set_epoch, and the last epoch
 
     @classmethod
     def from_map_style(
@@ -235,13 +235,13 @@ class StreamDataset(IterableDataset[StreamBatch]):
         return cls(batch_size=batch_size, **made)
 
     def __repr__(self) -> str:
-        lists = self.source_lists
+        lists = self._source_lists
         of = f"{len(lists):,} sources"
         if lists.mix is not None:
-            return f"{type(self).__name__}({of} of {len(lists.lists)} datasets, {options.given_options(self.rules)})"
+            return f"{type(self).__name__}({of} of {len(lists.lists)} datasets, {options.given_options(self._rules)})"
         factory = getattr(self.open_stream, "__qualname__", type(self.open_stream).__name__)
         cut = "" if self.sections is None else f", sections={self.sections.max_steps}"
-        return f"{type(self).__name__}({of}, {factory}, {options.given_options(self.rules)}{cut})"
+        return f"{type(self).__name__}({of}, {factory}, {options.given_options(self._rules)}{cut})"
 
     def extend(self, sources: Iterable[Any], lengths: Sequence[int] | IntArray | None = None) -> None:
         """Add sources while training runs, such as recordings that have arrived.
@@ -275,25 +275,25 @@ class StreamDataset(IterableDataset[StreamBatch]):
             [['c'], ['d']]
             [['e'], ['f']]
         """
-        if self.source_lists.mix is not None:
+        if self._source_lists.mix is not None:
             self._hold()
         if not (more := as_listed(sources)):
             return
-        lists = SourceLists([self.source_lists.lists[0].longer(more, lengths)])
+        lists = SourceLists([self._source_lists.lists[0].longer(more, lengths)])
 
-        self.followers.while_held(functools.partial(self.take_up, lists), lists)
+        self._followers.while_held(functools.partial(self._take_up, lists), lists)
 
     def _hold(self) -> NoReturn:
         """Refuse a longer list of a dataset that this one interleaves: its draws count on the lists as they are."""
         what = "the lists of interleaved datasets cannot become longer while they are read"
         raise TypeError(f"{what}; extend a dataset before it is interleaved, and interleave them anew")
 
-    def take_up(self, lists: SourceLists) -> None:
+    def _take_up(self, lists: SourceLists) -> None:
         """Have a longer list from now on."""
-        self.source_lists, self.cuts = lists, lists.cuts(self.rules.seed)
-        draws = len(lists.sources if self.cuts is None else self.cuts)
-        self.rules = dataclasses.replace(self.rules, num_sources=draws)
-        self.session_table, self._steps = SessionTable(self.rules), None
+        self._source_lists, self._cuts = lists, lists.cuts(self._rules.seed)
+        draws = len(lists.sources if self._cuts is None else self._cuts)
+        self._rules = dataclasses.replace(self._rules, num_sources=draws)
+        self._session_table, self._steps = SessionTable(self._rules), None
 
     def __len__(self, *_: Any) -> NoReturn:
         raise TypeError(_NO_INDICES)
@@ -307,16 +307,16 @@ class StreamDataset(IterableDataset[StreamBatch]):
     @property
     def sources(self) -> Sequence[Any]:
         """The sources; those of all datasets if it is interleaved."""
-        return self.source_lists.sources
+        return self._source_lists.sources
 
     @property
     def open_stream(self) -> StreamFactory:
         """The function that opens a source. In an interleaved dataset it depends on the source: see `factory_of`."""
-        return self.source_lists.open_stream
+        return self._source_lists.open_stream
 
     def factory_of(self, index: int) -> StreamFactory:
         """Return the function that opens a source, by the source's index."""
-        return self.source_lists.of(index).open_stream
+        return self._source_lists.of(index).open_stream
 
     def locate(self, index: int) -> tuple[int, int]:
         """Return the number of the dataset, and the index in its `sources`, for a number in `batch.source_index`.
@@ -324,96 +324,96 @@ class StreamDataset(IterableDataset[StreamBatch]):
         Raises:
             IndexError: There is no such source; -1 in `batch.source_index` is padding.
         """
-        return self.source_lists.locate(index)
+        return self._source_lists.locate(index)
 
     @property
     def sections(self) -> Sections | None:
         """The cut into sections, with the lengths and jitter in use; None for an interleaved dataset."""
-        return self.source_lists.lists[0].sections if self.source_lists.mix is None else None
+        return self._source_lists.lists[0].sections if self._source_lists.mix is None else None
 
     @property
     def lengths(self) -> IntArray | None:
         """`(num_sources,)`, number of items of each source, -1 if it is unknown; None if all are unknown."""
-        return self.source_lists.lengths
+        return self._source_lists.lengths
 
-    def plan(self) -> ReadingPlan:
+    def _plan(self) -> ReadingPlan:
         """Return the plan that readers follow."""
         return ReadingPlan(
-            rules=self.rules,
-            lists=self.source_lists,
+            rules=self._rules,
+            lists=self._source_lists,
             fill_value=self.fill_value,
             on_error=self.on_error,
             retries=self.retries,
             retry_on=self.retry_on,
             mark_ends=self.mark_ends,
             seed_globals=self.seed_globals,
-            cuts=self.cuts,
+            cuts=self._cuts,
             context=self.context,
         )
 
     @property
-    def window_steps(self) -> int | None:
+    def _window_steps(self) -> int | None:
         """Number of time steps of a batch: the context's and T; None if streams cut their own windows."""
-        return None if self.rules.time_steps is None else self.context + self.rules.time_steps
+        return None if self._rules.time_steps is None else self.context + self._rules.time_steps
 
     @property
-    def is_endless(self) -> bool:
+    def _is_endless(self) -> bool:
         """Whether an epoch has no end."""
-        return self.rules.padding_mode == "cycle"
+        return self._rules.padding_mode == "cycle"
 
     @property
     def batch_size(self) -> int:
         """Number of lanes, B."""
-        return self.rules.lanes
+        return self._rules.lanes
 
     def set_epoch(self, epoch: int) -> None:
         """Set the number of the epoch that the next iteration reads; later iterations count on from it."""
         epoch = options.integer("epoch", epoch, 0, 2**62)
-        self.session_table.set_epoch(os.getpid(), epoch)
-        self.epoch_request = (self.epoch_request[0] + 1, epoch)
+        self._session_table.set_epoch(os.getpid(), epoch)
+        self._epoch_request = (self._epoch_request[0] + 1, epoch)
 
     @property
     def fingerprint(self) -> str:
         """Fingerprint that distinguishes one list of sources from another."""
-        return self.source_lists.fingerprint
+        return self._source_lists.fingerprint
 
-    def under(self, rules: Rules) -> StreamDataset:
+    def _under(self, rules: Rules) -> StreamDataset:
         """Return a copy under other rules, which shares the rest, and does not change when the list becomes longer."""
         other = object.__new__(type(self))
         other.__dict__.update(self.__dict__)
-        other.rules = rules
-        other.session_table = SessionTable(rules)
+        other._rules = rules
+        other._session_table = SessionTable(rules)
         other._steps = None
-        other.cuts = None if self.cuts is None else self.cuts.under(rules.seed)
+        other._cuts = None if self._cuts is None else self._cuts.under(rules.seed)
         return other
 
     def _scheduled_lengths(self) -> Lengths:
         """Return the lengths from which batches are counted."""
-        if self.rules.padding_mode == "cycle":
+        if self._rules.padding_mode == "cycle":
             raise TypeError('padding_mode="cycle" has no len(); pass batches_per_epoch= to the loader')
-        lengths = self.plan().scheduled_lengths
-        if lengths is None or not self.source_lists.knows_lengths:
+        lengths = self._plan().scheduled_lengths
+        if lengths is None or not self._source_lists.knows_lengths:
             raise TypeError("the number of batches is not known; pass lengths= to StreamDataset")
         return lengths
 
-    def steps_of_groups(self, epoch: int) -> list[int]:
+    def _steps_of_groups(self, epoch: int) -> list[int]:
         """Return the number of steps for which each group has data; with `"drop"`, data for all of its lanes."""
         lengths = self._scheduled_lengths()
         if self._steps is None or self._steps[0] != epoch:
-            self._steps = epoch, steps_of_groups(self.rules, epoch, lengths)
+            self._steps = epoch, steps_of_groups(self._rules, epoch, lengths)
         return self._steps[1]
 
-    def steps_of(self, epoch: int, changed: Snapshot | None = None) -> int:
+    def _steps_of(self, epoch: int, changed: Snapshot | None = None) -> int:
         """Return the number of batches of an epoch; raise a `TypeError` without `lengths`, or without an end.
 
         Args:
             changed: A place in the epoch, if it goes on under other options than it began with.
         """
         if changed is None:
-            return count_steps(self.rules, self.steps_of_groups(epoch))
-        if self.rules.groups.count < self.rules.groups.total:
+            return count_steps(self._rules, self._steps_of_groups(epoch))
+        if self._rules.groups.count < self._rules.groups.total:
             raise TypeError("the number of batches depends on the places of all ranks, as options were changed")
-        return steps_behind(changed, self.rules, epoch, self._scheduled_lengths())
+        return steps_behind(changed, self._rules, epoch, self._scheduled_lengths())
 
     def __iter__(self) -> Iterator[StreamBatch]:
         """Iterate over the parts of this process's lanes, with torch's own `DataLoader` or without.
@@ -424,21 +424,21 @@ class StreamDataset(IterableDataset[StreamBatch]):
         # Imported here, because only reading without a loader needs the whole engine.
         from stream_dataloader._engine.reading.plain import plain_parts
 
-        options.check_items(self.rules)
-        self.source_lists.check_given()
+        options.check_items(self._rules)
+        self._source_lists.check_given()
         self._iterations += 1
-        return plain_parts(self.plan(), self.session_table, self._iterations)
+        return plain_parts(self._plan(), self._session_table, self._iterations)
 
     def __getstate__(self) -> dict[str, Any]:
         state = by_value(self.__dict__, _BY_VALUE)
         if not spawning():  # the copy is an independent dataset, so it counts epochs by itself
-            state["session_table"] = None
-            state["_next_epoch"] = self.session_table.take_epoch(os.getpid())
-            self.session_table.set_epoch(os.getpid(), state["_next_epoch"])
+            state["_session_table"] = None
+            state["_next_epoch"] = self._session_table.take_epoch(os.getpid())
+            self._session_table.set_epoch(os.getpid(), state["_next_epoch"])
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state | {name: state[name].value for name in _BY_VALUE})
-        if state["session_table"] is None:
-            self.session_table = SessionTable(self.rules)
-            self.session_table.set_epoch(os.getpid(), self.__dict__.pop("_next_epoch"))
+        if state["_session_table"] is None:
+            self._session_table = SessionTable(self._rules)
+            self._session_table.set_epoch(os.getpid(), self.__dict__.pop("_next_epoch"))

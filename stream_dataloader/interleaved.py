@@ -107,16 +107,16 @@ def interleave(
     mix = _mix(listed, weights, weights_by, exhausted, endless=agreed.get("padding_mode") == "cycle")
     if shuffle is None:
         shuffle = any(mix.shuffles)
-    lists = SourceLists((one for dataset in listed for one in dataset.source_lists.lists), mix)
+    lists = SourceLists((one for dataset in listed for one in dataset._source_lists.lists), mix)
     mixed = StreamDataset(
         lists,
         listed[0].open_stream,  # not used, as each list has its own
-        seed=listed[0].rules.seed if seed is None else seed,
+        seed=listed[0]._rules.seed if seed is None else seed,
         shuffle=shuffle,
         **agreed,
     )
     for dataset in listed:
-        dataset.followers.add(mixed)
+        dataset._followers.add(mixed)
     return mixed
 
 
@@ -129,7 +129,7 @@ def _check_datasets(datasets: Any) -> list[StreamDataset]:
     for number, dataset in enumerate(listed):
         if not isinstance(dataset, StreamDataset):
             raise TypeError(f"datasets[{number}] must be a StreamDataset, and is a {type(dataset).__name__}")
-        if dataset.source_lists.mix is not None:
+        if dataset._source_lists.mix is not None:
             what = f"datasets[{number}] is interleaved itself"
             raise TypeError(f"{what}; pass its datasets instead, with their weights in it times its own weight")
     return listed
@@ -140,7 +140,7 @@ def _mix(datasets: Sequence[StreamDataset], weights: Any, weights_by: Any, exhau
     exhausted = options.choice("exhausted", exhausted, Exhausted)
     by_steps = options.choice("weights_by", weights_by, Literal["sources", "steps"]) == "steps"
     means = [_mean_length(number, dataset) for number, dataset in enumerate(datasets)] if by_steps else None
-    own = [(one.rules.num_sources, one.rules.shuffle, one.rules.schedule) for one in datasets]
+    own = [(one._rules.num_sources, one._rules.shuffle, one._rules.schedule) for one in datasets]
     sizes, shuffles, schedules = zip(*own, strict=True)
     ends = "once" if exhausted == "leave_out" else None if endless else "in full"
     mix = Mix(sizes, checked_weights(weights, sizes, ends=ends, means=means), exhausted, shuffles, schedules)
@@ -161,7 +161,7 @@ def _mean_length(number: int, dataset: StreamDataset) -> float:
         raise ValueError(f'weights_by="steps" needs lengths, and datasets[{number}] has none; pass lengths= to it')
     if not lengths.any():
         raise ValueError(f'weights_by="steps", and the sources of datasets[{number}] have no items; leave it out')
-    return float(lengths.sum()) / dataset.rules.num_sources
+    return float(lengths.sum()) / dataset._rules.num_sources
 
 
 def _agreed(datasets: Sequence[StreamDataset], given: SharedOptions) -> SharedOptions:
@@ -171,12 +171,12 @@ def _agreed(datasets: Sequence[StreamDataset], given: SharedOptions) -> SharedOp
         raise TypeError(f"interleave has no option {unknown[0]!r}; its options are {', '.join(names)}")
     agreed: Any = dict(given)
     for name in (name for name in names if name not in given):
-        found = [(n, getattr(own, name, getattr(own.rules, name, None))) for n, own in enumerate(datasets)]
+        found = [(n, getattr(own, name, getattr(own._rules, name, None))) for n, own in enumerate(datasets)]
         if name == "lookahead":  # a default of 0, which only follows from a schedule, agrees with any number
-            free = [own.given_lookahead is None and own.rules.schedule is not None for own in datasets]
+            free = [own._given_lookahead is None and own._rules.schedule is not None for own in datasets]
             found = [one for one, is_free in zip(found, free, strict=True) if not is_free] or [(0, None)]
         if name == "mark_ends":  # a default, which follows from the lengths, agrees with any value
-            said = [(n, own.given_mark_ends) for n, own in enumerate(datasets)]
+            said = [(n, own._given_mark_ends) for n, own in enumerate(datasets)]
             found = [one for one in said if one[1] is not None] or [(0, None)]
         first, agreed[name] = found[0]
         for number, option in found:

@@ -82,7 +82,7 @@ class _Regrouped:
         layout_check = LayoutCheck(self._readers, self._dataset.sources)
         regrouper = Regrouper(
             self._readers,
-            self._dataset.window_steps,
+            self._dataset._window_steps,
             self._dataset.fill_value,
             layout_check,
             mark_ends=bool(self._dataset.mark_ends),

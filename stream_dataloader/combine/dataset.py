@@ -22,7 +22,7 @@ class SideBySide(IterableDataset[StreamBatch]):
     def __init__(self, members: Sequence[StreamDataset], ends_with: Literal["first", "longest"] | int) -> None:
         super().__init__()
         self.members = tuple(members)
-        self.endless = tuple(member.is_endless for member in self.members)
+        self.endless = tuple(member._is_endless for member in self.members)
         if isinstance(ends_with, str):
             options.choice("ends_with", ends_with, Literal["first", "longest"])
         elif self.endless[options.integer("ends_with", ends_with, 0, len(self.members) - 1)]:

@@ -70,8 +70,8 @@ class JointLoader(StreamDataLoader[Any]):
             # Only the joined batch is pinned. Pinning members' batches first would copy everything twice.
             own |= {"pin_memory": False, "worker_init_fn": shifted(own.get("worker_init_fn"), side.first_worker)}
             loader = StreamDataLoader(member, count, **own, **of_ranks)
-            self._members.append(Member(side, loader, member.is_endless))
-        time_steps, context = dataset.members[0].window_steps, dataset.members[0].context
+            self._members.append(Member(side, loader, member._is_endless))
+        time_steps, context = dataset.members[0]._window_steps, dataset.members[0].context
         assert time_steps is not None
         if self._settings.worker_method == "process" and max(workers) <= available_cores():
             warn_of_cores(self.num_workers)  # if one member alone has too many workers, its own loader has warned

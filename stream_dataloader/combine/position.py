@@ -278,4 +278,4 @@ class JointPosition(BasePosition[JointEpoch]):
 
 def _beginning(loader: StreamDataLoader[Any], epoch: int) -> State:
     """Return the state of a loader at the beginning of an epoch."""
-    return loader._position.states.of(loader._ranks.reading, Start(epoch))
+    return loader._position.states.of(loader._ranks.dataset, Start(epoch))

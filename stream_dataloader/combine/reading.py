@@ -222,7 +222,7 @@ class JointStarter:
         names = ("slots_in_use", "slots", "copies", "skipped", "gaps", "restarts")
         sums = {name: sum(getattr(stats, name) for stats in all_stats) for name in names}
         shifts = [member.side.first_worker for member in self._members]
-        rules = [member.loader.dataset.rules for member in self._members]
+        rules = [member.loader.dataset._rules for member in self._members]
         setup = Setup(
             lanes=self._members[-1].side.lanes.stop,
             time_steps=rules[0].time_steps,

@@ -94,8 +94,8 @@ def side_by_side(
     """
     datasets = _check_members(members)
     for number, dataset in enumerate(datasets):
-        if batches_per_epoch is not None and not dataset.is_endless:
-            own = f"members[{number}] ends by itself, with padding_mode={dataset.rules.padding_mode!r}"
+        if batches_per_epoch is not None and not dataset._is_endless:
+            own = f"members[{number}] ends by itself, with padding_mode={dataset._rules.padding_mode!r}"
             remedy = 'leave it out, or give all members padding_mode="cycle"'
             raise ValueError(f"batches_per_epoch is {batches_per_epoch}, and {own}; {remedy}")
     given: dict[str, Any] = {**loader_options}
@@ -111,12 +111,12 @@ def _check_members(members: Any) -> list[StreamDataset]:
         if not isinstance(member, (tuple, list)) or len(member) != 2 or not isinstance(member[0], StreamDataset):
             raise TypeError(f"members[{number}] must be (dataset, number of lanes), and is {shorten(member)}")
         dataset, lanes = member[0], options.integer(f"members[{number}][1], the number of lanes,", member[1], 1)
-        rules = replace(dataset.rules, lanes=lanes)
+        rules = replace(dataset._rules, lanes=lanes)
         options.check_groups(rules)
-        datasets.append(dataset.under(rules))
+        datasets.append(dataset._under(rules))
     if not datasets:
         raise ValueError("members is empty; pass at least one (dataset, lanes)")
-    first, *_ = steps = [dataset.rules.time_steps for dataset in datasets]
+    first, *_ = steps = [dataset._rules.time_steps for dataset in datasets]
     if None in steps:
         raise ValueError(f"members[{steps.index(None)}] has no time_steps; pass time_steps= to its dataset")
     for number, own in enumerate(steps):

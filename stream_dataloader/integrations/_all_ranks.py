@@ -71,7 +71,7 @@ class Carried:
         return [move(carry.state_dict(), torch.device("cpu")) for carry in self._all]
 
     def snapshot(self) -> Carried:
-        return Carried([carry.snapshot() for carry in self._all])
+        return Carried([carry._snapshot() for carry in self._all])
 
     def load(self, ranks: Sequence[Sequence[Mapping[str, Any]]], loader: StreamDataLoader[Any] | None = None) -> None:
         """Load the states that `state_dict` gave on each rank. Model-parallel ranks may have saved the same state.
@@ -85,8 +85,8 @@ class Carried:
             raise StateError(f"{what}; pass the same as carry=, in the same order")
         for carry, states in zip(self._all, zip(*ranks, strict=True), strict=True):
             by_rank = {state["rank"]: state for state in states}
-            own = by_rank.get(carry.place[0])
-            is_own = own is not None and own["world_size"] == carry.place[1]
+            own = by_rank.get(carry._place[0])
+            is_own = own is not None and own["world_size"] == carry._place[1]
             carry.load_state_dict(own if own is not None and is_own else merge_states(by_rank.values()), loader=loader)
 
     def reset(self) -> None:

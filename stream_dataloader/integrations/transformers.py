@@ -219,7 +219,7 @@ class _Evaluation(PreparedLoader[Any]):
         try:
             len(loader)
         except TypeError as error:
-            if loader.dataset.is_endless:
+            if loader.dataset._is_endless:
                 what = 'an evaluation reads an epoch to its end, but padding_mode="cycle" has no end'
                 raise ValueError(f'{what}; evaluate with padding_mode="zeros"') from error
 

@@ -217,14 +217,14 @@ class LaneCache:
         self._carry.load_state_dict(state, loader=loader)
 
     @property
-    def place(self) -> tuple[int, int]:
+    def _place(self) -> tuple[int, int]:
         """This rank, and the number of ranks."""
-        return self._carry.place
+        return self._carry._place
 
-    def snapshot(self) -> Self:
-        """Return a copy with the steps kept now; see `RecurrentState.snapshot`."""
+    def _snapshot(self) -> Self:
+        """Return a copy with the steps kept now. It shares the tensors."""
         twin = type(self).__new__(type(self))
-        twin.__dict__ = self.__dict__ | {"_carry": self._carry.snapshot()}
+        twin.__dict__ = self.__dict__ | {"_carry": self._carry._snapshot()}
         return twin
 
     def __repr__(self) -> str:

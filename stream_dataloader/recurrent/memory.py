@@ -178,7 +178,7 @@ class LaneMemory(Generic[V]):
         self._check_ended()
         lanes = np.array(sorted(self._values), np.int64)
         values = [encode(self._values[lane], f"the value of lane {lane}") for lane in lanes.tolist()]
-        return {**head_of(lanes, self._order, self.place), "values": values}
+        return {**head_of(lanes, self._order, self._place), "values": values}
 
     def load_state_dict(self, state: Mapping[str, Any], *, loader: StreamDataLoader[Any] | None = None) -> None:
         """Continue from a saved state and forget the current values. Tensors stay on the device that the state has.
@@ -193,7 +193,7 @@ class LaneMemory(Generic[V]):
             StateError: This is not a state of a `LaneMemory`, or it does not have this rank's lanes. Or the loader has
                 loaded no state, or one with other lanes.
         """
-        own = of_rank(state, "LaneMemory", self.place, loader)
+        own = of_rank(state, "LaneMemory", self._place, loader)
         values: dict[int, V] = {}
         if own is not None:
             rows = zip(own.lanes.tolist(), own.rows.tolist(), strict=True)
@@ -201,11 +201,11 @@ class LaneMemory(Generic[V]):
         self._values, self._order, self._left = values, LaneOrder() if own is None else own.order(), None
 
     @property
-    def place(self) -> tuple[int, int]:
+    def _place(self) -> tuple[int, int]:
         """This rank, and the number of ranks."""
         return self._rank.numbers
 
-    def snapshot(self) -> Self:
+    def _snapshot(self) -> Self:
         """Return a copy of the current values that shares nothing mutable with them."""
         twin = copy.copy(self)
         twin._order, twin._values = copy.deepcopy(self._order), copy.deepcopy(self._values)

@@ -205,13 +205,8 @@ class RecurrentState:
         self._initial.to(torch.device(device))
         return self
 
-    def burn_in_mask(self, batch: StreamBatch) -> torch.Tensor:
-        """Return `(T, B)` bool: the step is an item of the stream, and burn-in.
-
-        Raises:
-            StateError: `burn_in_at="start"` counts items, and the batch is neither the next one of its lanes nor the
-                last one given to `after`.
-        """
+    def _burn_in_mask(self, batch: StreamBatch) -> torch.Tensor:
+        """Return `(T, B)` bool: the step is an item of the stream, and burn-in."""
         return self._burn_in_of(batch, ~batch.is_padding)
 
     def _burn_in_of(self, batch: StreamBatch, real: torch.Tensor) -> torch.Tensor:
@@ -227,9 +222,10 @@ class RecurrentState:
         """Return `(T, B)` bool: the step counts in the loss. This is `batch.mask` without the burn-in.
 
         Raises:
-            StateError: As in `burn_in_mask`.
+            StateError: `burn_in_at="start"` counts items, and the batch is neither the next one of its lanes nor the
+                last one given to `after`.
         """
-        return batch.mask & ~self.burn_in_mask(batch)
+        return batch.mask & ~self._burn_in_mask(batch)
 
     def burning_in(self, batch: StreamBatch) -> contextlib.AbstractContextManager[Any]:
         """Return a context for the first `burn_in` time steps: no gradient if they are burn-in or padding in all lanes.
@@ -257,7 +253,7 @@ class RecurrentState:
         if not 1 <= t <= batch.time_steps:
             raise ValueError(f"t is {t}; it must be 1 to {batch.time_steps}, the batch's time steps")
         states = states_of(state, len(batch), self._batch_dim, self._store.known)
-        return states.blended(self.burn_in_mask(batch)[t - 1], [leaf.detach() for leaf in states.leaves]).tree
+        return states.blended(self._burn_in_mask(batch)[t - 1], [leaf.detach() for leaf in states.leaves]).tree
 
     def state_dict(self) -> dict[str, Any]:
         """Return the states after the last batch passed to `after`, as tensors, lists, numbers and names.
@@ -272,7 +268,7 @@ class RecurrentState:
             what = f"gradients go back {self._store.uncut} of {self._detach_every} windows (detach_every)"
             raise StateError(f"{what}, which cannot be saved; save after a call of after() that returned True")
         lanes = self._store.lanes
-        return {**head_of(lanes, self._order, self.place), **tensors_to_plain(self._store.get(lanes))}
+        return {**head_of(lanes, self._order, self._place), **tensors_to_plain(self._store.get(lanes))}
 
     def load_state_dict(self, state: Mapping[str, Any], *, loader: StreamDataLoader[Any] | None = None) -> None:
         """Continue from a saved state and forget the current states.
@@ -287,7 +283,7 @@ class RecurrentState:
             StateError: This is not a state, it is from another model, or it does not have this rank's lanes. Or the
                 loader has loaded no state, or one with other lanes.
         """
-        own = of_rank(state, "RecurrentState", self.place, loader)
+        own = of_rank(state, "RecurrentState", self._place, loader)
         if own is None:
             self._store, self._order = LaneStore(), LaneOrder()
             return
@@ -305,11 +301,11 @@ class RecurrentState:
         self._order = own.order()
 
     @property
-    def place(self) -> tuple[int, int]:
+    def _place(self) -> tuple[int, int]:
         """This rank, and the number of ranks."""
         return self._rank.numbers
 
-    def snapshot(self) -> Self:
+    def _snapshot(self) -> Self:
         """Return a copy with the states kept now. It shares the tensors, because none is ever changed in place."""
         twin = copy.copy(self)
         twin._store, twin._order = copy.copy(self._store), copy.deepcopy(self._order)

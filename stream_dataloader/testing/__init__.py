@@ -4,8 +4,8 @@ Open `resume` first.
 """
 
 from stream_dataloader.testing.audit import Audit, RowMoves, audit
-from stream_dataloader.testing.resume import batch_key, check_resume
+from stream_dataloader.testing.resume import check_resume
 from stream_dataloader.testing.stores import StoreContract
 from stream_dataloader.testing.streams import StreamContract
 
-__all__ = ["Audit", "RowMoves", "StoreContract", "StreamContract", "audit", "batch_key", "check_resume"]
+__all__ = ["Audit", "RowMoves", "StoreContract", "StreamContract", "audit", "check_resume"]

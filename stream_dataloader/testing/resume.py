@@ -16,7 +16,7 @@ from stream_dataloader.dataloader import StreamDataLoader
 from stream_dataloader.dataset import StreamDataset
 from stream_dataloader.stream_info import StreamInfo
 
-__all__ = ["batch_key", "check_resume"]
+__all__ = ["check_resume"]
 
 _MOST_SOURCES = 8  # opened to see whether `start` is used
 
@@ -105,7 +105,7 @@ def check_resume(
 
 def _check_starts(dataset: StreamDataset) -> None:
     """Check that the first sources, opened with `start=1`, begin with their second item."""
-    plan = dataset.plan()
+    plan = dataset._plan()
     for index in range(min(len(plan.lists.sources), _MOST_SOURCES)):
         info = StreamInfo(index, 0, 0, 0, plan.rules.seed)
         ignores = ignores_start(plan.lists.of(index).open_stream, plan.lists.sources[index], 1, info)

@@ -3,7 +3,7 @@
 `timeline` finds the streams that lanes read, and `picture` shows them. Open `timeline` first.
 """
 
-from stream_dataloader.visualize.picture import Segment, Timeline
+from stream_dataloader.visualize.picture import Timeline
 from stream_dataloader.visualize.timeline import timeline
 
-__all__ = ["Segment", "Timeline", "timeline"]
+__all__ = ["Timeline", "timeline"]

@@ -23,7 +23,7 @@ from stream_dataloader._engine.html import page, preformatted
 from stream_dataloader._engine.schedule.forecast import Alternative, Forecast
 from stream_dataloader.errors import shown
 
-__all__ = ["Segment", "Timeline"]
+__all__ = ["Timeline"]
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 _LEAST_WIDTH = 40  # characters
@@ -65,7 +65,8 @@ class Timeline:
     """Streams of each lane over time. `print` shows text, and notebooks show a picture.
 
     Attributes:
-        segments: Runs of time steps that lanes read, ordered by lane and time. Gaps between them are padding.
+        segments: Runs of time steps that lanes read, ordered by lane and time: lane, start, stop, source, position,
+            starts, fresh. Time steps count over the epoch. Gaps between runs are padding.
         lanes: Number of lanes, B.
         batches: Number of batches.
         time_steps: Time steps of the longest window, T.

@@ -65,8 +65,8 @@ def timeline(
 
 
 def _of_lengths(dataset: StreamDataset, most: int | None, workers: int, epoch: int) -> Timeline:
-    plan = dataset.plan()
-    if most is None and dataset.is_endless:
+    plan = dataset._plan()
+    if most is None and dataset._is_endless:
         raise ValueError('with padding_mode="cycle" an epoch has no end; give batches=')
     lengths = plan.scheduled_lengths
     assert lengths is not None
@@ -74,8 +74,8 @@ def _of_lengths(dataset: StreamDataset, most: int | None, workers: int, epoch: i
     if (dataset.lengths < 0).any():
         raise ValueError("the lengths of some sources are not known; give batches")
     count = _MOST_BATCHES if most is None else most
-    if not dataset.is_endless:
-        count = min(count, dataset.steps_of(epoch))
+    if not dataset._is_endless:
+        count = min(count, dataset._steps_of(epoch))
     time_steps = plan.rules.time_steps or 1  # of a window that a stream cuts
     rules = replace(plan.rules, time_steps=time_steps, deterministic=True)
     order = Order(rules, epoch, lengths)

@@ -9,7 +9,7 @@ from worker_streams import Writing
 from stream_dataloader import StreamDataLoader, StreamDataset
 from stream_dataloader.errors import ItemError, LengthError, ReadError
 from stream_dataloader.protocols import ReadsInto
-from stream_dataloader.testing import batch_key
+from stream_dataloader.testing.resume import batch_key
 
 WORKERS = [0, 2]
 

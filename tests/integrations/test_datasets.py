@@ -14,7 +14,8 @@ from store_tests import StoreTests
 
 from stream_dataloader import StreamDataLoader, StreamDataset, stores
 from stream_dataloader.errors import StoreError
-from stream_dataloader.testing import batch_key, check_resume
+from stream_dataloader.testing import check_resume
+from stream_dataloader.testing.resume import batch_key
 
 pytestmark = [
     pytest.mark.slow,  # to import datasets takes seconds

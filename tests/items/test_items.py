@@ -13,7 +13,7 @@ import torch
 
 from stream_dataloader import StreamDataLoader, StreamDataset, interleave
 from stream_dataloader.errors import ItemError
-from stream_dataloader.testing import batch_key
+from stream_dataloader.testing.resume import batch_key
 
 WAYS = [(0, "auto"), (2, "auto"), (2, "queue")]
 Pair = collections.namedtuple("Pair", "first second", defaults=(5,))

@@ -25,7 +25,8 @@ from stream_dataloader import (
     side_by_side,
 )
 from stream_dataloader.recurrent import LaneCache, LaneMemory
-from stream_dataloader.testing import audit, batch_key, check_resume
+from stream_dataloader.testing import audit, check_resume
+from stream_dataloader.testing.resume import batch_key
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:num_workers is"),

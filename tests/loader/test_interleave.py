@@ -138,7 +138,7 @@ def test_a_schedule_by_steps_divides_each_of_its_weights():
     datasets = [plain([2, 4], lengths=[2, 4]), plain([9], lengths=[9])]
     by_steps = interleave(datasets, [(0, [1, 2]), (2, [3, 0])], weights_by="steps", seed=0)
     by_hand = interleave(datasets, [(0, [1 / 3, 2 / 9]), (2, [1, 0])], seed=0)
-    assert by_steps.rules == by_hand.rules
+    assert by_steps._rules == by_hand._rules
 
 
 def test_repeat_with_equal_shares_lengthens_the_epoch():
@@ -282,10 +282,10 @@ def test_options_are_those_that_all_agree_on():
     options |= {"on_error": "skip", "max_failures": 4, "deterministic": False, "time_steps": 5, "batch_size": 3}
     dataset = interleave([plain(**options), plain(**options)], seed=0)
     for name, value in options.items():
-        assert getattr(dataset if hasattr(dataset, name) else dataset.rules, name) == value
+        assert getattr(dataset if hasattr(dataset, name) else dataset._rules, name) == value
         with pytest.raises(ValueError, match=rf"datasets\[0\] has {name}=.* and datasets\[1\] has {name}="):
             interleave([plain(**options), plain(**{n: v for n, v in options.items() if n != name})])
-    assert interleave([plain(**options), plain()], seed=0, **options).rules == dataset.rules
+    assert interleave([plain(**options), plain()], seed=0, **options)._rules == dataset._rules
 
 
 def test_the_first_datasets_seed_is_all_that_counts_unless_one_is_given():

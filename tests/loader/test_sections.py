@@ -229,8 +229,8 @@ def test_an_empty_section_marks_no_end_where_a_stream_was_cut_short():
 @pytest.mark.parametrize("schedule", ["longest_first", "balanced"])
 def test_schedules_go_by_the_lengths_of_sections(schedule):
     dataset = Case([30, 5, 9], steps=8).dataset(schedule=schedule, lookahead=0)
-    order = Order(dataset.rules, 1, dataset.plan().scheduled_lengths)
-    lengths = dataset.cuts.lengths(1).tolist()
+    order = Order(dataset._rules, 1, dataset._plan().scheduled_lengths)
+    lengths = dataset._cuts.lengths(1).tolist()
     drawn = [lengths[order[draw].source] for draw in range(len(lengths))]
     assert sorted(drawn) == sorted(lengths)
     assert schedule == "balanced" or drawn == sorted(drawn, reverse=True)
@@ -305,7 +305,7 @@ def batch_starts(batch):
 def test_datasets_that_are_mixed_are_cut_by_their_own_shuffle():
     case = Case([30, 20], steps=8)
     plain, drawn = (case.dataset(sections=8, lengths=case.lengths, shuffle=shuffle) for shuffle in (False, True))
-    lists = interleave([plain, drawn], shuffle=True).source_lists.lists
+    lists = interleave([plain, drawn], shuffle=True)._source_lists.lists
     assert [one.sections.jitter for one in lists] == [False, True]
 
 

@@ -13,7 +13,7 @@ from kinds_of_loaders import KINDS
 
 from stream_dataloader import LaneBatchSampler, StreamDataLoader, StreamDataset, recurrent
 from stream_dataloader.recurrent import RecurrentState
-from stream_dataloader.testing import batch_key
+from stream_dataloader.testing.resume import batch_key
 
 DEFAULTS = [("meta", torch.float64), ("cpu", torch.bfloat16)]
 
@@ -144,7 +144,7 @@ def test_a_resume_carried_states_and_plain_loaders_are_the_same(other):
 def test_a_seed_is_drawn_from_torchs_generator(other):
     def seeds():
         torch.manual_seed(3)
-        return made(seed=None).rules.seed, LaneBatchSampler(1, 2, groups=[[0, 1], [2]]).state_dict()["seed"]
+        return made(seed=None)._rules.seed, LaneBatchSampler(1, 2, groups=[[0, 1], [2]]).state_dict()["seed"]
 
     expected = seeds()
     with other():

@@ -15,7 +15,8 @@ from torch.utils.data import Dataset
 
 from stream_dataloader import Sections, StateError, StreamDataLoader, StreamDataset
 from stream_dataloader.errors import ReadError
-from stream_dataloader.testing import batch_key, check_resume
+from stream_dataloader.testing import check_resume
+from stream_dataloader.testing.resume import batch_key
 
 
 class Numbers(Dataset):

@@ -25,7 +25,7 @@ def alone(case, known, group, total):
     """What the serial model says of one group, which has the sources that were dealt to it and no others."""
     dataset = case.dataset(lengths=case.lengths) if known else case.dataset()
     groups = Groups(total, group, 1)
-    order = Order(dataclasses.replace(dataset.rules, groups=groups), 0, dataset.lengths)
+    order = Order(dataclasses.replace(dataset._rules, groups=groups), 0, dataset.lengths)
     share = groups.share(group, len(case.lengths))
     sources = [order[n * total + group].source for n in range(share)]
     return list(case.expected(dataset, drawn=sources)), sources

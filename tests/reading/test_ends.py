@@ -16,7 +16,8 @@ from worker_streams import Writing, acting, kill_self
 
 from stream_dataloader import StreamDataLoader, StreamDataset, StreamError, interleave
 from stream_dataloader.errors import ItemError, LengthError, ReadError
-from stream_dataloader.testing import batch_key, check_resume
+from stream_dataloader.testing import check_resume
+from stream_dataloader.testing.resume import batch_key
 
 CASE = Case([4, 0, 9, 2, 2, 7, 1, 3, 5, 8, 6], 4, 3, shuffle=True, seed=1)
 

@@ -76,7 +76,7 @@ def test_nothing_changes_by_asking_and_nothing_is_changed_in_place():
 def test_a_saved_state_and_what_is_carried_share_no_memory():
     batches, carry = list(loader_of([9, 9])), RecurrentState(batch_dim=0)
     run(carry, batches[:1])
-    later = carry.snapshot()
+    later = carry._snapshot()
     run(carry, batches[1:2])
     assert run(later, batches[1:3]) == [[4, 4], [6, 6]], "a snapshot is as of its batch"
     saved = carry.state_dict()

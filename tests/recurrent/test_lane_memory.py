@@ -277,7 +277,7 @@ def test_a_snapshot_shares_nothing():
     one, two, *_ = loader_of()
     memory = LaneMemory()
     remember(one, memory)
-    before = memory.snapshot()
+    before = memory._snapshot()
     remember(two, memory)
     remember(two, before)
     assert before[0] == memory[0]

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from stream_dataloader import StreamDataLoader, StreamDataset
-from stream_dataloader.testing import batch_key
+from stream_dataloader.testing.resume import batch_key
 
 
 def open_items(length):

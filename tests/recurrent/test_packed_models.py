@@ -114,7 +114,7 @@ def test_burn_in_has_no_loss_and_no_gradient():
 def test_burn_in_counts_items_only():
     batch = next(iter(StreamDataLoader(StreamDataset([5, 1], ones, 2, time_steps=3))))
     carry = RecurrentState(burn_in=2)
-    assert carry.burn_in_mask(batch).T.int().tolist() == [[1, 1, 0], [1, 0, 0]]
+    assert carry._burn_in_mask(batch).T.int().tolist() == [[1, 1, 0], [1, 0, 0]]
     assert torch.equal(RecurrentState().loss_mask(batch), batch.mask)
     with pytest.raises(ValueError, match="t is 4; it must be 1 to 3"):
         carry.cut_burn_in(batch, torch.zeros(1, 2, 3), 4)

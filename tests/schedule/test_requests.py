@@ -13,7 +13,7 @@ from stream_dataloader._engine.schedule.snapshot import LaneReports, LaneState, 
 
 
 def ledger_of(sources=100, lanes=2, lookahead=1):
-    rules = StreamDataset(range(sources), iter, lanes, time_steps=1, lookahead=lookahead, seed=0).rules
+    rules = StreamDataset(range(sources), iter, lanes, time_steps=1, lookahead=lookahead, seed=0)._rules
     ledger = Ledger(Carver(None), rules)
     ledger.start((0,))
     return ledger
@@ -68,7 +68,7 @@ def test_grants_that_others_took_and_did_not_deliver_are_saved_to_be_given_again
     def reports(*taken):
         return LaneReports(taken, pack_progress([LaneState().progress]), {})
 
-    rules = StreamDataset(range(9), iter, 2, time_steps=1, deterministic=False).rules
+    rules = StreamDataset(range(9), iter, 2, time_steps=1, deterministic=False)._rules
     progress = Progress(rules, 0, None, parts=2)
     progress.advance([reports(), reports((1, 1), (1, 3))])
     assert progress.last.unpack(rules).returned == (0, 2)

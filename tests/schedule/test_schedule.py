@@ -48,7 +48,7 @@ def test_len_is_a_type_error_where_it_is_not_known(options):
 def permutation(epoch, **options):
     options = {"shuffle": True, "seed": 3} | options
     dataset = StreamDataset(range(50), range, 4, time_steps=1, **options)
-    order = Order(dataset.rules, epoch, dataset.lengths)
+    order = Order(dataset._rules, epoch, dataset.lengths)
     return [order[i].source for i in range(50)]
 
 
@@ -80,7 +80,7 @@ def test_balanced_without_shuffle_is_an_error():
 
 
 def test_the_order_of_the_list_is_no_schedule():
-    assert StreamDataset([3], range, 1, time_steps=1).rules.schedule is None
+    assert StreamDataset([3], range, 1, time_steps=1)._rules.schedule is None
     with pytest.raises(ValueError, match="schedule is 'listed', and must be one of 'longest_first', 'balanced', None"):
         permutation(0, schedule="listed")
 

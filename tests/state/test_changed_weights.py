@@ -28,7 +28,7 @@ def through_a_file(state):
 
 def other_weights(dataset, new, cursor):
     """What is read from so many draws on, by one group, with other weights than before."""
-    rules, mix = dataset.rules, dataset.rules.mix
+    rules, mix = dataset._rules, dataset._rules.mix
     turn, draw = divmod(cursor, rules.draws)
     if rules.endless_mix:
         turn, draw = 0, cursor
@@ -36,12 +36,12 @@ def other_weights(dataset, new, cursor):
         turn, draw = 0, rules.draws
     elif cursor and not draw:  # a pass was handed out, and nothing of the next one
         turn, draw = turn - 1, rules.draws
-    order = Order(rules, 0, dataset.plan().scheduled_lengths)
+    order = Order(rules, 0, dataset._plan().scheduled_lengths)
     begin = 0 if rules.endless_mix else turn * rules.draws
     lists = [bisect_right(mix.starts, order[begin + number].source) - 1 for number in range(draw)]
     counts = tuple(lists.count(number) for number in range(len(mix.sizes)))
-    past = (Replaced(turn, draw, counts, mix.weights),) if cursor and mix.weights != new.rules.mix.weights else ()
-    return new.under(new.rules.with_past(past))
+    past = (Replaced(turn, draw, counts, mix.weights),) if cursor and mix.weights != new._rules.mix.weights else ()
+    return new._under(new._rules.with_past(past))
 
 
 @random_cases(1500, quick=20)
@@ -59,8 +59,8 @@ def test_other_weights_hold_from_the_next_draw_on_as_the_model_says(mixture, wei
     lanes = min(max(1, mixture.lanes + lanes - 1), sum(map(len, mixture.lists)))
     after = replace(mixture, weights=first_of(weights, len(mixture.lists)), lanes=lanes)
     spliced = other_weights(dataset, after.dataset(), first.cursor)
-    read, total = after.model(spliced).read, spliced.rules.draws
-    if lanes == mixture.lanes and total == dataset.rules.draws:
+    read, total = after.model(spliced).read, spliced._rules.draws
+    if lanes == mixture.lanes and total == dataset._rules.draws:
         first.read = read
         expected = first.batches()
     else:
@@ -69,7 +69,7 @@ def test_other_weights_hold_from_the_next_draw_on_as_the_model_says(mixture, wei
     if "num_workers" in way:
         way["num_workers"] = min(way["num_workers"], lanes)
     loader = StreamDataLoader(after.dataset(), **way)
-    if spliced.rules.mix.past:
+    if spliced._rules.mix.past:
         with pytest.raises(StateError, match=r'changes=\["weights"\]'):
             loader.load_state_dict(state, changes=["batch_size"])
     loader.load_state_dict(state, changes=["weights", "batch_size"])
@@ -117,7 +117,7 @@ def ranks_of(mixture, world_size, state=None, changes=(), **options):
 
 def read(loaders, steps):
     """What ranks read in lockstep, their lanes side by side; those of a rank that has ended are idle."""
-    rules = loaders[0].dataset.rules
+    rules = loaders[0].dataset._rules
     idle = [[None] * rules.time_steps] * rules.lanes
     read = [[cells(batch) for batch in itertools.islice(loader, steps)] for loader in loaders]
     return [list(itertools.chain(*lanes)) for lanes in itertools.zip_longest(*read, fillvalue=idle)]

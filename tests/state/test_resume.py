@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from stream_dataloader import StateError, StreamDataLoader, StreamDataset, get_stream_info
 from stream_dataloader._engine.schedule.state_check import checksum
 from stream_dataloader.errors import ReadError
-from stream_dataloader.testing import batch_key, check_resume
+from stream_dataloader.testing import check_resume
+from stream_dataloader.testing.resume import batch_key
 
 CASE = Case([4, 0, 9, 2, 2, 7, 1, 3, 5, 8, 6], lanes=4, time_steps=3, shuffle=True, seed=1)
 

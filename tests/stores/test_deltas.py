@@ -12,8 +12,8 @@ from store_tests import StoreTests
 
 from stream_dataloader import StreamDataLoader, StreamDataset, stores
 from stream_dataloader.errors import StoreError
-from stream_dataloader.testing import batch_key
 from stream_dataloader.testing._items import items_of
+from stream_dataloader.testing.resume import batch_key
 
 #: Entries of each format's small store, and their windows; one goes far outside of all streams.
 CASES = {

@@ -31,7 +31,8 @@ from stream_dataloader.streams import (
     TextStream,
     VideoStream,
 )
-from stream_dataloader.testing import StreamContract, batch_key
+from stream_dataloader.testing import StreamContract
+from stream_dataloader.testing.resume import batch_key
 
 NAME = "2024-01-01T12:00:00"  # relative, it looks like a protocol
 KINDS = {

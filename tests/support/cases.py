@@ -53,15 +53,15 @@ class Case:
         return self.model(dataset, epoch, drawn).batches()
 
     def model(self, dataset, epoch=0, drawn=None):
-        total, orders = dataset.rules.draws if drawn is None else len(drawn), {}
-        cut, scheduled = dataset.cuts, dataset.plan().scheduled_lengths
+        total, orders = dataset._rules.draws if drawn is None else len(drawn), {}
+        cut, scheduled = dataset._cuts, dataset._plan().scheduled_lengths
 
         def place_of(draw):
             """Source, start and stop. With `"cycle"` each pass is an epoch, with `"data"` it is the same again."""
-            turn, place = (0, draw) if dataset.rules.endless_mix else divmod(draw, total)
+            turn, place = (0, draw) if dataset._rules.endless_mix else divmod(draw, total)
             number = epoch + turn * (self.padding_mode == "cycle")
             if number not in orders:
-                orders[number] = Order(dataset.rules, number, scheduled)
+                orders[number] = Order(dataset._rules, number, scheduled)
             source, number, *_ = orders[number][place] if drawn is None else (drawn[place], number)
             if cut is None:
                 return source, 0, self.lengths[source]

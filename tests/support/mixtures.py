@@ -65,8 +65,8 @@ class Mixture(cases.Case):
         return interleave(self.datasets(), self.weights, padding_mode=self.padding_mode, **(given | options))
 
     def drawn(self, dataset, epoch=0):
-        order = Order(dataset.rules, epoch, dataset.lengths)
-        return [order[draw].source for draw in range(dataset.rules.draws)]
+        order = Order(dataset._rules, epoch, dataset.lengths)
+        return [order[draw].source for draw in range(dataset._rules.draws)]
 
 
 weight_of = st.sampled_from([0.25, 1.0, 1.0, 2.0, 3.0, 7.5]) | st.floats(0.1, 10)

@@ -74,9 +74,9 @@ class SimulatedPool:
         return {}
 
     def start(self, start, recovery):
-        dataset, workers = self._loader._ranks.reading, self._loader.num_workers
-        alone = Reading.alone(dataset.plan(), start, workers)
-        rows = Rows(dataset.rules, shared=False) if workers > 1 else None
+        dataset, workers = self._loader._ranks.dataset, self._loader.num_workers
+        alone = Reading.alone(dataset._plan(), start, workers)
+        rows = Rows(dataset._rules, shared=False) if workers > 1 else None
         shared = Shared(dataset, alone.readers, alone.status, alone.meters, rows, None, in_threads=False)
         begin = Begin(1, start, recovery, NEVER, 0)
 

@@ -28,7 +28,7 @@ class Epoch(Delivery[PackedSnapshot]):
         self.dataset, self.number = dataset, start.epoch
         self.steps = Steps()
         self.epochs: EpochsOfRun | None = None
-        self._progress = Progress(dataset.rules, start.epoch, start.resume, readers)
+        self._progress = Progress(dataset._rules, start.epoch, start.resume, readers)
         super().__init__(self._progress.last)
 
     def advance(self, reports: Sequence[LaneReports | None]) -> None:
@@ -46,9 +46,9 @@ class Epoch(Delivery[PackedSnapshot]):
 
     def start(self, record: PackedSnapshot) -> Start:
         """Return the start for reading on from a record."""
-        return Start(self.number, record.unpack(self.dataset.rules) if record.step else None)
+        return Start(self.number, record.unpack(self.dataset._rules) if record.step else None)
 
     @property
     def changed(self) -> Snapshot | None:
         """The current place, if the epoch began under other options; None otherwise."""
-        return self.last.unpack_changed(self.dataset.rules)
+        return self.last.unpack_changed(self.dataset._rules)

@@ -64,7 +64,7 @@ class Iteration:
         self._collector = collector
         self._position = position
         self._counts = counts
-        dataset, time_steps = epoch.dataset, epoch.dataset.window_steps
+        dataset, time_steps = epoch.dataset, epoch.dataset._window_steps
         self._layout_check = LayoutCheck(collector.readers, dataset.sources)
         self._make: Regrouper | LaneWindows = self._regrouper_of(collector.readers)
         if output.collate_fn is not None:
@@ -80,7 +80,7 @@ class Iteration:
     def _regrouper_of(self, readers: Sequence[Reader]) -> Regrouper:
         dataset = self.epoch.dataset
         how: Any = {"mark_ends": bool(dataset.mark_ends), "context": dataset.context}
-        return Regrouper(readers, dataset.window_steps, dataset.fill_value, self._layout_check, **how)
+        return Regrouper(readers, dataset._window_steps, dataset.fill_value, self._layout_check, **how)
 
     def __iter__(self) -> Iterator[Any]:
         return self
@@ -175,7 +175,7 @@ class Iteration:
                 sent = self._collect()
             # A part without runs is that of a reader that ends here, or whose streams all had no item yet.
             parts = [None if part is None or not (part.contents.runs or part.faults) else part for part in sent]
-            rules = epoch.dataset.rules
+            rules = epoch.dataset._rules
             if delivered := epoch.steps.delivers(epoch.step, have_data(sent, rules.padding_mode, rules.lanes)):
                 slot = self._collector.slot(epoch) if any(parts) else None
                 self._raise_first_error(parts, slot)

@@ -37,7 +37,7 @@ def _kept_lanes(ranks: Ranks, loaded: LoadedState) -> KeptLanes:
         saved    0 1 | 2 3          two groups here, of two lanes each
         here     0 1 - | 2 3 -      of three lanes each; lanes 2 and 5 are new
     """
-    rules, width = ranks.reading.rules, loaded.lanes_of_a_group
+    rules, width = ranks.dataset._rules, loaded.lanes_of_a_group
     lanes = [
         group * width + lane if lane < width else -1
         for group in range(rules.groups.count)
@@ -80,7 +80,7 @@ class LoaderPosition(BasePosition[Epoch]):
 
     def set_epoch(self, epoch: int) -> None:
         epoch = options.integer("epoch", epoch, 0, 2**62)
-        self._requests_followed = self._dataset.epoch_request[0]
+        self._requests_followed = self._dataset._epoch_request[0]
         self._set_epoch(epoch)
 
     def _set_epoch(self, epoch: int) -> None:
@@ -90,7 +90,7 @@ class LoaderPosition(BasePosition[Epoch]):
 
     def _follow_dataset(self) -> None:
         """Take over the dataset's `set_epoch`, which counts like the loader's; the last call wins."""
-        count, epoch = self._dataset.epoch_request
+        count, epoch = self._dataset._epoch_request
         if count != self._requests_followed:
             self._requests_followed = count
             self._set_epoch(epoch)
@@ -114,7 +114,7 @@ class LoaderPosition(BasePosition[Epoch]):
     @property
     def coming_past(self) -> tuple[Replaced, ...]:
         """Earlier weights of the coming epoch, see `Mix`."""
-        place = None if self._dataset.rules.mix is None else self.coming()[0].resume
+        place = None if self._dataset._rules.mix is None else self.coming()[0].resume
         return () if place is None else place.past
 
     @property
@@ -127,7 +127,7 @@ class LoaderPosition(BasePosition[Epoch]):
 
     def coming_epoch(self, readers: int) -> Epoch:
         """Create the coming epoch for a number of readers; call `begin` once it has begun."""
-        return Epoch(self._ranks.reading, self.coming()[0], readers)
+        return Epoch(self._ranks.dataset, self.coming()[0], readers)
 
     def begin(self, epoch: Epoch) -> None:
         """Note that the coming epoch, or its run, has begun; this uses up the loaded state."""
@@ -135,7 +135,7 @@ class LoaderPosition(BasePosition[Epoch]):
         if (text := self._position.renaming("loader")) is not None:
             warnings.warn(text, RuntimeWarning, stacklevel=7)
         record = epoch.record()
-        start = self._position.begin(record.step, lambda: epoch.record().unpack(epoch.dataset.rules))
+        start = self._position.begin(record.step, lambda: epoch.record().unpack(epoch.dataset._rules))
         epoch.epochs = self._position.epochs
         self._resumed_at = record.step if start.epoch.delivered and not continued else None
         self.loaded, self.epoch = None, epoch
@@ -164,7 +164,7 @@ class LoaderPosition(BasePosition[Epoch]):
 
     def load(self, state: Mapping[str, Any], changes: Collection[str], loaded: LoadedState) -> None:
         # The state overrules an epoch that was set on the dataset before: the last call wins.
-        self._requests_followed = self._dataset.epoch_request[0]
+        self._requests_followed = self._dataset._epoch_request[0]
         start = self.states.load(loaded)
         self._position.load(start.epoch, start.resume, loaded.epoch_place)
         self.epoch, self.loaded = None, (state, changes)
@@ -182,7 +182,7 @@ class LoaderPosition(BasePosition[Epoch]):
         if at is not None and length is not None:
             whole, delivered = divmod(at.delivered + count, length)
             at = EpochPlace(at.number + whole, delivered)
-        return self.states.of(self._ranks.reading, later[0], at), later[1]
+        return self.states.of(self._ranks.dataset, later[0], at), later[1]
 
     def forget_place(self) -> None:
         """Forget the loaded or reached place, because it belongs to another rank."""
@@ -202,7 +202,7 @@ class LoaderPosition(BasePosition[Epoch]):
 
     def coming_state(self) -> dict[str, Any]:
         """Return the state of what comes next."""
-        return self.states.of(self._ranks.reading, *self.coming())
+        return self.states.of(self._ranks.dataset, *self.coming())
 
     def state_of(self, epoch: Epoch, record: PackedSnapshot) -> dict[str, Any]:
         """Return the state at a place in an epoch; at its end, the state of the next epoch's beginning."""
@@ -213,7 +213,7 @@ class LoaderPosition(BasePosition[Epoch]):
         epoch = self.epoch
         assert epoch is not None
         record = epoch.record()
-        start = Start(epoch.number, record.unpack(epoch.dataset.rules))
+        start = Start(epoch.number, record.unpack(epoch.dataset._rules))
         return self.states.of(epoch.dataset, start, epoch.place_at(record.step))
 
     def state_later(self) -> Callable[[], dict[str, Any]]:
@@ -226,11 +226,11 @@ class LoaderPosition(BasePosition[Epoch]):
 
     def count(self, epoch: int) -> int:
         """Return the number of batches of an epoch; raise TypeError if it is not known."""
-        return self._ranks.reading.steps_of(epoch, self._changed_in(epoch))
+        return self._ranks.dataset._steps_of(epoch, self._changed_in(epoch))
 
     def sure_count(self, epoch: int) -> int:
         """Return the number of batches of an epoch if no stream can change it; raise TypeError otherwise."""
-        count = known_count(self._ranks.reading, epoch, self._changed_in(epoch))
+        count = known_count(self._ranks.dataset, epoch, self._changed_in(epoch))
         if count is None:
             raise TypeError("the number of batches depends on what streams yield")
         return count

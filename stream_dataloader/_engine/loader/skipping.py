@@ -20,9 +20,9 @@ def place_later(states: States, start: Start, count: int) -> tuple[Start, int] |
 
     Return None if this needs reading: without lengths, if streams may be skipped, or if they cut their own windows.
     """
-    reading = states.ranks.reading
-    rules, scheduled = reading.rules, reading.plan().scheduled_lengths
-    if scheduled is None or not reading.source_lists.knows_lengths or rules.time_steps is None:
+    reading = states.ranks.dataset
+    rules, scheduled = reading._rules, reading._plan().scheduled_lengths
+    if scheduled is None or not reading._source_lists.knows_lengths or rules.time_steps is None:
         return None
     if not rules.deterministic or reading.on_error != "raise":
         return None

@@ -50,19 +50,19 @@ class Starter:
     def __init__(self, ranks: Ranks, settings: WorkerSettings, turn: Turn) -> None:
         self._ranks = ranks
         self._turn = turn
-        rules, workers = ranks.reading.rules, settings.num_workers
+        rules, workers = ranks.dataset._rules, settings.num_workers
         readers = deal_lanes(rules.lanes, workers)
         counts = BatchCounts(readers, rules.time_steps, shared=workers > 0)
         self._newest: Callable[[], Iteration | None] = type(None)
         self._ending: Ending | None = None  # of the newest iteration, which may be gone
-        self._work = Assignment(ranks.reading, readers, settings, counts)
+        self._work = Assignment(ranks.dataset, readers, settings, counts)
         self._status = WorkerStatus(readers, shared=False)  # of lanes that are read here
         self.renew(settings)
 
     def renew(self, settings: WorkerSettings) -> None:
         """Use other workers from the next iteration on; the current iteration keeps those it has."""
         self._kept: tuple[Iteration, Iterator[Any]] | None = None  # a run that goes on, and its batches on the device
-        self._work = work = self._work._replace(dataset=self._ranks.reading, settings=settings)
+        self._work = work = self._work._replace(dataset=self._ranks.dataset, settings=settings)
         self.pool = _pool_of(work) if settings.num_workers else None
 
     def stop_workers(self) -> None:
@@ -141,9 +141,9 @@ class Starter:
         """Start the next iteration; the position is told once it has begun."""
         begin, whole_windows = clock(), output.collate_fn is not None
         work = self._work
-        work.dataset.source_lists.check_given()
+        work.dataset._source_lists.check_given()
         epoch = position.coming_epoch(len(work.readers))
-        if not whole_windows and epoch.dataset.rules.time_steps is None:
+        if not whole_windows and epoch.dataset._rules.time_steps is None:
             _check_counted(epoch.start(epoch.last).resume)
         if self.pool is not None and self.pool.owner != os.getpid():  # the loader was built before a fork
             self.renew(work.settings)
@@ -176,12 +176,12 @@ class Starter:
             return Begun(self.pool.start(start, recovery), None)
         work = self._work
         reading = Reading(
-            work.dataset.plan(), start, work.readers, self._status, work.counts.meters, recovery=recovery, locally=True
+            work.dataset._plan(), start, work.readers, self._status, work.counts.meters, recovery=recovery, locally=True
         )
         return Begun(None, read_here(reading))
 
     def stats(self) -> LoaderStats:
-        work, rules = self._work, self._work.dataset.rules
+        work, rules = self._work, self._work.dataset._rules
         setup = Setup(
             lanes=rules.lanes,
             time_steps=rules.time_steps,
@@ -189,7 +189,7 @@ class Starter:
             sources=rules.num_sources,
             num_workers=work.settings.num_workers,
             prefetch_factor=work.settings.batches_ahead,
-            forecast=work.dataset.plan().forecast(),
+            forecast=work.dataset._plan().forecast(),
         )
         slots = (0, 0) if self.pool is None else self.pool.slots_in_use
         return dataclasses.replace(work.counts.stats(*slots), setup=setup)

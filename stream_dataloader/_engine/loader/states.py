@@ -55,7 +55,7 @@ class States:
 
         Making the order of very many sources takes seconds, so this is done only near the epoch's end.
         """
-        plan = reading.plan()
+        plan = reading._plan()
         rules, lists = plan.rules, plan.lists
         if not lists.knows_lengths or rules.padding_mode == "cycle":
             return False
@@ -78,11 +78,11 @@ class States:
         """Return the state at a place in an epoch; at its end, the state of the next epoch's beginning."""
         if self.is_end(reading, epoch, record):
             return self.of(reading, Start(epoch + 1), at)
-        return self.of(reading, Start(epoch, record.unpack(reading.rules)), at)
+        return self.of(reading, Start(epoch, record.unpack(reading._rules)), at)
 
     def of(self, reading: StreamDataset, start: Start, at: EpochPlace | None = None) -> dict[str, Any]:
         """Return the state at a place, of the dataset as it was read there."""
-        rules, length = reading.rules, self._length
+        rules, length = reading._rules, self._length
         failed = [self._failed.get(group, ()) for group in range(rules.groups.count)]
         items = None if self.layout is None else layout_to_plain(self.layout)
         state = to_plain(rules, start.epoch, start.resume, identity_of(reading), failed, items)
@@ -94,7 +94,7 @@ class States:
         Raises:
             FailureLimitError: More sources were skipped than `max_failures`.
         """
-        group = failure.lane // self.ranks.reading.rules.lanes_of_a_group
+        group = failure.lane // self.ranks.dataset._rules.lanes_of_a_group
         self._failed.setdefault(group, set()).add(failure.source_index)
         most = self._dataset.max_failures
         count = len(set().union(*self._failed.values()))

@@ -37,12 +37,13 @@ class Ranks:
     ) -> None:
         options.check_ranks(groups, None, None, None)
         self._own = OwnRank(rank, world_size, process_group)
-        self._dataset = dataset
+        self._given = dataset
         self._timeout = timeout
         self._groups = groups
-        self._seed = dataset.rules.seed
+        self._seed = dataset._rules.seed
         self._place = RankPlace()
-        self.reading = dataset.under(dataset.rules)  # the dataset as this rank reads it, under the rules of its groups
+        #: The dataset as this rank reads it, under the rules of its groups.
+        self.dataset = dataset._under(dataset._rules)
 
     @property
     def alone(self) -> bool:
@@ -61,17 +62,17 @@ class Ranks:
         """
         place = self._place = self._own.now()
         groups = Groups.of_rank(self._groups or place.world_size, place.rank, place.world_size)
-        rules, before = dataclasses.replace(self._dataset.rules, groups=groups, seed=self._seed), self.reading.rules
+        rules, before = dataclasses.replace(self._given._rules, groups=groups, seed=self._seed), self.dataset._rules
         if (rules := rules.with_past(past)) == before:
             return False
         options.check_groups(rules)
-        self.reading = self._dataset.under(rules)
+        self.dataset = self._given._under(rules)
         return before.mix is None or rules.with_past(before.mix.past) != before
 
-    def reading_by(self, past: tuple[Replaced, ...]) -> StreamDataset:
+    def dataset_by(self, past: tuple[Replaced, ...]) -> StreamDataset:
         """Return what is read in an epoch that began with other weights."""
-        rules = self.reading.rules.with_past(past)
-        return self.reading if rules == self.reading.rules else self.reading.under(rules)
+        rules = self.dataset._rules.with_past(past)
+        return self.dataset if rules == self.dataset._rules else self.dataset._under(rules)
 
     def load(self, state: Any, changes: Collection[str] = ()) -> LoadedState:
         """Read this rank's part of a state; the next `find_place` adopts the state's seed and virtual ranks.
@@ -85,8 +86,8 @@ class Ranks:
         except ValueError as error:
             raise StateError(f"the state cannot be loaded here: {error}") from None
         grown = number("num_sources", state.get("num_sources")) if "sources" in changes else None
-        identity = identity_of(self._dataset, grown)
-        loaded = from_plain(state, dataclasses.replace(self._dataset.rules, groups=groups), identity, changes)
+        identity = identity_of(self._given, grown)
+        loaded = from_plain(state, dataclasses.replace(self._given._rules, groups=groups), identity, changes)
         self._seed, self._groups = loaded.seed, total
         return loaded
 
@@ -96,23 +97,23 @@ class Ranks:
         Raises:
             ValueError: They would.
         """
-        rules = self.reading.rules
+        rules = self.dataset._rules
         if rules.padding_mode == "cycle" and rules.groups.count < rules.groups.total:
             what = 'with padding_mode="cycle" several ranks cannot agree on the pass in which new sources join'
             remedy = 'merge all ranks\' states, and load them with changes=["sources"] into a longer dataset'
             raise ValueError(f"{what}; {remedy}")
 
     def resumed(self, loaded: LoadedState) -> tuple[int, Snapshot | None]:
-        rules, snapshot = self.reading.rules, loaded.snapshot
+        rules, snapshot = self.dataset._rules, loaded.snapshot
         if snapshot is None or not snapshot.step or not rules.deterministic or snapshot.changed is not None:
             return loaded.epoch, snapshot
-        reading = self.reading_by(snapshot.past)
-        rules = reading.rules
+        dataset = self.dataset_by(snapshot.past)
+        rules = dataset._rules
         shares = [rules.draws_of(group * rules.lanes_of_a_group) for group in range(rules.groups.count)]
         if rules.padding_mode != "drop" and any(map(int.__lt__, snapshot.cursors, shares)):  # some sources are left
             return loaded.epoch, snapshot
         try:
-            count = reading.steps_of(loaded.epoch)
+            count = dataset._steps_of(loaded.epoch)
         except TypeError:  # lengths are not known, or there is no end
             return loaded.epoch, snapshot
         return (loaded.epoch + 1, None) if snapshot.step >= count else (loaded.epoch, snapshot)
@@ -123,10 +124,10 @@ class Ranks:
         Args:
             changed: The epoch began under other options, so its length depends on the places of all groups.
         """
-        rules = self.reading.rules
+        rules = self.dataset._rules
         if self.alone:
             return Steps()
-        count = None if changed else _count(self.reading, epoch, step)
+        count = None if changed else _count(self.dataset, epoch, step)
         is_decided = count is not None or rules.padding_mode == "cycle"
         if not is_started():
             if not is_decided:
@@ -162,18 +163,18 @@ class Ranks:
 
 def identity_of(dataset: StreamDataset, scheduled: int | None = None) -> SourceIdentity:
     """Return the identity of a dataset's list of sources, or of its first `scheduled` sources or sections."""
-    lists = dataset.source_lists
-    if scheduled is not None and lists.mix is None and scheduled < dataset.rules.num_sources:
-        lists = lists.beginning(scheduled if dataset.cuts is None else dataset.cuts.source(scheduled))
+    lists = dataset._source_lists
+    if scheduled is not None and lists.mix is None and scheduled < dataset._rules.num_sources:
+        lists = lists.beginning(scheduled if dataset._cuts is None else dataset._cuts.source(scheduled))
     return SourceIdentity(lists.fingerprint, lists.lengths_fingerprint, lists.described_sections)
 
 
 def known_count(dataset: StreamDataset, epoch: int, changed: Snapshot | None = None) -> int | None:
-    """Return `StreamDataset.steps_of`; None if it is not known, or if a stream may change it."""
-    if not dataset.rules.deterministic or dataset.on_error != "raise":  # a skipped stream changes the number
+    """Return `StreamDataset._steps_of`; None if it is not known, or if a stream may change it."""
+    if not dataset._rules.deterministic or dataset.on_error != "raise":  # a skipped stream changes the number
         return None
     try:
-        return dataset.steps_of(epoch, changed)
+        return dataset._steps_of(epoch, changed)
     except TypeError:  # lengths are not known, or there is no end
         return None
 
@@ -183,7 +184,7 @@ def _count(dataset: StreamDataset, epoch: int, step: int) -> int | None:
     count = known_count(dataset, epoch)
     if count is None:
         return None
-    rules, steps = dataset.rules, dataset.steps_of_groups(epoch)
+    rules, steps = dataset._rules, dataset._steps_of_groups(epoch)
     of_ranks = [max(steps[i : i + rules.groups.count]) for i in range(0, len(steps), rules.groups.count)]
     if is_started() and rules.padding_mode != "drop" and min(of_ranks) <= step < count:
         return None  # a rank that reads nothing more must ask others for the layout of items

@@ -95,7 +95,7 @@ class RayWorkers(Workers):
         self._lost_nodes = False
 
     def _reading(self, begin: Begin) -> Reading:
-        plan, work = self._work.dataset.plan(), self._work
+        plan, work = self._work.dataset._plan(), self._work
         return Reading(plan, begin.start, work.readers, self.status, work.counts.meters, recovery=begin.recovery)
 
     def start(self, begin: Begin) -> None:

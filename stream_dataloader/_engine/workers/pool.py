@@ -73,7 +73,7 @@ class Pool:
         # Threads that were abandoned still write to the old status.
         self.status = self.work.counts.status = WorkerStatus(self.work.readers, shared=shared)
         several = len(self.work.readers) > 1
-        self._rows = Rows(self.work.dataset.rules, shared=shared) if several else None
+        self._rows = Rows(self.work.dataset._rules, shared=shared) if several else None
 
     def start(self, start: Start, recovery: Recovery) -> Session:
         """Start an iteration at a place; the one before must be closed.
@@ -104,7 +104,7 @@ class Pool:
         if self.workers is None and self.leases is not None and self.leases.unfit:  # the layout of items has changed
             self.leases = None
         self.sessions += 1
-        step, rules = 0 if start.resume is None else start.resume.step, self.work.dataset.rules
+        step, rules = 0 if start.resume is None else start.resume.step, self.work.dataset._rules
         seed = base_seed(workers_seed(rules.seed, start.epoch, rules.groups.first, recovery.number, step))
         limit = step + 1 + self._prefetch
         begin = Begin(self.sessions, start, recovery, limit, seed)

@@ -88,7 +88,7 @@ class Shared:
     def enter(self, number: int, closed: Callable[[], bool], begin: Begin) -> PartReader:
         """Begin to read a session as one of its readers; called in the thread that reads."""
         slots = Slots if self.slots is None else functools.partial(PooledSlots, self.slots, begin.session)
-        plan = self.dataset.plan()
+        plan = self.dataset._plan()
         reading = Reading(plan, begin.start, self.readers, self.status, self.meters, slots, begin.recovery)
         asked = closed if self.in_threads else None
         queue: SourceQueue

@@ -203,9 +203,9 @@ def _telling_how_to_go_on(partial: Partial, total: int) -> Iterator[None]:
 def _given_of(streams: Any) -> tuple[SourceLists, int, dict[str, Any]]:
     if isinstance(streams, StreamDataset):
         retries = Retries(streams.retries, streams.retry_on, {})
-        rules = streams.rules
+        rules = streams._rules
         check_items(rules)
-        return streams.source_lists, rules.seed, {"windowed": rules.time_steps is None, "retries": retries}
+        return streams._source_lists, rules.seed, {"windowed": rules.time_steps is None, "retries": retries}
     try:
         sources, opens = streams
     except (TypeError, ValueError):
