@@ -22,8 +22,8 @@ from reliability_faults import BAD, ITEMS, SOURCES, Fault, item, kinds, raising,
 from reliability_runs import Finding, counting_restarts
 
 from stream_dataloader import StateError, StreamBatch, StreamDataLoader, StreamDataset, StreamError
+from stream_dataloader._engine.reading.plan import OnError
 from stream_dataloader.errors import FailureLimitError, IteratorError
-from stream_dataloader.protocols import OnError
 
 _MOST_SECONDS = 10
 _MOST_SHOWN = 120

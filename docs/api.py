@@ -53,16 +53,6 @@ MEMBERS = {
         "sources",
         "verify",
     ],
-    "StreamDataset": [
-        "batch_size",
-        "extend",
-        "fingerprint",
-        "from_map_style",
-        "lengths",
-        "locate",
-        "set_epoch",
-        "sources",
-    ],
 }
 
 

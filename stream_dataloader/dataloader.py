@@ -19,7 +19,7 @@ from stream_dataloader._engine import options
 from stream_dataloader._engine.device import Destination, HasDestination
 from stream_dataloader._engine.loader.attributes import KeptLength, TorchAttributes
 from stream_dataloader._engine.loader.base_position import KeptLanes
-from stream_dataloader._engine.loader.iteration import Output
+from stream_dataloader._engine.loader.iteration import CollateFn, Output
 from stream_dataloader._engine.loader.position import LoaderPosition
 from stream_dataloader._engine.loader.starter import Starter
 from stream_dataloader._engine.memory.pickling import ByValue
@@ -27,11 +27,10 @@ from stream_dataloader._engine.progress import with_progress
 from stream_dataloader._engine.ranks.ranks import Ranks
 from stream_dataloader._engine.reading.deferred import Begun, Deferred, Turn
 from stream_dataloader._engine.reading.lists import SourceLists
-from stream_dataloader._engine.workers.settings import WorkerSettings, check_dataset
+from stream_dataloader._engine.workers.settings import Transport, WorkerMethod, WorkerSettings, check_dataset
 from stream_dataloader.batch import StreamBatch
 from stream_dataloader.dataset import StreamDataset
 from stream_dataloader.errors import StreamError
-from stream_dataloader.protocols import CollateFn, Transport, WorkerMethod
 from stream_dataloader.stats import LoaderStats
 
 if TYPE_CHECKING:

@@ -22,14 +22,15 @@ from stream_dataloader._engine.map_style.streams import map_style
 from stream_dataloader._engine.memory.pickling import by_value, spawning
 from stream_dataloader._engine.reading.growth import Followers, as_listed
 from stream_dataloader._engine.reading.lists import SourceList, SourceLists
-from stream_dataloader._engine.reading.plan import ReadingPlan
+from stream_dataloader._engine.reading.plan import OnError, ReadingPlan
 from stream_dataloader._engine.reading.sessions import SessionTable
+from stream_dataloader._engine.schedule.mix import Schedule
 from stream_dataloader._engine.schedule.replay import count_steps, steps_behind, steps_of_groups
-from stream_dataloader._engine.schedule.rules import IntArray, Rules
+from stream_dataloader._engine.schedule.rules import IntArray, PaddingMode, Rules, Windows
 from stream_dataloader._engine.schedule.sections import Cuts, Lengths
 from stream_dataloader._engine.schedule.snapshot import Snapshot
 from stream_dataloader.batch import StreamBatch
-from stream_dataloader.protocols import OnError, PaddingMode, Schedule, StreamFactory, Windows
+from stream_dataloader.protocols import StreamFactory
 from stream_dataloader.sectioning import Sections, check_sections
 
 if TYPE_CHECKING:

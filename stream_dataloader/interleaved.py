@@ -13,11 +13,10 @@ import numpy as np
 from stream_dataloader._engine import options
 from stream_dataloader._engine.map_style.streams import CommonOptions
 from stream_dataloader._engine.reading.lists import SourceLists
-from stream_dataloader._engine.schedule.mix import Mix
+from stream_dataloader._engine.schedule.mix import Exhausted, Mix
 from stream_dataloader._engine.schedule.weights_check import checked_weights
 from stream_dataloader.dataset import StreamDataset
 from stream_dataloader.errors import shorten
-from stream_dataloader.protocols import Exhausted
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

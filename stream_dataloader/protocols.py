@@ -31,25 +31,16 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Final, Literal, Protocol, TypeVar, runtime_checkable
+from typing import Any, Final, Protocol, TypeVar, runtime_checkable
 
 __all__ = [
-    "CollateFn",
-    "ErrorPolicy",
-    "Exhausted",
     "KnowsLengths",
     "MarksStarts",
-    "OnError",
     "OpensEarly",
-    "PaddingMode",
     "ReadsInto",
-    "Schedule",
     "SeeksItems",
     "Stream",
     "StreamFactory",
-    "Transport",
-    "Windows",
-    "WorkerMethod",
 ]
 
 
@@ -61,13 +52,6 @@ class NothingYet(enum.Enum):
 
 #: Yielded by a stream in place of an item that has not arrived yet.
 NOTHING_YET: Final = NothingYet.NOTHING_YET
-
-PaddingMode = Literal["zeros", "data", "drop", "cycle"]
-Windows = Literal["aligned", "packed", "given"]
-Transport = Literal["auto", "shared_memory", "queue"]
-WorkerMethod = Literal["process", "thread", "ray"]
-Schedule = Literal["longest_first", "balanced"]
-Exhausted = Literal["leave_out", "repeat"]
 
 Item_co = TypeVar("Item_co", covariant=True)
 
@@ -212,10 +196,3 @@ class KnowsLengths(Protocol):
 
 #: `open_stream(source)` opens one stream.
 StreamFactory = Callable[[Any], Iterable[Any]]
-
-#: `collate_fn(windows)` gets the list of the B lanes' windows, in lane order.
-CollateFn = Callable[[list[Any]], Any]
-
-#: A policy is given a `StreamError` and returns "raise" or "skip"; it runs in the worker.
-ErrorPolicy = Callable[[Any], Literal["raise", "skip"]]
-OnError = Literal["raise", "skip"] | ErrorPolicy

@@ -18,9 +18,9 @@ from torch.utils.data import IterableDataset
 
 from stream_dataloader._engine.hints import hint_for
 from stream_dataloader._engine.schedule.changes import CHANGES
-from stream_dataloader._engine.schedule.rules import IntArray, Rules
+from stream_dataloader._engine.schedule.mix import Schedule
+from stream_dataloader._engine.schedule.rules import IntArray, PaddingMode, Rules, Windows
 from stream_dataloader.errors import shorten
-from stream_dataloader.protocols import PaddingMode, Schedule, Windows
 
 _LARGEST = 2**63 - 1
 _MOST_LANES = 1 << 20

@@ -21,16 +21,16 @@ from stream_dataloader._engine.hints import hinted
 from stream_dataloader._engine.map_style.given_groups import given_groups
 from stream_dataloader._engine.ranks.place import OwnRank
 from stream_dataloader._engine.schedule import saved_state
+from stream_dataloader._engine.schedule.mix import Schedule
 from stream_dataloader._engine.schedule.order import Order as SourceOrder
 from stream_dataloader._engine.schedule.position import EpochPlace, EpochStart, Position
 from stream_dataloader._engine.schedule.replay import Replay, count_steps, steps_of_groups
-from stream_dataloader._engine.schedule.rules import Groups, IntArray, Rules
+from stream_dataloader._engine.schedule.rules import Groups, IntArray, PaddingMode, Rules, Windows
 from stream_dataloader._engine.schedule.sections import Cuts, Lengths
 from stream_dataloader.anchors import Anchors, cuts_of
 from stream_dataloader.batch import StreamBatch
 from stream_dataloader.batch_sampler.drawing import Drawing
 from stream_dataloader.errors import StateError, shorten
-from stream_dataloader.protocols import PaddingMode, Schedule, Windows
 from stream_dataloader.sectioning import Sections, check_sections, cut_of, described, with_lengths
 
 if TYPE_CHECKING:

@@ -7,12 +7,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from stream_dataloader._engine import options
+from stream_dataloader._engine.loader.iteration import CollateFn
+from stream_dataloader._engine.workers.settings import Transport, WorkerMethod
 from stream_dataloader.combine.dataset import SideBySide
 from stream_dataloader.combine.loader import JointLoader
 from stream_dataloader.dataloader import StreamDataLoader
 from stream_dataloader.dataset import StreamDataset
 from stream_dataloader.errors import shorten
-from stream_dataloader.protocols import CollateFn, Transport, WorkerMethod
 
 if TYPE_CHECKING:
     from multiprocessing.context import BaseContext

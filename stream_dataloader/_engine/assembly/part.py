@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 from stream_dataloader._engine.assembly.block import Block
 from stream_dataloader._engine.items.bookkeeping import RUN_NUMBERS
 from stream_dataloader._engine.items.layout import Layout
+from stream_dataloader._engine.schedule.rules import PaddingMode
 from stream_dataloader._engine.schedule.snapshot import LaneReports
 from stream_dataloader.errors import ErrorReport, StreamError
-from stream_dataloader.protocols import PaddingMode
 
 IS_FRESH = operator.attrgetter("fresh")
 MESSAGE_BYTES = 1 << 20  # the size up to which a message carries several parts

@@ -14,8 +14,7 @@ from multiprocessing.context import BaseContext
 from typing import Any, NoReturn
 
 from stream_dataloader._engine.loader.starter import Starter
-from stream_dataloader._engine.workers.settings import WorkerSettings
-from stream_dataloader.protocols import WorkerMethod
+from stream_dataloader._engine.workers.settings import WorkerMethod, WorkerSettings
 
 
 class _Absent:

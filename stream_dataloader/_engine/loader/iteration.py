@@ -31,7 +31,9 @@ from stream_dataloader._engine.workers.batch_counts import BatchCounts
 from stream_dataloader._engine.workers.session import Session
 from stream_dataloader.batch import StreamBatch
 from stream_dataloader.errors import GapError, StreamError
-from stream_dataloader.protocols import CollateFn
+
+#: `collate_fn(windows)` gets the list of the B lanes' windows, in lane order.
+CollateFn = Callable[[list[Any]], Any]
 
 
 class Output(NamedTuple):

@@ -12,8 +12,10 @@ from typing import Any, TypedDict
 from torch.utils.data import IterableDataset
 
 from stream_dataloader._engine.map_style.given_groups import Order, groups_of
+from stream_dataloader._engine.reading.plan import OnError
+from stream_dataloader._engine.schedule.mix import Schedule
+from stream_dataloader._engine.schedule.rules import PaddingMode, Windows
 from stream_dataloader.errors import shorten
-from stream_dataloader.protocols import OnError, PaddingMode, Schedule, Windows
 from stream_dataloader.sectioning import Sections
 from stream_dataloader.stream_info import get_stream_info
 

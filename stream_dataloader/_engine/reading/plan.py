@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from stream_dataloader._engine.assembly.slots import Slots
 from stream_dataloader._engine.reading.activity import Meters, WorkerStatus
@@ -19,7 +19,10 @@ from stream_dataloader._engine.schedule.rules import Reader, Rules, deal_lanes
 from stream_dataloader._engine.schedule.sections import Cuts, Lengths, Section
 from stream_dataloader._engine.schedule.snapshot import Snapshot
 from stream_dataloader.errors import ReadError, StreamError, shorten
-from stream_dataloader.protocols import OnError
+
+#: A policy is given a `StreamError` and returns "raise" or "skip"; it runs in the worker.
+ErrorPolicy = Callable[[Any], Literal["raise", "skip"]]
+OnError = Literal["raise", "skip"] | ErrorPolicy
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
+from stream_dataloader._engine.schedule.mix import Schedule
 from stream_dataloader._engine.schedule.replay import count_steps, steps_of_groups
 from stream_dataloader._engine.schedule.rules import IntArray, Rules
 from stream_dataloader._engine.schedule.sections import Cut, Cuts, Lengths, lengths_in
-from stream_dataloader.protocols import Schedule
 
 _MOST_STREAMS = 10_000  # assigned for one figure, which takes about 50 ms
 _MOST_EPOCHS = 8

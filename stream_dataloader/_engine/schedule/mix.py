@@ -23,13 +23,15 @@ from bisect import bisect_right
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
 from stream_dataloader._engine.schedule.weighting import Counts, Pace, Shares, Weights, shares_of
-from stream_dataloader.protocols import Exhausted, Schedule
 from stream_dataloader.stream_info import order_rng
+
+Schedule = Literal["longest_first", "balanced"]
+Exhausted = Literal["leave_out", "repeat"]
 
 _BLOCK = 1 << 14  # draws whose order is made at once
 

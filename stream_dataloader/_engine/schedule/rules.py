@@ -9,16 +9,18 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple, TypeVar
+from typing import Literal, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from stream_dataloader._engine.schedule.mix import Mix, Replaced
+from stream_dataloader._engine.schedule.mix import Mix, Replaced, Schedule
 from stream_dataloader.errors import EmptySourcesError
-from stream_dataloader.protocols import PaddingMode, Schedule, Windows
 
 __all__ = ["split_batch_size", "split_dataset_sizes"]
+
+PaddingMode = Literal["zeros", "data", "drop", "cycle"]
+Windows = Literal["aligned", "packed", "given"]
 
 Source = TypeVar("Source")
 IntArray = npt.NDArray[np.int64]

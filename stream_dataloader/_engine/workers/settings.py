@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from multiprocessing.context import BaseContext
-from typing import Any
+from typing import Any, Literal
 
 from stream_dataloader._engine import options
 from stream_dataloader.dataset import StreamDataset
 from stream_dataloader.errors import shorten
-from stream_dataloader.protocols import Transport, WorkerMethod
 
 #: Options of an actor that the loader sets: it restarts workers itself, and each runs one task until it ends.
+Transport = Literal["auto", "shared_memory", "queue"]
+WorkerMethod = Literal["process", "thread", "ray"]
+
 _OWN_RAY_ARGS = {
     "concurrency_groups",
     "get_if_exists",
