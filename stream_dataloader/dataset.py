@@ -23,12 +23,12 @@ from stream_dataloader._engine.memory.pickling import by_value, spawning
 from stream_dataloader._engine.reading.growth import Followers, as_listed
 from stream_dataloader._engine.reading.lists import SourceList, SourceLists
 from stream_dataloader._engine.reading.plan import OnError, ReadingPlan
-from stream_dataloader._engine.reading.sessions import SessionTable
 from stream_dataloader._engine.schedule.mix import Schedule
 from stream_dataloader._engine.schedule.replay import count_steps, steps_behind, steps_of_groups
 from stream_dataloader._engine.schedule.rules import IntArray, PaddingMode, Rules, Windows
 from stream_dataloader._engine.schedule.sections import Cuts, Lengths
 from stream_dataloader._engine.schedule.snapshot import Snapshot
+from stream_dataloader._engine.torch_dataset.sessions import SessionTable
 from stream_dataloader.batch import StreamBatch
 from stream_dataloader.protocols import StreamFactory
 from stream_dataloader.sectioning import Sections, check_sections
@@ -423,7 +423,7 @@ class StreamDataset(IterableDataset[StreamBatch]):
         read at once, with `iter()`. All workers of one `DataLoader` iteration join the same session, in any order.
         """
         # Imported here, because only reading without a loader needs the whole engine.
-        from stream_dataloader._engine.reading.plain import plain_parts
+        from stream_dataloader._engine.torch_dataset.parts import plain_parts
 
         options.check_items(self._rules)
         self._source_lists.check_given()

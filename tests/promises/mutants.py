@@ -8,7 +8,7 @@ A first run without a mistake notes which functions each test reaches, also in w
 only the tests run that reach its function, and those that start programs, of which that is not known.
 
 Guarantee: the package itself is not touched; a mistake that does not fit the code any more is an error; and without a
-mistake, the tests pass. Run it as `make mutants ROOM=_schedule`, or `python tests/promises/mutants.py ROOM [WORDS]` for
+mistake, the tests pass. Run it as `make mutants ROOM=schedule`, or `python tests/promises/mutants.py ROOM [WORDS]` for
 those that have the words in their names. It exits with status 1 if less than 85 % of a room are noticed.
 """
 

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 
-from stream_dataloader._engine.reading.sessions import FINISHED, LEFT, RUNNING, SessionRow, is_alive
+from stream_dataloader._engine.reading.session_row import FINISHED, LEFT, RUNNING, SessionRow, is_alive
 from stream_dataloader._engine.schedule.order import Order
 from stream_dataloader._engine.schedule.replay import Replay
 from stream_dataloader._engine.schedule.rules import NEVER, NONE, PENDING, Rules

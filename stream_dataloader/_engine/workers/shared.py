@@ -26,7 +26,7 @@ from stream_dataloader._engine.memory.pickling import ByValue
 from stream_dataloader._engine.reading.activity import Meters, WorkerStatus
 from stream_dataloader._engine.reading.plan import Reading
 from stream_dataloader._engine.reading.reader import PartReader
-from stream_dataloader._engine.reading.sessions import SessionRow
+from stream_dataloader._engine.reading.session_row import SessionRow
 from stream_dataloader._engine.reading.source_queue import KnownQueue, SessionQueue, SourceQueue
 from stream_dataloader._engine.schedule.rules import Reader, Rules
 from stream_dataloader._engine.workers.channel import Begin

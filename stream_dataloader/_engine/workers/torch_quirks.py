@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from stream_dataloader._engine.memory.endings import interrupts_held
-from stream_dataloader._engine.reading.sessions import is_alive
+from stream_dataloader._engine.reading.session_row import is_alive
 
 
 def on_cpu() -> AbstractContextManager[object]:

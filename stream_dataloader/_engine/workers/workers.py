@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from stream_dataloader._engine.memory.endings import WeakItems
 from stream_dataloader._engine.reading.activity import WorkerStatus
-from stream_dataloader._engine.reading.sessions import state_of
+from stream_dataloader._engine.reading.session_row import state_of
 from stream_dataloader._engine.schedule.rules import Reader
 from stream_dataloader._engine.workers import torch_quirks
 from stream_dataloader._engine.workers.batch_counts import BatchCounts

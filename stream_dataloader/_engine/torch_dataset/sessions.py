@@ -1,17 +1,14 @@
-"""Sessions, the shared state of one iteration over a dataset, in memory that all its workers share.
+"""The table of sessions for workers of torch's own `DataLoader`, which are not told their session.
 
-A *session* is one iteration over the dataset, and has a row. A `StreamDataLoader` tells its workers their row. With
-torch's own `DataLoader`, the first worker creates the session, in a table::
+The first worker of an iteration creates its session, and the others find it by its name::
 
     table     sessions created | epoch of new owners | owners: pid, next epoch | sessions: key, number | their rows
-    row       epoch, workers | of each worker: status, pid, time, ends | the ledger of its requests
 
 Guarantee: a row is taken over only when all workers of its session have left it or are dead.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
@@ -20,15 +17,12 @@ from typing import NamedTuple
 import numpy as np
 
 from stream_dataloader._engine.memory.fields import Carver, SharedFields, bytes_of
+from stream_dataloader._engine.reading.session_row import SessionRow, is_alive
 from stream_dataloader._engine.schedule.order import Order
-from stream_dataloader._engine.schedule.requests import Ledger
-from stream_dataloader._engine.schedule.rules import NEVER, Rules
+from stream_dataloader._engine.schedule.rules import Rules
 
 _SESSIONS = 64  # iterations over one dataset that can be alive at once
 _OWNERS = 4096  # live processes that iterate over one dataset
-
-#: Status of a worker in its session. ABSENT is 0, because cleared memory must mean that no worker has come.
-ABSENT, RUNNING, FINISHED, LEFT = range(4)
 
 
 class SessionKey(NamedTuple):
@@ -43,55 +37,6 @@ class SessionKey(NamedTuple):
     owner: int
     group: int
     iteration: int
-
-
-class SessionRow:
-    """One session's state; cleared before it begins.
-
-    There are at most as many workers as lanes, so arrays with an entry per worker have one entry per lane.
-
-    Attributes:
-        epoch: The epoch's number, as an array of one.
-        workers: Number of workers that take part, as an array of one.
-        status: Status of each worker.
-        pid: Process id of each worker, once it has joined.
-        time: The time that each worker has published: it makes no request for an earlier one.
-        read: Steps that each worker has read, where workers themselves find out which steps belong to the epoch.
-        end: The step that ends the epoch, as far as such a worker knows.
-        ledger: The session's requests.
-    """
-
-    def __init__(self, carve: Carver, rules: Rules) -> None:
-        self.epoch = carve(1)
-        self.workers = carve(1)
-        self.status = carve(rules.lanes)
-        self.pid = carve(rules.lanes)
-        self.time = carve(rules.lanes)
-        self.read = carve(rules.lanes)
-        self.end = carve(rules.lanes)
-        self.ledger = Ledger(carve, rules)
-
-    def begin(self, epoch: int, times: Sequence[int], first: Sequence[int]) -> None:
-        """Begin a session that no worker has joined yet."""
-        self.epoch[0] = epoch
-        self.workers[0] = len(times)
-        self.time[:] = NEVER  # entries beyond the last worker must not delay any decision
-        self.time[: len(times)] = times
-        self.end[:] = NEVER
-        self.ledger.start(first)
-
-    def enter(self, worker: int) -> None:
-        """Join as a worker, in this process."""
-        self.pid[worker] = os.getpid()
-        self.status[worker] = RUNNING
-
-    def gone(self, *, all_arrived: bool) -> bool:
-        """Return whether every worker that joined is gone; with `all_arrived`, also that all have joined."""
-        status = self.status[: self.workers[0]]
-        if all_arrived and (status == ABSENT).any():
-            return False
-        running = self.pid[: len(status)][status == RUNNING]
-        return not any(is_alive(int(pid)) for pid in running)
 
 
 class SessionTable(SharedFields):
@@ -202,25 +147,3 @@ class SessionTable(SharedFields):
         self._owner[place] = owner
         self._next_epoch[place] = self._first_epoch[0]
         return place
-
-
-def state_of(pid: int) -> bytes:
-    """Return a process's state, the letter in `/proc`; empty if there is no such process, or it cannot be read."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return file.read().rpartition(b")")[2].split()[0]
-    except OSError:
-        return b""
-
-
-def is_alive(pid: int) -> bool:
-    """Return whether a process runs; a zombie, which has ended but was not reaped, does not."""
-    if state := state_of(pid):
-        return state not in (b"Z", b"X")
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True

@@ -23,8 +23,8 @@ from stream_dataloader._engine.assembly.regroup import Regrouper
 from stream_dataloader._engine.reading.deferred import Begun, Deferred
 from stream_dataloader._engine.reading.plan import Reading, ReadingPlan, Start
 from stream_dataloader._engine.reading.reader import PartReader, read_here, unsendable, warn_of_skip
-from stream_dataloader._engine.reading.sessions import SessionKey, SessionTable
 from stream_dataloader._engine.reading.source_queue import Abandoned, SessionQueue, SourceQueue
+from stream_dataloader._engine.torch_dataset.sessions import SessionKey, SessionTable
 from stream_dataloader.batch import StreamBatch
 from stream_dataloader.errors import GapError
 
