@@ -10,7 +10,7 @@ import hashlib
 import operator
 import threading
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -37,15 +37,23 @@ def cuts_key(seed: int, epoch: int) -> int:
 def stream_seed(info: StreamInfo) -> int:
     """Return the `StreamBatch.stream_seed` of a stream's steps: 64 random bits, as a signed number.
 
-    A `SeedSequence` would take longer than opening a small stream; this is SplitMix64 with the keys as its steps.
+    A `SeedSequence` would take longer than opening a small stream; this is SplitMix64 with the keys as its steps. The
+    source is the last one, as it is the only one that differs from most streams to the next.
     """
-    bits = info.seed
-    for key in (info.epoch, info.source_index, info.repeat):
-        bits = (bits * 0x9E3779B97F4A7C15 + key + 1) & _MASK
-        bits = (bits ^ bits >> 30) * 0xBF58476D1CE4E5B9 & _MASK
-        bits = (bits ^ bits >> 27) * 0x94D049BB133111EB & _MASK
-        bits ^= bits >> 31
+    bits = _mixed(_mixed_of_pass(info.seed, info.epoch, info.repeat), info.source_index)
     return bits - (bits >> 63 << 64)
+
+
+@lru_cache(maxsize=64)
+def _mixed_of_pass(seed: int, epoch: int, repeat: int) -> int:
+    return _mixed(_mixed(seed, epoch), repeat)
+
+
+def _mixed(bits: int, key: int) -> int:
+    bits = (bits * 0x9E3779B97F4A7C15 + key + 1) & _MASK
+    bits = (bits ^ bits >> 30) * 0xBF58476D1CE4E5B9 & _MASK
+    bits = (bits ^ bits >> 27) * 0x94D049BB133111EB & _MASK
+    return bits ^ bits >> 31
 
 
 def workers_seed(seed: int, *start: int) -> int:
@@ -53,7 +61,7 @@ def workers_seed(seed: int, *start: int) -> int:
     return int(SeedSequence(seed, spawn_key=(_WORKERS, *start)).generate_state(1, np.uint64)[0]) >> 1
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, init=False)
 class StreamInfo:
     """Information about the running stream, as `get_stream_info()` returns it.
 
@@ -78,6 +86,29 @@ class StreamInfo:
     repeat: int = 0
     start: int = 0
     stop: int | None = None
+
+    def __init__(
+        self,
+        source_index: int,
+        epoch: int,
+        lane: int,
+        worker_id: int,
+        seed: int,
+        repeat: int = 0,
+        start: int = 0,
+        stop: int | None = None,
+    ) -> None:
+        # Each stream has one. A frozen dataclass would set the fields one by one, which takes twice as long.
+        vars(self).update(
+            source_index=source_index,
+            epoch=epoch,
+            lane=lane,
+            worker_id=worker_id,
+            seed=seed,
+            repeat=repeat,
+            start=start,
+            stop=stop,
+        )
 
     @cached_property
     def rng(self) -> Generator:

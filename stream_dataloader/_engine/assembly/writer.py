@@ -39,6 +39,9 @@ class PartWriter:
 
     Args:
         runs_ahead: Streams are read on before the windows are used, so windows that are passed on must be copied.
+
+    Attributes:
+        alike: Layouts of streams with a key, by the key; see `Handle.alike`.
     """
 
     def __init__(
@@ -50,6 +53,8 @@ class PartWriter:
         self._slots = slots
         self._fill = FillValue(fill_value)
         self._met: set[Layout] = set()
+        self._usual: Layout | None = None  # the one met last, interned
+        self.alike: dict[Any, Layout] = {}
         self._layouts: dict[Layout, Layout] = {}
         self._step_writers: dict[int, StepWriter] = {}  # by the id of an interned layout
         self._window_writers: dict[int, WindowWriter] = {}
@@ -76,10 +81,20 @@ class PartWriter:
 
     def note_layout(self, layout: Layout) -> None:
         """Note the layout of a stream's first item; called in lane order."""
+        self._usual = self.intern(layout)
         if layout not in self._met:
             self._met.add(layout)
             if has_dict(layout.structure):  # only the order of dicts' keys may differ between equal layouts
                 self.draft.layouts.append(layout)
+
+    def usual(self, row: int, alike: Any) -> Layout | None:
+        """Return the layout of streams alike; without a key the one met last, which is most likely the next stream's.
+
+        Return None if it is not known, or if a row's window cannot go on with it.
+        """
+        usual = self._usual if alike is None else self.alike.get(alike)
+        block = self.draft.block_of_row[row]
+        return usual if block is None or block.layout is usual else None
 
     def put_step(self, row: int, t: int, layout: Layout, leaves: Leaves) -> None:
         """Write time step `t` of a row.

@@ -258,13 +258,14 @@ class Meter:
         self._mark = stop
         self._note(STEP, begin, stop, step)
 
-    def opened(self, begin: int, source: int, *, ahead: bool) -> None:
-        """Count a stream that was opened, or could not be."""
+    def opened(self, begin: int, source: int, *, ahead: bool) -> int:
+        """Count a stream that was opened, or could not be; return the nanoseconds that it took."""
         stop, numbers, time = clock(), self._numbers, AHEAD_NS if ahead else OPENING_NS
         self.stop(time)
         numbers[time] += stop - begin
         numbers[OPENED_AHEAD if ahead else OPENED] += 1
         self._note(OPEN_AHEAD if ahead else OPEN, begin, stop, source)
+        return stop - begin
 
     def waited_for_opening(self, begin: int) -> None:
         """Count a wait for the background thread, which opened a stream."""

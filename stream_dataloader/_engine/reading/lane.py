@@ -93,7 +93,7 @@ class Lane:
                     running.info = before
                 if stream.gaps:
                     draft.failures += stream.gaps
-                    stream.gaps.clear()
+                    stream.gaps = ()
                 if count := current.position - position:
                     source, starts = stream.info.source_index, position == current.begin
                     run = (self.index, t, count, source, position, stream.fresh, starts, stream.seed)

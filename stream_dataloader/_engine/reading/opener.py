@@ -15,7 +15,7 @@ from concurrent.futures import Future
 
 from stream_dataloader._engine.memory.endings import start_thread
 from stream_dataloader._engine.notices import log
-from stream_dataloader._engine.reading.activity import AHEAD_NS, OPENING_NS, WAITING_NS, Meter, clock
+from stream_dataloader._engine.reading.activity import AHEAD_NS, OPENING_NS, WAITING_NS, Meter
 from stream_dataloader._engine.reading.global_draws import GlobalDraws
 from stream_dataloader._engine.reading.plan import Reading
 from stream_dataloader._engine.reading.source_queue import SourceQueue
@@ -46,7 +46,9 @@ class Opener:
     def __init__(self, reading: Reading, number: int, queue: SourceQueue, meter: Meter) -> None:
         self.reading, self.reader, self.queue = reading, reading.readers[number], queue
         self._number, self.lanes = number, self.reader.lanes
-        self._plan = reading.plan
+        self._plan, self._sources = reading.plan, reading.plan.lists.sources
+        self._lookahead = reading.plan.rules.lookahead
+        self._reads, self._opens = reading.status.reading.data, reading.status.opening.data
         self._meter = meter
         self._held: list[Held] = [() if reading.plan.rules.lookahead else None] * reading.plan.rules.lanes
         self.taken: dict[int, list[int]] = {}
@@ -73,9 +75,9 @@ class Opener:
 
     def next(self, lane: int, time: int) -> OpenedStream | None:
         """Take the next source for a lane that is out of data; None if there is none left."""
-        take_out = self._take_early if self.opens_early else self.queue.take
-        take, wait = functools.partial(take_out, lane, time), functools.partial(self._wait, lane, time)
-        draw, self._held[lane] = next_draw(self._held[lane], self._plan.rules.lookahead, take, wait)
+        take = functools.partial(self._take_early if self.opens_early else self.queue.take, lane, time)
+        wait = functools.partial(self._wait, lane, time) if self.queue.is_shared else int
+        draw, self._held[lane] = next_draw(self._held[lane], self._lookahead, take, wait)
         # `NONE` is reported, too: the main process repeats each draw to follow the cursors.
         self.taken.setdefault(lane, []).append(draw)
         stream = None
@@ -88,20 +90,20 @@ class Opener:
                 stream = opened.result()
                 self._meter.waited_for_opening(begin)
                 self._count_retries(stream)
-        self.reading.status.reading[lane] = 0 if stream is None else stream.info.source_index + 1
+        self._reads[lane] = 0 if stream is None else stream.info.source_index + 1
         return stream
 
     def resume(self, lane: int, start: LaneState) -> OpenedStream | None:
         """Open the stream that a lane was reading before, if any, where it stopped."""
         if start.draw == NONE:
             return None
-        self.reading.status.reading[lane] = self._source(start.draw) + 1
+        self._reads[lane] = self._source(start.draw) + 1
         return self._open(start.draw, lane, start)
 
     def close_stream(self, lane: int, stream: OpenedStream) -> None:
         """Close a stream that a lane leaves."""
         stream.close()
-        self.reading.status.reading[lane] = 0
+        self._reads[lane] = 0
 
     def _count_retries(self, stream: OpenedStream) -> None:
         """Count how often a stream is opened again. Runs in the lane's thread, as the meter allows one writer only."""
@@ -146,8 +148,7 @@ class Opener:
         if stream.has_item or (stream.items == stream.stop and not stream.section.ends):
             return stream
         index, begin = stream.info.source_index, self._meter.begin(AHEAD_NS if ahead else OPENING_NS)
-        status, number = self.reading.status, self._number
-        status.opening[number] = index + 1
+        self._opens[self._number] = index + 1
         try:
             stream.open(stream.items, None if start is None else start.stream)
             if is_start_ignored(stream):
@@ -155,12 +156,11 @@ class Opener:
         except BaseException as error:
             # sys.exit() in the factory, or before the first item, ends the worker: note which source did it.
             if not isinstance(error, Exception):
-                status.exiting[number] = -index - 1
+                self.reading.status.exiting[self._number] = -index - 1
             raise
         finally:
-            status.opening[number] = 0
-            self._meter.opened(begin, index, ahead=ahead)
-            if (seconds := (clock() - begin) / 1e9) >= _SLOW_SECONDS:
+            self._opens[self._number] = 0
+            if (seconds := self._meter.opened(begin, index, ahead=ahead) / 1e9) >= _SLOW_SECONDS:
                 self._log_slow(stream, seconds, ahead=ahead)
         return stream
 
@@ -173,7 +173,7 @@ class Opener:
         place = (section.start, section.stop) if section.stop >= 0 and plan.cuts is not None else (0, None)
         info = StreamInfo(index, epoch, lane, self.reader.worker_id, plan.rules.seed, repeat, *place)
         try:
-            source = plan.lists.sources[index]
+            source = self._sources[index]
         except Exception as error:
             source, failure = "?", error
         factory = plan.lists.of(index).open_stream

@@ -28,7 +28,7 @@ from collections.abc import Callable, Generator, Iterator
 from types import GeneratorType
 from typing import Any
 
-from stream_dataloader._engine.memory.endings import WeakItems, WeakValues, when_gone
+from stream_dataloader._engine.memory.endings import WeakValues, when_gone
 from stream_dataloader._engine.reading.global_draws import GlobalDraws
 from stream_dataloader._engine.schedule.sections import Section
 from stream_dataloader.errors import OpenError, ReadError, StreamError, shorten
@@ -50,7 +50,7 @@ def seeks_items(iterator: object) -> bool:
 
 def keeps_state(iterator: object) -> bool:
     """Return whether an iterator can save and load its state."""
-    return all(callable(getattr(iterator, name, None)) for name in ("state_dict", "load_state_dict"))
+    return callable(getattr(iterator, "state_dict", None)) and callable(getattr(iterator, "load_state_dict", None))
 
 
 _warned_of: set[type] = set()
@@ -129,18 +129,24 @@ def declares_early(code: object) -> bool:
 
 #: Readers by the identity of the iterator they read, because not every iterator supports weak references.
 _readers: WeakValues[int, Any] = WeakValues()
-_begun: WeakItems[Any] = WeakItems()  # generators
+#: Generators, which can be read once, with the reader of each.
+_begun: dict[weakref.ref[Any], weakref.ref[Any]] = {}
 
 
 def _why_not_own(iterator: Iterator[Any], reader: Any) -> str:
     """Return the reason why an iterator is not the reader's own; empty if it is."""
-    other = _readers.get(id(iterator))
+    is_generator = type(iterator) is GeneratorType or isinstance(iterator, Generator)
+    if not is_generator:
+        other = _readers.get(id(iterator))
+    elif (ref := weakref.ref(iterator, _begun.pop)) in _begun:
+        other = _begun[ref]()
+    else:
+        _begun[ref] = weakref.ref(reader)
+        return ""
     if other is not None and other is not reader and other.iterator is iterator:
         return f"source {other.info.source_index} is being read from"
-    if isinstance(iterator, Generator):
-        if iterator in _begun:
-            return "was read from before"
-        _begun.add(iterator)
+    if is_generator:
+        return "was read from before"
     _readers[id(iterator)] = reader
     return ""
 
@@ -156,6 +162,9 @@ class Handle:
         base: Number of these that came before the open iterator, if the stream is live and started over.
         iterator: The open iterator; None if it is not open.
         writes: Whether the stream writes its items into given memory, by `read_into`.
+        alike: A key: all streams with an equal one have items of one layout. So the first item need not be taken to
+            learn it, and `read_into` writes as much as there is room for, or all that is left. Nothing is open that
+            must be closed when it is collected. Some streams of this package have one, as `_alike`.
         keeps_state: Whether the stream is opened again with a state of its own.
         marks: Whether the stream says which items begin a sequence; see `protocols.MarksStarts`.
         saved: A state of the iterator to begin with, and the item that it belongs to.
@@ -163,16 +172,19 @@ class Handle:
         draws: Its global generators; None: it shares those of the process.
     """
 
+    # Many streams are short, so what most of them never change is set here, once for all.
     iterator: Iterator[Any] | None = None
     draws: GlobalDraws | None = None
     writes = keeps_state = marks = False
+    alike: Any = None
+    base = 0
+    saved: tuple[Any, int] = None, 0
+    returned: Any = None
+    _forget: tuple[Callable[[], Any], ...] = ()  # cancel the clean-ups that `when_gone` planned; called by `close`
 
     def __init__(self, info: StreamInfo, factory: Callable[..., Any], source: Any, section: Section) -> None:
         self.info, self.factory, self.source, self.section = info, factory, source, section
-        self.items, self.base = section.start, 0
-        self.saved: tuple[Any, int] = None, 0
-        self.returned: Any = None
-        self._forget: list[Callable[[], Any]] = []  # cancel the clean-ups that `when_gone` planned; called by `close`
+        self.items = section.start
 
     def enter(self) -> StreamInfo | None:
         """Let the code that follows in this thread run as the stream; return the value that `leave` takes.
@@ -214,13 +226,8 @@ class Handle:
             kind = type(iterator).__name__
             raise self.error(OpenError, f"open_stream returned a {kind} that {why}; make a new one with each call")
         self.iterator = iterator
-        self.writes = callable(getattr(returned, "read_into", None))
-        self.keeps_state = keeps_state(iterator) and not seeks_items(iterator) and not takes_start(self.factory)
-        for closable in (iterator,) if iterator is returned else (iterator, returned):
-            close = getattr(closable, "close", None)
-            if callable(close) and not isinstance(closable, GeneratorType):  # Python itself closes generators
-                self._forget.append(when_gone(self, close))
-        self.marks = callable(getattr(returned, "starts_within", None))
+        if type(returned) is not GeneratorType:  # a generator offers nothing but items, and Python itself closes it
+            self._find_offers(returned, iterator)
         if live and first < self.items and not seeks_items(iterator) and not keeps_state(iterator):
             first = self.base = self.items
         if first < self.items:
@@ -234,6 +241,18 @@ class Handle:
                 why = before if self.items > self.section.start else section
                 raise self.error(ReadError, f"the stream ended at item {position}, and {why}")
         return iterator
+
+    def _find_offers(self, returned: Any, iterator: Any) -> None:
+        """Find what the stream offers beside its items; it is closed at the latest when this object is gone."""
+        self.writes = callable(getattr(returned, "read_into", None))
+        self.marks = callable(getattr(returned, "starts_within", None))
+        self.alike = getattr(returned, "_alike", None) if self.writes else None
+        if self.alike is not None:
+            return
+        self.keeps_state = keeps_state(iterator) and not seeks_items(iterator) and not takes_start(self.factory)
+        for closable in (iterator,) if iterator is returned else (iterator, returned):
+            if type(closable) is not GeneratorType and callable(close := getattr(closable, "close", None)):
+                self._forget = *self._forget, when_gone(self, close)
 
     def _go_on(self, iterator: Any) -> int:
         """Let the iterator go to the next item, or towards it, by its own means; return the item it then stands at."""
@@ -256,8 +275,11 @@ class Handle:
         iterator, returned = self.iterator, self.returned
         self.iterator = self.returned = None
         self.writes = self.keeps_state = False
-        while self._forget:
-            self._forget.pop()()
+        for forget in self._forget:
+            forget()
+        self._forget = ()
+        if type(returned) is GeneratorType and returned.gi_frame is None:  # it has ended, so there is nothing to close
+            return
         for closable in (iterator, returned):
             if callable(end := getattr(closable, "close", None)):
                 before = self.enter()

@@ -48,7 +48,7 @@ _ignoring: weakref.WeakKeyDictionary[Callable[..., Any], bool] = weakref.WeakKey
 def is_start_ignored(stream: OpenedStream) -> bool:
     """Return whether a stream that was opened in its middle begins at another item, as far as this can be known."""
     factory, source = stream.factory, stream.source
-    if not takes_start(factory) or stream.first is END or stream.first is NOTHING_YET:
+    if stream.first is END or stream.first is NOTHING_YET or not takes_start(factory):
         return False
     try:
         if factory in _ignoring:

@@ -7,10 +7,12 @@ differs from `lengths` is an error, at the first item too many, or at the end th
 from __future__ import annotations
 
 import copy
+import itertools
 import logging
 import operator
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from types import GeneratorType
 from typing import Any, NamedTuple
 
 from stream_dataloader._engine.items.step_writer import Taken
@@ -24,6 +26,8 @@ from stream_dataloader.stream_info import StreamInfo, stream_seed
 
 _FIRST_BACKOFF_SECONDS = 0.1
 _LONGEST_BACKOFF_SECONDS = 30.0
+
+_OPEN: Any = object()
 
 _log = logging.getLogger("stream_dataloader")
 
@@ -58,6 +62,17 @@ class OpenedStream(Handle):
         restarted: Whether the worker that read it so far is gone.
     """
 
+    # As in `Handle`, what most streams never change.
+    place: LaneState | None = None
+    restarted = False
+    retried = 0
+    on_retry: Callable[[int], None] | None = None
+    gaps: tuple[StreamError, ...] = ()
+    _starts: tuple[int, ...] = ()  # of items before `_asked`
+    _was_open = False  # whether it was opened at its place once
+    _error: Exception | None = None
+    _state_now: tuple[Any, StreamError | None] | None = None  # the state before `look_ahead`
+
     def __init__(
         self,
         info: StreamInfo,
@@ -71,17 +86,8 @@ class OpenedStream(Handle):
         super().__init__(info, factory, source, section)
         self.fresh, self.seed, self._retries = fresh, stream_seed(info), retries
         self._asked = section.start
-        self._starts: list[int] = []  # of items before `_asked`
         self.stop = None if section.stop < 0 else section.stop
-        self.place: LaneState | None = None
-        self.restarted = False
-        self.retried = 0
-        self.on_retry: Callable[[int], None] | None = None
-        self.gaps: list[StreamError] = []
-        self._was_open = False  # whether it was opened at its place once
         self._ahead: list[Any] = []  # items that `look_ahead` took
-        self._error: Exception | None = None
-        self._state_now: tuple[Any, StreamError | None] | None = None  # the state before `look_ahead`
 
     def open(self, items: int = 0, state: Any = None) -> None:
         """Open it and take the first item; an error is kept for `next_item`.
@@ -96,7 +102,11 @@ class OpenedStream(Handle):
         self._asked = items
         # Otherwise all items before would have to be read. `next_item` does so when the lane needs the stream.
         if items == self.section.start or takes_start(self.factory):
-            self.look_ahead(lambda: [self.next_item()])
+            self.look_ahead(self._first_items)
+
+    def _first_items(self) -> list[Any]:
+        item = self.next_item(only_open=True)
+        return [] if item is _OPEN else [item]
 
     @property
     def first(self) -> Any:
@@ -131,8 +141,11 @@ class OpenedStream(Handle):
             failure.__cause__ = error
             return None, failure
 
-    def next_item(self) -> Any:
+    def next_item(self, *, only_open: bool = False) -> Any:
         """Return the next item, `NOTHING_YET`, or `END`. The caller runs this between `enter` and `leave`.
+
+        Args:
+            only_open: Return `_OPEN` if the stream was opened by this call, and its first item is not needed yet.
 
         Raises:
             StreamError: The stream could not be opened, raised, or has a length other than the known one.
@@ -153,6 +166,8 @@ class OpenedStream(Handle):
                     self._was_open = True
                     if self.base:
                         self._note_gap("workers were started again", "the stream goes on from now")
+                    if only_open and self.alike is not None:
+                        return _OPEN
                 item = next(iterator, END)
             except Exception as error:
                 item = self._next_item_again(error, "the stream")
@@ -178,8 +193,13 @@ class OpenedStream(Handle):
 
     def run(self, put: Callable[[Iterator[Any]], Taken]) -> None:
         """Let `put` take the next items in one go; `next_item` then returns the item, end or error that stopped it."""
-        assert self.iterator is not None
-        written, odd, error = put(self.iterator)
+        iterator = self.iterator
+        assert iterator is not None
+        if self._ahead:
+            # `chain` calls `iter`, which may let an iterator of the user's begin anew.
+            rest = iterator if type(iterator) is GeneratorType else map(next, itertools.repeat(iterator))
+            iterator, self._ahead, self._state_now = itertools.chain(self._ahead, rest), [], None
+        written, odd, error = put(iterator)
         self.items += written
         try:
             if isinstance(error, StopIteration):
@@ -192,14 +212,14 @@ class OpenedStream(Handle):
             del error  # its traceback holds this frame, and the frame the error: a cycle that would keep both alive
         self._ahead += odd
 
-    def starts(self) -> list[int]:
+    def starts(self) -> Sequence[int]:
         """Return the items that begin a sequence, among those handed out since the last call."""
         before = self.enter()
         try:
             self._ask_for_starts()
         finally:
             self.leave(before)
-        starts, self._starts = self._starts, []
+        starts, self._starts = self._starts, ()
         return starts
 
     def _ask_for_starts(self) -> None:
@@ -215,7 +235,7 @@ class OpenedStream(Handle):
         if starts and not first <= starts[0] <= starts[-1] < stop:
             what = f"returned {shorten(starts)}, and was asked for items {first} to {stop}"
             raise self.error(ItemError, f"the stream's starts_within {what}")
-        self._starts += starts
+        self._starts = *self._starts, *starts
         self._asked = stop
 
     def _next_item_again(self, error: Exception, what: str) -> Any:
@@ -264,7 +284,7 @@ class OpenedStream(Handle):
     def _note_gap(self, why: str, went_on: str, error: Exception | None = None) -> None:
         gap = self.error(GapError, f"{why}; {went_on}: items in between are missing")
         gap.__cause__ = error
-        self.gaps.append(gap)
+        self.gaps = *self.gaps, gap
 
     def read_into(self, out: Any, most: int) -> int:
         """Let the stream write its next items to `out`, at most `most`; return their number, 0 at its end.
@@ -295,6 +315,11 @@ class OpenedStream(Handle):
         if stop is not None and (self.items >= stop or not count):
             self._check_length(stop, ended=count == 0)
         return count
+
+    @property
+    def runs(self) -> bool:
+        """Whether `run` can take its next items: it is open, and neither an end nor an error was taken ahead."""
+        return self._error is None and self.iterator is not None and not (self._ahead and self._ahead[-1] is END)
 
     @property
     def has_item(self) -> bool:

@@ -15,7 +15,7 @@ import numpy as np
 
 from stream_dataloader._engine.assembly.writer import PartWriter
 from stream_dataloader._engine.items.layout import DTYPES_OF_NUMPY, Layout, Leaves, as_tensor, storage_dtype
-from stream_dataloader._engine.items.structure import ALIKE, LEAF, Misfit, StreamMisfit
+from stream_dataloader._engine.items.structure import ALIKE, Misfit, StreamMisfit
 from stream_dataloader._engine.reading.opening import END
 from stream_dataloader._engine.reading.stream import OpenedStream
 from stream_dataloader.errors import ItemError, StreamError
@@ -54,19 +54,28 @@ class StreamWindows:
         """Read single steps from `t` up to `stop`; return False if the stream ended before."""
         stream, at_once, self.waits = self.stream, True, False
         while t < stop:
-            known = None if stream.has_item else self._layout
-            if known is not None and stream.writes and None not in known.dtypes:
+            known, alike = self._layout, stream.alike
+            if known is None and (alike is not None or stream.first is not END):
+                known = self._writer.usual(self._row, alike)
+            writes = known is not None and stream.writes and None not in known.dtypes
+            if known is not None and writes and not stream.has_item:
                 count = self._write(t, stop, known)
-                if count == 0:
+                if count > 0:
+                    self._layout = known
+                    t += count
+                    self.position += count
+                    if t < stop and alike is not None and stream.stop in (None, stream.items):
+                        return False  # it had more room, so it has ended
+                elif not count:
                     return False
-                t += max(count, 0)
-                self.position += max(count, 0)
                 continue
-            if known is not None and at_once and (stop - t > 1 or known.structure is not LEAF):
-                count = self._run(t, stop, known)
+            if known is not None and at_once and stream.runs:
+                count = self._run(t, t + 1 if writes else stop, known)
                 t, at_once = t + count, count > 0  # a stream may have no item that can be taken in a run
-                if t == stop:
-                    break
+                if count:
+                    self._layout = known
+                if t == stop or (writes and count):
+                    continue
             item = stream.next_item()
             if item is END:
                 return False
@@ -101,7 +110,8 @@ class StreamWindows:
         """Let the stream write time steps itself; return their number, 0 at its end, -1 if an item is to be taken."""
         stream = self.stream
         if stream.stop is not None and (left := stream.stop - stream.items) > 0:
-            end = min(end, t + left)
+            # One that fills its room gets room for one more at its end, to see that it has no more.
+            end = min(end, t + left + (stream.alike is not None and stream.section.ends))
         try:
             block, room = self._writer.room(self._row, t, end, layout)
         except Misfit as misfit:
@@ -148,6 +158,8 @@ class StreamWindows:
         """Take apart a stream's first item, which sets the layout of all others."""
         layout, leaves = Layout.of(item, windowed=self._time_steps is None)
         self._layout, self.new_layout = self._writer.intern(layout), layout
+        if self.stream.alike is not None:
+            self._writer.alike[self.stream.alike] = self._layout
         return self._layout, leaves
 
     def _misfit(self, misfit: Misfit | OverflowError) -> StreamError:

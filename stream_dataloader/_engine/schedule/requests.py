@@ -21,7 +21,6 @@ Guarantee: the outcome is a function of the requests alone, so it is the same fo
 from __future__ import annotations
 
 import heapq
-import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeAlias
 
@@ -46,10 +45,12 @@ def next_draw(
         wait: Waits for the draw of a request that is not decided yet.
     """
     if held is not None:
-        first, *rest = *held, *map(take, itertools.repeat(True, lookahead + 1 - len(held)))
+        while len(held) <= lookahead:
+            held = *held, take(True)
+        first = held[0]
         draw = first if first > PENDING else wait(first)
         if draw != NONE:
-            return draw, tuple(rest)
+            return draw, held[1:]
     now = take(False)  # requests that are still held were refused, too: once one is refused, all later ones are
     return now if now > PENDING else wait(now), None
 

@@ -23,7 +23,7 @@ from stream_dataloader.errors import StoreError, shorten
 from stream_dataloader.stores._base.files import disk_bytes, plain_path
 from stream_dataloader.stores._base.leaves import leaf_names
 from stream_dataloader.stores._base.stream import Steps, StoreStream, StreamNumbers
-from stream_dataloader.streams._media.section import closed_on_error, section_of
+from stream_dataloader.streams._media.section import section_of
 from stream_dataloader.streams.cache import is_url
 from stream_dataloader.streams.cache.gate import Gate, check_files
 
@@ -257,12 +257,15 @@ class Store(ABC):
         """
         number, first, stop = self._section(source)
         steps = self._open_steps(number)
-        with closed_on_error(steps):
+        try:
             first, stop = self._steps_within(number, len(steps), first, stop)
             start = operator.index(start)
             if not 0 <= start <= stop - first:
                 raise ValueError(f"start is {start}, and {self.name_of(number)} has {stop - first} to read")
             return self._stream_of(steps, first, start, stop)
+        except BaseException:
+            steps.close()
+            raise
 
     def item(self, source: Any, position: int) -> Any:
         """Return one item of a stream, as `(batch.source_index, batch.position)` say where it is.

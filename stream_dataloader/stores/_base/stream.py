@@ -18,7 +18,10 @@ __all__ = ["Steps", "StoreStream", "StreamNumbers", "cut", "put_row"]
 
 
 class Steps(Protocol):
-    """Time steps of one stream, used by one thread at a time."""
+    """Time steps of one stream, used by one thread at a time.
+
+    They may have an attribute `alike`, see `Handle.alike`.
+    """
 
     def __len__(self) -> int: ...
 
@@ -40,6 +43,7 @@ class StoreStream:
 
     def __init__(self, steps: Steps, first: int, start: int, stop: int) -> None:
         self._steps: Steps | None = steps
+        self._alike = getattr(steps, "alike", None)
         self._first = first
         self._position = first + start
         self._stop = stop

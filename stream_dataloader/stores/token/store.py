@@ -216,6 +216,7 @@ class TokenSteps:
         ignore_index: int,
     ) -> None:
         self._lease, self._file, self._dtypes = lease, lease.handle, dtypes
+        self.alike = tuple(dtypes.items())
         self._first, self._stop, self.marks = first, stop, marks
         self._ignore_index = ignore_index
         self._found: tuple[int, int, list[int]] = 0, 0, []  # tokens read last: first, stop, starts among them

@@ -80,6 +80,8 @@ def _found_in(file: Any, name: str, dataset: str | None, sources: Sources) -> An
 class Hdf5Table:
     """Rows of an `h5py.Dataset`, whose file stays open; a `tables.Table`."""
 
+    alike: Any = None
+
     def __init__(self, dataset: Any, name: str, known: KnownFiles | None = None) -> None:
         self._known = known  # other files that the dataset is read from
         dtype = dataset.dtype  # read once, because h5py makes a new one each time

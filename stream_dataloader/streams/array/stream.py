@@ -11,6 +11,8 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import numpy as np
+
 from stream_dataloader._engine.hints import hinted
 from stream_dataloader.streams._media.limits import Limits
 from stream_dataloader.streams._media.section import check_file, section_of, whole_number
@@ -84,28 +86,20 @@ class ArrayStream:
             ImportError: The package for this kind of file is not installed.
         """
         whole, first, stop = section_of(source)
-        first, start = _rows("start", first), _rows("start", start)
+        if _in_memory(whole):
+            return _rows_of(self._open(whole, None), first, start, stop, None)
         with ExitStack() as opened:
             tables = self._open(whole, opened)
             for table in tables.values():
                 opened.callback(table.close)
-            lengths = {name: len(table) for name, table in tables.items()}
-            rows = next(iter(lengths.values()))
-            if len(set(lengths.values())) > 1:
-                raise ValueError(f"arrays side by side have other numbers of rows: {lengths}")
-            stop = rows if stop is None else _rows("stop", stop)
-            if not first <= stop <= rows:
-                raise ValueError(f"rows {first} to {stop} were asked for, and the array has {rows}")
-            if start > stop - first:
-                raise ValueError(f"start is {start}, and the source has {stop - first} rows")
-            return Rows(tables, first + start, stop, opened.pop_all())
+            return _rows_of(tables, first, start, stop, opened)
 
     def length(self, source: Any) -> int:
         """Return the number of rows according to the file's header. It raises the same errors as opening."""
         with closing(self(source)) as rows:
             return rows.stop - rows.position
 
-    def _open(self, whole: Any, opened: ExitStack) -> dict[Any, Table]:
+    def _open(self, whole: Any, opened: ExitStack | None) -> dict[Any, Table]:
         """Open the arrays of a source, by key."""
         if not isinstance(whole, Mapping):
             return self._open_one(whole, "the source", opened)
@@ -121,9 +115,9 @@ class ArrayStream:
             tables[key] = found[_ALONE]
         return tables
 
-    def _open_one(self, one: Any, name: str, opened: ExitStack) -> dict[Any, Table]:
+    def _open_one(self, one: Any, name: str, opened: ExitStack | None) -> dict[Any, Table]:
         """Open the arrays of a file by key, or one array in memory."""
-        if not isinstance(one, (str, os.PathLike)):
+        if opened is None or not isinstance(one, (str, os.PathLike)):
             return {_ALONE: MemoryTable(one, name)}
         local = opened.enter_context(open_local(one, self.cache))
         return self._open_file(local.path, os.fspath(one), opened)
@@ -157,35 +151,64 @@ class ArrayStream:
 class Rows:
     """Stream of rows `[position, stop)`; a `protocols.ReadsInto`."""
 
-    def __init__(self, tables: dict[Any, Table], position: int, stop: int, opened: ExitStack) -> None:
+    def __init__(self, tables: dict[Any, Table], position: int, stop: int, opened: ExitStack | None) -> None:
         self._tables = tables
         self.position = position
         self.stop = stop
         self._opened = opened
+        self._alike = None if opened else tuple([(key, table.alike) for key, table in tables.items()])
 
     def __iter__(self) -> Iterator[Any]:
-        alone = self._tables.get(_ALONE)
-        while (position := self.position) < self.stop:
-            items = self._tables.items()
-            row = {key: table.row(position) for key, table in items} if alone is None else alone.row(position)
-            self.position += 1
-            yield row
+        return self
+
+    def __next__(self) -> Any:
+        position, tables = self.position, self._tables
+        if position >= self.stop:
+            raise StopIteration
+        alone = tables.get(_ALONE)
+        row = {key: table.row(position) for key, table in tables.items()} if alone is None else alone.row(position)
+        self.position += 1
+        return row
 
     def read_into(self, out: Any) -> int:
         leaves = {_ALONE: out} if _ALONE in self._tables else out
-        count = min(len(next(iter(leaves.values()))), self.stop - self.position)
+        room = len(next(iter(leaves.values())))
+        count = min(room, self.stop - self.position)
         for key, table in self._tables.items() if count else ():
-            table.read(self.position, leaves[key][:count])
+            table.read(self.position, leaves[key] if count == room else leaves[key][:count])
         self.position += count
         return count
 
     def close(self) -> None:
-        self.position = self.stop
-        self._opened.close()
+        self.position, self._tables = self.stop, {}
+        if self._opened is not None:
+            self._opened.close()
 
 
 #: Key of an array that stands alone, so that items are not dicts.
 _ALONE: Any = object()
+
+
+def _in_memory(whole: Any) -> bool:
+    """Return whether no array of a source is in a file."""
+    for one in whole.values() if isinstance(whole, Mapping) else (whole,):
+        if type(one) is not np.ndarray and isinstance(one, (str, os.PathLike)):
+            return False
+    return True
+
+
+def _rows_of(tables: dict[Any, Table], first: Any, start: Any, stop: Any, opened: ExitStack | None) -> Rows:
+    first, start = _rows("start", first), _rows("start", start)
+    rows, *others = map(len, tables.values())
+    if others and any(length != rows for length in others):
+        lengths = {name: len(table) for name, table in tables.items()}
+        raise ValueError(f"arrays side by side have other numbers of rows: {lengths}")
+    stop = rows if stop is None else _rows("stop", stop)
+    if not first <= stop <= rows:
+        raise ValueError(f"rows {first} to {stop} were asked for, and the array has {rows}")
+    if start > stop - first:
+        raise ValueError(f"start is {start}, and the source has {stop - first} rows")
+    return Rows(tables, first + start, stop, None if opened is None else opened.pop_all())
 
 
 def _rows(name: str, value: Any) -> int:

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from stream_dataloader._engine.descriptors import above_standard
+from stream_dataloader._engine.items.layout import is_dense
 from stream_dataloader.streams._media.limits import check_empty_rows
 from stream_dataloader.streams._media.section import KnownFile, closed_on_error
 
@@ -26,7 +27,13 @@ _MOST_AXES = 64  # NumPy's limit; the product of a million sizes would take minu
 
 
 class Table(Protocol):
-    """Rows of one array, in a file or in memory."""
+    """Rows of one array, in a file or in memory.
+
+    Attributes:
+        alike: Equal for arrays in memory whose rows have one layout; None for files.
+    """
+
+    alike: Any
 
     def __len__(self) -> int:
         """Return the number of rows."""
@@ -47,7 +54,8 @@ def check_rows(shape: Sequence[int], dtype: Any, name: str) -> None:
         raise ValueError(f"{name} is a single number, without an axis for time steps")
     if isinstance(dtype, np.dtype) and dtype.kind not in _NUMBERS:
         raise ValueError(f"{name} is of dtype {dtype}, and batches are made of numbers")
-    check_empty_rows(int(shape[0]), math.prod(shape[1:]), name)
+    if 0 in shape:
+        check_empty_rows(int(shape[0]), math.prod(shape[1:]), name)
 
 
 def chunks_of(array: Any, axis: int = 0) -> int:
@@ -60,7 +68,9 @@ class MemoryTable:
 
     def __init__(self, array: Any, name: str) -> None:
         self._array: Any = array if isinstance(array, torch.Tensor) else np.asarray(array)
-        check_rows(self._array.shape, self._array.dtype, name)
+        shape, dtype = self._array.shape, self._array.dtype
+        check_rows(shape, dtype, name)
+        self.alike = dtype, shape[1:], isinstance(array, torch.Tensor) and not is_dense(array)
 
     def __len__(self) -> int:
         return len(self._array)
@@ -134,6 +144,8 @@ def checked_header(file: BinaryIO, name: str) -> NpyHeader:
 
 class NpyTable:
     """Rows of a `.npy` file, read through its own memory map."""
+
+    alike: Any = None
 
     def __init__(self, path: str, name: str) -> None:
         with above_standard():
