@@ -4,6 +4,7 @@ import ast
 import functools
 import importlib
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -142,6 +143,14 @@ def test_every_room_says_what_is_in_it():
             told = " ".join(text.split())
             assert "imports" in told, path
             assert "Open `" in told, path
+
+
+def test_the_map_of_the_engine_names_all_rooms_and_files_that_exist():
+    text = (PACKAGE / "_engine" / "README.md").read_text()
+    rooms = {path.stem for path in (PACKAGE / "_engine").iterdir() if path.is_dir() and path.stem != "__pycache__"}
+    assert rooms <= set(re.findall(r"`(\w+)`", text)), "each folder is in the first table"
+    for name in re.findall(r"\b(\w+/(?:\w+/)*\w+\.py)\b", text):
+        assert any((root / name).exists() for root in (PACKAGE / "_engine", PACKAGE, PACKAGE.parent)), name
 
 
 def test_the_schedule_is_pure():

@@ -44,7 +44,12 @@ FILES = [*ROOT.glob("*"), *(path for part in PARTS for path in (ROOT / part).rgl
 NAMED = re.compile(r"`((?:[\w.-]+/)+|[\w./-]+\.(?:py|md|yml|toml|svg|cff))`")
 
 
-FOR_CONTRIBUTORS = ["CONTRIBUTING.md", "docs/ARCHITECTURE.md", "docs/internals/ways.md"]
+FOR_CONTRIBUTORS = [
+    "CONTRIBUTING.md",
+    "stream_dataloader/_engine/README.md",
+    "docs/ARCHITECTURE.md",
+    "docs/internals/ways.md",
+]
 
 
 @pytest.mark.parametrize("page", FOR_CONTRIBUTORS)
