@@ -1,11 +1,11 @@
-"""Workers that are Ray actors against worker processes, on four nodes of this machine, without a network between them.
+"""Workers that are Ray tasks against worker processes, on four nodes of this machine, without a network between them.
 
-- `scaling`: batches a second of streams that only wait, 5 ms an item, with 1 to 16 actors and with as many processes.
+- `scaling`: batches a second of streams that only wait, 5 ms an item, with 1 to 16 workers on Ray or processes.
 - `cost`: batches a second of streams that cost nothing, and the time of the trainer's processor for each batch, with
   two workers and batches of 64 kB, 2 MB and 20 MB.
 - `ledger`: batches a second of many short streams, with and without lengths.
 
-Contenders take turns, see `interleaved`. An epoch is read before the clock starts, so that actors have started. Run it
+Contenders take turns, see `interleaved`. An epoch is read before the clock starts, so that workers have started. Run it
 as `python benchmarks/remote.py [--quick] [--json PATH] [--only SECTION]`; needs the extra `ray`.
 """
 
@@ -29,7 +29,7 @@ from stream_dataloader import StreamDataLoader, StreamDataset
 
 LANES, NODES = 16, 4
 OPTIONS: dict[str, dict[str, Any]] = {
-    "actors": {"worker_method": "ray", "ray_remote_args": {"num_cpus": 1, "scheduling_strategy": "SPREAD"}},
+    "ray": {"worker_method": "ray", "ray_remote_args": {"num_cpus": 1, "scheduling_strategy": "SPREAD"}},
     "processes": {},
 }
 Array = np.ndarray[Any, Any]
@@ -127,13 +127,13 @@ def ledger(quick: bool) -> Iterator[Result]:
     lengths = [1 + i % 8 for i in range(400 if quick else 1600)]
     loaders = {
         f"lengths {known}": kept(
-            StreamDataset(lengths, Frames(16), 8, time_steps=4, lengths=lengths if known else None), 2, "actors"
+            StreamDataset(lengths, Frames(16), 8, time_steps=4, lengths=lengths if known else None), 2, "ray"
         )
         for known in (True, False)
     }
     runs = {name: partial(batches_a_second, loader) for name, loader in loaders.items()}
     figures = take_turns(runs, 2 if quick else 5, "batches/s")
-    section = f"ledger: {len(lengths)} streams of 1 to 8 items, 2 actors"
+    section = f"ledger: {len(lengths)} streams of 1 to 8 items, 2 workers on Ray"
     for name, values in figures.items():
         yield figure(section, name, values, "batches/s")
     yield ratio(section, "without / with lengths", figures, "lengths False", "lengths True")

@@ -32,7 +32,7 @@ def new_dataset() -> StreamDataset:
 
 
 def main() -> None:
-    """Train with actors, and go on without workers."""
+    """Train with workers on Ray, and go on without workers."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--address", help="of the cluster, such as auto")
     parser.add_argument("--workers", type=int, default=2)
@@ -54,7 +54,7 @@ def main() -> None:
         optimizer.step()
         if batch.batch_index + 1 == args.batches:
             break
-    print(f"{args.workers} actors: {batch.batch_index + 1} batches, loss {loss.item():.3f}")
+    print(f"{args.workers} workers on Ray: {batch.batch_index + 1} batches, loss {loss.item():.3f}")
     rest = StreamDataLoader(new_dataset())
     rest.load_state_dict(loader.state_dict())
     total = len(rest)  # of this epoch; the next has another order, and number

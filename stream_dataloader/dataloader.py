@@ -91,7 +91,7 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
         worker_method: Kind of the workers. `"process"`: processes, for streams in Python. `"thread"`: threads of this
             process, for streams that let other threads run, as decoders do. Objects that streams share must be
             thread-safe. Threads cannot be killed: after a `timeout` a thread runs on until its stream returns. `"ray"`:
-            actors on the nodes of a Ray cluster, see the guide "Beyond one machine"; needs the extra `ray`.
+            tasks on the nodes of a Ray cluster, see the guide "Beyond one machine"; needs the extra `ray`.
         ray_remote_args: Options of `ray.remote` for each worker, such as `{"num_cpus": 2}`; needs
             `worker_method="ray"`. None: a worker takes one CPU.
 

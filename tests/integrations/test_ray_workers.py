@@ -1,4 +1,4 @@
-"""Workers that are actors on the nodes of a Ray cluster: the same batches, whatever dies meanwhile."""
+"""Workers that are tasks on the nodes of a Ray cluster: the same batches, whatever dies meanwhile."""
 
 import gc
 import os
@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from stream_dataloader import StreamDataLoader, StreamDataset, side_by_side
 from stream_dataloader._engine.remote import pool
-from stream_dataloader._engine.remote.frames import FrameSocket
+from stream_dataloader._engine.remote.frames import Connection
 from stream_dataloader.errors import (
     ItemError,
     OpenError,
@@ -46,8 +46,12 @@ def dataset(open_stream=items, lengths=LENGTHS, known=True, **options):
     return StreamDataset(lengths, open_stream, **(given | options))
 
 
-def remote(data, num_workers=3, **options):
-    return StreamDataLoader(data, num_workers, worker_method="ray", **options)
+#: Ray gives the process of a task to the next one, as each process takes seconds to start.
+REUSED = {"max_calls": 0}
+
+
+def remote(data, num_workers=3, ray_remote_args=REUSED, **options):
+    return StreamDataLoader(data, num_workers, worker_method="ray", ray_remote_args=ray_remote_args, **options)
 
 
 @pytest.fixture(scope="module")
@@ -63,10 +67,8 @@ def cluster():
         for _ in range(2):
             found.add_node(**node)
         ray.init(address=found.address, log_to_driver=False, logging_level="ERROR")
-        pool._SHARED = []
         yield found
     finally:
-        pool._SHARED = None
         ray.shutdown()
         found.shutdown()
         os.environ["PYTHONPATH"] = before
@@ -74,7 +76,7 @@ def cluster():
 
 def left_behind():
     names = [thread.name for thread in threading.enumerate() if thread.name.startswith("stream-")]
-    ends = [one for one in gc.get_objects() if type(one) is FrameSocket and one.fileno() >= 0]
+    ends = [one for one in gc.get_objects() if type(one) is Connection and one.is_open]
     return names + ends
 
 
@@ -116,7 +118,7 @@ def test_the_batches_are_those_of_one_process_also_resumed_elsewhere(case, worke
 
 
 @pytest.mark.parametrize("known", [True, False])
-def test_kept_actors_read_epoch_after_epoch(known):
+def test_kept_workers_read_epoch_after_epoch(known):
     alone = StreamDataLoader(dataset(known=known))
     expected = [keys(alone) for _ in range(3)]
     loader, pids = remote(dataset(known=known), 2, persistent_workers=True), set()
@@ -142,14 +144,14 @@ def test_parts_and_collated_windows_are_those_of_processes():
     def windows(lanes):
         return [lane.tolist() for lane in lanes]
 
-    processes, actors = StreamDataLoader(dataset(), 2), remote(dataset(), 2)
-    assert [(p.worker_id.tolist(), key(p)) for p in actors.parts()] == [
+    processes, tasks = StreamDataLoader(dataset(), 2), remote(dataset(), 2)
+    assert [(p.worker_id.tolist(), key(p)) for p in tasks.parts()] == [
         (p.worker_id.tolist(), key(p)) for p in processes.parts()
     ]
     assert list(remote(dataset(), 2, collate_fn=windows)) == list(StreamDataLoader(dataset(), collate_fn=windows))
 
 
-def test_datasets_side_by_side_are_read_by_actors_too():
+def test_datasets_side_by_side_are_read_by_workers_too():
     def loader(*workers, **options):
         members = [(dataset(batch_size=2), 2), (dataset(known=False, batch_size=2, seed=5), 2)]
         return side_by_side([(data, lanes) for data, lanes in members], *workers, **options)
@@ -167,7 +169,7 @@ def test_without_order_each_item_is_read_once():
     assert read == Counter((index, position) for index, length in enumerate(LENGTHS) for position in range(length))
 
 
-def test_actors_tell_what_they_did():
+def test_workers_tell_what_they_did():
     loader = remote(dataset(known=False), 2)
     keys(loader)
     stats = loader.stats()
@@ -179,7 +181,7 @@ def test_actors_tell_what_they_did():
 
 
 @pytest.mark.parametrize("known", [True, False])
-def test_a_killed_actor_costs_nothing_but_time(known):
+def test_a_killed_worker_costs_nothing_but_time(known):
     expected, loader, found = (
         keys(StreamDataLoader(dataset(known=known))),
         remote(dataset(known=known), max_restarts=4),
@@ -203,8 +205,7 @@ def slow(n):
 @pytest.mark.parametrize("known", [True, False])
 def test_the_loss_of_a_node_costs_nothing_but_time(cluster, known):
     node = cluster.add_node(num_cpus=6, object_store_memory=100 << 20, resources={"lost": 6})
-    args = {"scheduling_strategy": "SPREAD"}
-    pool._SHARED.clear()
+    args = {"scheduling_strategy": "SPREAD"} | REUSED
     expected = keys(StreamDataLoader(dataset(known=known)))
     loader, found = remote(dataset(slow, known=known), 4, max_restarts=1, ray_remote_args=args), []
     for batch in loader:
@@ -214,7 +215,6 @@ def test_the_loss_of_a_node_costs_nothing_but_time(cluster, known):
             cluster.remove_node(node)
     assert found == expected
     assert loader.stats().restarts == 1
-    pool._SHARED.clear()
 
 
 class Killer:
@@ -235,7 +235,7 @@ def kill():
 
 
 @pytest.mark.parametrize("how", [kill, sys.exit])
-def test_a_source_that_kills_its_actor_is_named(how):
+def test_a_source_that_kills_its_worker_is_named(how):
     data = dataset(Killer(how), [14, 19, 12, 17, 5], batch_size=2, shuffle=False)
     with pytest.raises(WorkerDeathError, match=r"on node .*reading source 3 \(17\)"):
         keys(remote(data, 2, max_restarts=1))
@@ -315,9 +315,8 @@ def test_local_classes_come_back_and_what_cannot_be_sent_is_an_error():
         keys(remote(dataset(lambda n: (threading.Lock() for _ in range(n))), 2))
 
 
-def test_actors_that_find_no_place_are_an_error_that_says_what_is_missing(monkeypatch):
+def test_workers_that_find_no_place_are_an_error_that_says_what_is_missing(monkeypatch):
     monkeypatch.setattr(pool, "LONGEST_START_SECONDS", 2.0)
-    monkeypatch.setattr(pool, "_SHARED", None)
     with pytest.raises(WorkerTimeoutError, match=r"worker 0 has not begun.*'num_gpus': 1.*free are CPU"):
         keys(remote(dataset(), 2, ray_remote_args={"num_gpus": 1}))
 

@@ -1,10 +1,9 @@
 """Connections of workers on other machines, without Ray: frames arrive whole and in order; strangers stay outside."""
 
 import random
-import select
 import socket
-import struct
 import sys
+import threading
 
 import numpy as np
 import pytest
@@ -13,9 +12,9 @@ from helpers import soon
 
 from stream_dataloader import StreamDataLoader, StreamDataset
 from stream_dataloader._engine.reading.activity import Meters, WorkerStatus
-from stream_dataloader._engine.remote.frames import FrameSocket
+from stream_dataloader._engine.remote.frames import Connection
 from stream_dataloader._engine.remote.mail import RemoteMail
-from stream_dataloader._engine.remote.messages import Pickled, Reports, dumps_home, loads
+from stream_dataloader._engine.remote.messages import Reports, dumps_home, loads
 from stream_dataloader._engine.schedule.rules import deal_lanes
 from stream_dataloader._engine.workers.channel import CLOSE, READY
 
@@ -27,25 +26,10 @@ def pair():
         one = socket.create_connection(server.getsockname())
         other, _ = server.accept()
     one.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 12)
-    ends = FrameSocket(one), FrameSocket(other)
+    ends = Connection(one), Connection(other)
     yield ends
     for end in ends:
         end.close()
-
-
-def taken(end, count, sender=None):
-    """The next frames, in time."""
-    found = []
-
-    def is_complete():
-        if sender is not None:
-            sender.flush()
-        if (frame := end.take()) is not None:
-            found.append(frame)
-        return len(found) == count
-
-    assert soon(is_complete, 10), f"only {len(found)} of {count} frames arrived"
-    return found
 
 
 def test_frames_of_any_size_arrive_whole_and_in_order(pair):
@@ -54,32 +38,35 @@ def test_frames_of_any_size_arrive_whole_and_in_order(pair):
     sent = [
         [rng.randbytes(rng.choice([0, 1, 100, 9_000])) for _ in range(rng.choice([0, 1, 3, 100]))] for _ in range(20)
     ]
-    for frame in sent:
-        one.put(frame)
-    found = [[bytes(buffer) for buffer in frame] for frame in taken(other, len(sent), one)]
-    assert found == sent
-    assert other.take() is None
+    threading.Thread(target=lambda: [one.send(frame) for frame in sent], daemon=True).start()
+    assert [[bytes(buffer) for buffer in other.receive()] for _ in sent] == sent
 
 
-def test_what_is_dropped_leaves_no_half_frame(pair):
+def test_a_connection_that_breaks_in_the_middle_of_a_frame_ends_both_sides(pair):
     one, other = pair
-    for number in range(5):
-        one.put([bytes([number]) * 1_000_000])
-    assert not one.flush()
-    one.drop_unsent()
-    one.put([b"next"])
-    found = [bytes(frame[0]) for frame in taken(other, 2, one)]
-    assert [len(found[0]), found[1]] == [1_000_000, b"next"]
-
-
-def test_a_closed_connection_is_an_end_of_file_and_sending_into_it_is_no_error(pair):
-    one, other = pair
+    sender = threading.Thread(target=one.send, args=([bytes(10_000_000)],), daemon=True)
+    sender.start()
+    other.receive_bytes(1000)
     other.close()
-    one.wait(select.POLLIN, 10)
+    sender.join(10)
+    assert not sender.is_alive(), "the sender still waits for room"
     with pytest.raises(EOFError):
-        one.take()
-    one.put([b"x" * 10_000_000])
-    assert soon(one.flush, 10)
+        one.receive()
+    one.send([b"into nothing"])
+
+
+def test_closing_wakes_the_thread_that_receives(pair):
+    one, _ = pair
+
+    def receive():
+        with pytest.raises(EOFError):
+            one.receive()
+
+    receiver = threading.Thread(target=receive, daemon=True)
+    receiver.start()
+    one.close()
+    receiver.join(10)
+    assert not receiver.is_alive()
 
 
 @pytest.mark.parametrize(
@@ -116,8 +103,7 @@ def test_strangers_are_turned_away_and_hold_up_nobody(mail, hello):
         stranger.sendall(hello)
         if len(hello) < 36:
             stranger.shutdown(socket.SHUT_WR)
-        for _ in range(3):
-            assert mail.get(0.05) is None
+        assert mail.get(0.05) is None
         stranger.settimeout(10)
         with pytest.raises((ConnectionResetError, AssertionError)):
             assert stranger.recv(1)
@@ -131,28 +117,38 @@ def test_a_worker_that_comes_late_gets_what_was_sent_before_and_reports(mail):
     reports, status, meters = new_reports(mail.readers)
     status.working[1], status.reading[3] = 9, 4
     meters.of(1).opened(1, 3, ahead=False)
-    end.put(dumps_home((123, "there", "ab")).buffers)
-    for message in ((READY,), None):
-        end.put([reports[1].make(), *(Pickled([]) if message is None else dumps_home(message)).buffers])
-    end.flush()
+    end.send(dumps_home((123, "there", "ab")).buffers)
+    end.send([reports[1].make(), *dumps_home((READY,)).buffers])
     assert mail.get(10) == (1, (READY,))
+    end.send([reports[1].make()])  # a sign of life
     assert mail.get(0.1) is None
     assert (mail.places[1].pid, mail.places[1].host) == (123, "there")
     assert (mail.status.working[1], mail.status.reading[3], mail.meters.stats()[1].opened) == (9, 4, 1)
-    assert [loads(frame) for frame in taken(end, 2)] == [5, CLOSE]
+    assert [loads(end.receive()) for _ in range(2)] == [5, CLOSE]
     end.close()
     assert soon(lambda: mail.get(0.1) is None and mail.broken == {1}, 10)
 
 
-def test_a_token_of_other_workers_does_not_let_in(mail):
-    other = mail.address._replace(token=bytes(32))
-    end = other.connect(0)
-    for _ in range(3):
-        assert mail.get(0.05) is None
+def test_another_worker_that_takes_the_place_of_one_gets_its_messages(mail):
+    mail.send(0, 5)
+    first = mail.address.connect(0)
+    assert loads(first.receive()) == 5
+    mail.expect(0)
     with pytest.raises(EOFError):
-        end.take()
+        first.receive()
+    second = mail.address.connect(0)
+    assert loads(second.receive()) == 5
+    assert not mail.broken
+    first.close()
+    second.close()
+
+
+def test_a_token_of_other_workers_does_not_let_in(mail):
+    end = mail.address._replace(token=bytes(32)).connect(0)
+    with pytest.raises(EOFError):
+        end.receive()
     end.close()
-    assert struct.calcsize("<I") + len(other.token) == 36
+    assert mail.get(0.05) is None
 
 
 @pytest.mark.parametrize(
@@ -160,7 +156,7 @@ def test_a_token_of_other_workers_does_not_let_in(mail):
     [
         ({"multiprocessing_context": "spawn"}, ValueError, 'multiprocessing_context is .* worker_method="ray"'),
         ({"transport": "queue"}, ValueError, "transport .* leave it out"),
-        ({"ray_remote_args": {"max_restarts": 3}}, ValueError, "max_restarts, which the loader sets itself"),
+        ({"ray_remote_args": {"max_retries": 3}}, ValueError, "max_retries, which the loader sets itself"),
         ({"ray_remote_args": 2}, TypeError, "must be a dict"),
         ({"ray_remote_args": {"num_cpus": 1}, "worker_method": "thread"}, ValueError, 'needs worker_method="ray"'),
     ],

@@ -1,6 +1,5 @@
 """Requests for sources that a thread of the loader decides, for workers that share no memory, without Ray."""
 
-import socket
 import threading
 
 import pytest
@@ -12,40 +11,28 @@ from hypothesis import strategies as st
 from stream_dataloader import StreamDataLoader
 from stream_dataloader._engine.reading.plan import NO_RECOVERY
 from stream_dataloader._engine.remote import ledger
-from stream_dataloader._engine.remote.frames import FrameSocket
 from stream_dataloader._engine.workers.channel import Begin
 
 
-def connected():
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        one = socket.create_connection(server.getsockname())
-        return FrameSocket(one), FrameSocket(server.accept()[0])
-
-
 class RowsByLedger:
-    """In place of the rows that threads share: each reader has a connection to the ledger."""
+    """In place of the rows that threads share: the ledger of another machine, without a network."""
 
     def __init__(self):
-        self._turn, self._reading, self._session = threading.Lock(), None, 0
-        self._ledger = ledger.LedgerThread(lambda begin: self._reading)
-        self._rows, self._ends = {}, []
+        self._turn, self._reading, self._queues = threading.Lock(), None, {}
+        self._ledger = ledger.RemoteLedger(lambda begin: self._reading)
 
     def enter(self, reading, session, place, closed, *, gives_up):
-        with self._turn:
-            if session != self._session:
-                self._session, self._reading = session, reading
-                self._ledger.begin(Begin(session, reading.start, NO_RECOVERY, 0, 0))
-            if place not in self._rows:
-                here, there = connected()
-                self._ledger.add(place, there)
-                self._rows[place] = ledger.LedgerRows(here)
-                self._ends.append(here)
-        return self._rows[place].enter(reading, session, place, closed, gives_up=gives_up)
+        def tell(numbers):
+            with self._turn:
+                for worker, decisions in self._ledger.take(place, numbers).items():
+                    self._queues[worker].hear(decisions)
 
-    def close(self):
-        self._ledger.close()
-        for end in self._ends:
-            end.close()
+        with self._turn:
+            self._reading = reading
+            self._ledger.begin(Begin(session, reading.start, NO_RECOVERY, 0, 0))
+            lanes, order = reading.readers[place].lanes, reading.order(reading.start.epoch)
+            self._queues[place] = ledger.RemoteQueue(tell, session, lanes, reading.plan.rules, order, closed)
+        return self._queues[place]
 
 
 @pytest.fixture(autouse=True)
@@ -63,8 +50,7 @@ def decided_by_ledger(case, workers, rows):
 @given(case=cases(min_lanes=2, max_lanes=6, max_streams=12), workers=st.integers(2, 4), cut=st.integers(1, 5))
 def test_the_batches_are_those_of_one_reader_epoch_after_epoch(case, workers, cut):
     alone = StreamDataLoader(case.dataset())
-    rows = RowsByLedger()
-    loader = decided_by_ledger(case, workers, rows)
+    loader = decided_by_ledger(case, workers, RowsByLedger())
     try:
         for one, other in zip(loader, alone, strict=False):
             assert key(one) == key(other)
@@ -73,4 +59,3 @@ def test_the_batches_are_those_of_one_reader_epoch_after_epoch(case, workers, cu
         assert keys(loader) == keys(alone)  # the rest of it, or the next epoch
     finally:
         loader._stop_workers()
-        rows.close()

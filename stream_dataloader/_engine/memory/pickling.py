@@ -108,6 +108,8 @@ class _ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
     def __init__(self, file: io.BytesIO, *, home: bool, buffer_callback: Any = None) -> None:
         known: Any = cloudpickle.Pickler.dispatch_table
         maps: Any = {} if home else {np.memmap: reduce_map}  # items are sent home with their current content
+        if buffer_callback is not None:
+            maps = {**maps, torch.Tensor: _as_array}
         # This must be set before pickle's constructor, which reads it.
         self.dispatch_table = collections.ChainMap(maps, known, _handles() if spawning() else {})
         super().__init__(file, buffer_callback=buffer_callback)
@@ -135,6 +137,14 @@ def _handles() -> dict[type, Callable[[Any], Any]]:
     """Return multiprocessing's reducers for its connections, without those for tensors, which go by value."""
     table: Any = ForkingPickler(io.BytesIO()).dispatch_table
     return {kind: reduce for kind, reduce in table.items() if not kind.__module__.startswith("torch")}
+
+
+def _as_array(tensor: torch.Tensor) -> Any:
+    """Reduce a tensor to an array, whose memory goes out of band, if it is equal to one."""
+    try:
+        return torch.from_numpy, (tensor.numpy(),)
+    except (RuntimeError, TypeError):  # it needs a gradient, or has another device, layout or dtype
+        return tensor.__reduce_ex__(5)  # type: ignore[no-untyped-call]
 
 
 def _with_shared_globals(function: FunctionType, reduced: Any) -> Any:

@@ -1,58 +1,59 @@
-"""The loader's ends of its workers' connections.
+"""The loader's ends of its workers' connections. A thread receives from each.
 
 ::
 
-    worker    token, number, hello: pid, host, node     READY, PARTS, ... with reports
-    loader    the messages so far                       CREDIT, ...
+    worker    token, number, hello: pid, host, node     READY, PARTS, ... with reports     requests
+    loader    the messages so far                       CREDIT, ...                        decisions
+
+A frame that begins with an empty buffer has numbers from or for the `ledger`.
 
 Guarantees: nothing that a stranger sends is unpickled. A message to a worker that has not started is sent once it has
-connected, and again if another actor takes its place.
+connected, and again if another task takes its place.
 """
 
 from __future__ import annotations
 
+import functools
 import hmac
+import pickle
 import secrets
 import select
 import socket
 import struct
 import threading
-from collections import deque
+from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from stream_dataloader._engine.descriptors import above_standard
+from stream_dataloader._engine.memory.endings import start_thread
 from stream_dataloader._engine.memory.pickling import dumps, for_other_machine
-from stream_dataloader._engine.remote.frames import FrameSocket
-from stream_dataloader._engine.remote.ledger import LedgerThread
+from stream_dataloader._engine.remote.frames import Connection
+from stream_dataloader._engine.remote.ledger import RemoteLedger
 from stream_dataloader._engine.remote.messages import Reports, loads
 from stream_dataloader._engine.workers.channel import FAILED, READY, Begin, Mail
 from stream_dataloader._engine.workers.packet_socket import Unreadable
 
 _TOKEN_BYTES = 32
 _CONNECT_SECONDS = 30.0
-HELLO_BYTES = _TOKEN_BYTES + 4
-_LEDGER = 1 << 31  # added to the number of a worker, for its connection to the ledger
+_CLOSE_SECONDS = 0.5  # within which the server notices that it is closed
 
 
 class Address(NamedTuple):
-    """Address that a worker connects to, with the secret that it shows.
-
-    Attributes:
-        token: Secret of one pool of workers, which Ray hands out.
-        has_ledger: Whether a worker needs a second connection, to the ledger.
-    """
+    """Address that a worker connects to, with the secret of one pool of workers, which Ray hands out."""
 
     host: str
     port: int
     token: bytes
-    has_ledger: bool
 
-    def connect(self, number: int, *, to_ledger: bool = False) -> FrameSocket:
+    def connect(self, number: int) -> Connection:
         """Connect as a worker."""
         with above_standard():
             end = socket.create_connection((self.host, self.port), _CONNECT_SECONDS)
-        end.sendall(self.token + struct.pack("<I", number + _LEDGER * to_ledger))
-        return FrameSocket(end)
+        end.settimeout(None)
+        end.sendall(self.token + struct.pack("<I", number))
+        return Connection(end)
 
 
 class Place(NamedTuple):
@@ -69,169 +70,135 @@ class Place(NamedTuple):
 class RemoteMail:
     """The loader's ends of the connections; also notices when one breaks.
 
+    Args:
+        ledger: Decides the workers' requests; None if they need none decided.
+
     Attributes:
         places: Where workers run that have connected.
-        broken: Workers whose connection broke.
+        broken: Workers whose connection has ended.
     """
 
-    def __init__(self, host: str, reports: dict[int, Reports], ledger: LedgerThread | None) -> None:
+    def __init__(self, host: str, reports: dict[int, Reports], ledger: RemoteLedger | None) -> None:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         with above_standard():
-            self._server: socket.socket | None = socket.create_server((host, 0), family=family)
-        self.address = Address(
-            host, self._server.getsockname()[1], secrets.token_bytes(_TOKEN_BYTES), ledger is not None
-        )
+            self._server = socket.create_server((host, 0), family=family)
+        self.address = Address(host, self._server.getsockname()[1], secrets.token_bytes(_TOKEN_BYTES))
         self.places: dict[int, Place] = {}
         self.broken: set[int] = set()
         self._reports, self._ledger = reports, ledger
-        self._asked = {_LEDGER + number for number in reports} if ledger is not None else set()  # for the ledger
         self._early: dict[int, list[list[bytes]]] = {number: [] for number in reports}  # until a worker is ready
-        self._ends: dict[int, FrameSocket] = {}
-        self._numbers: dict[int, int] = {}  # of workers, by descriptors
-        self._strangers: dict[int, socket.socket] = {}  # that have not shown the token, by descriptors
-        self._sending, self._receiving = threading.RLock(), threading.Lock()  # one thread may end the workers
+        self._ends: dict[int, Connection] = {}  # of workers
+        self._all: set[Connection] = set()  # also of strangers
+        self._turn = threading.RLock()  # for the attributes above, and to send; reentrant for handlers of signals
+        self._mail: SimpleQueue[tuple[int, Any] | None] = SimpleQueue()
         self._is_over = False
-        self._ready: deque[int] = deque()  # workers that have sent something
-        self._poll = select.poll()
-        self._poll.register(self._server, select.POLLIN)
+        start_thread(self._accept, "stream-connections")
 
     def send(self, reader: int, message: Any) -> None:
-        if self._ledger is not None and isinstance(message, Begin):
-            self._ledger.begin(message)
         with for_other_machine():
             frame = [dumps(message)]
-        if reader in self._early:
-            self._early[reader].append(frame)
-        with self._sending:
+        with self._turn:
+            if self._ledger is not None and isinstance(message, Begin):
+                self._ledger.begin(message)
+            if reader in self._early:
+                self._early[reader].append(frame)
             if (end := self._ends.get(reader)) is not None:
-                end.put(frame)
-                end.flush()
-
-    def expect(self, number: int) -> None:
-        """Expect another actor in the place of one that has not started."""
-        self.places.pop(number, None)
-        self.broken.discard(number)
-        if (end := self._ends.pop(number, None)) is not None:
-            self._poll.unregister(end)
-            del self._numbers[end.fileno()]
-            end.close()
-        if self._ledger is not None:
-            self._asked.add(_LEDGER + number)
+                end.send(frame)
 
     def get(self, seconds: float) -> Mail | None:
-        """Return the next message; None if none came in time, or if a connection broke."""
-        if not self._receiving.acquire(timeout=seconds):  # another thread waits, or ends the workers
+        """Return the next message; None if none came in time, or if a connection ended."""
+        try:
+            found = self._mail.get(timeout=seconds)
+        except Empty:
             return None
-        try:
-            return self._get(seconds)
-        finally:
-            self._receiving.release()
-
-    def _get(self, seconds: float) -> Mail | None:
-        while not self._is_over:
-            while self._ready:
-                number = self._ready.popleft()
-                if number in self._ends and (message := self._take(number)) is not None:
-                    self._ready.append(number)
-                    return number, message
-                if number in self.broken:
-                    return None
-            with self._sending:
-                for end in self._ends.values():
-                    end.flush()
-            found = [descriptor for descriptor, _ in self._poll.poll(1000 * seconds)]
-            if not found:
-                return None
-            for descriptor in found:
-                if descriptor in self._numbers:
-                    self._ready.append(self._numbers[descriptor])
-                elif descriptor in self._strangers:
-                    self._meet(self._strangers.pop(descriptor))
-                elif self._server is not None:
-                    self._accept(self._server)
-        return None
-
-    def _take(self, number: int) -> tuple[Any, ...] | None:
-        end = self._ends[number]
-        try:
-            while (frame := end.take()) is not None:
-                if number not in self.places:
-                    self.places[number] = Place(*loads(frame))
-                    continue
-                self._reports[number].take(frame[0])
-                if len(frame) > 1:
-                    return self._opened(number, frame[1:])
-        except EOFError:
-            self._poll.unregister(end)
-            del self._numbers[end.fileno()], self._ends[number]
-            end.close()
-            self.broken.add(number)
-        return None
-
-    def _opened(self, number: int, frame: list[Any]) -> tuple[Any, ...]:
+        if found is None:
+            return None
+        number, frame = found
         try:
             message: tuple[Any, ...] = loads(frame)
         except Exception as error:
-            return FAILED, Unreadable(error)
+            return number, (FAILED, Unreadable(error))
         if message[0] == READY:
             self._early.pop(number, None)
-            self._close_server_if_done()
-        return message
+        return number, message
 
-    def _close_server_if_done(self) -> None:
-        if not self._early and not self._asked:
-            self._close_server()
-
-    def _accept(self, server: socket.socket) -> None:
-        with above_standard():
-            end, _ = server.accept()
-        end.setblocking(False)
-        end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, HELLO_BYTES)  # `poll` waits for all of it
-        self._strangers[end.fileno()] = end
-        self._poll.register(end, select.POLLIN)
-
-    def _meet(self, end: socket.socket) -> None:
-        """Take a connection up if it shows the token."""
-        try:
-            shown = end.recv(HELLO_BYTES)
-        except OSError:
-            shown = b""
-        number = int.from_bytes(shown[_TOKEN_BYTES:], "little")
-        is_right = hmac.compare_digest(shown[:_TOKEN_BYTES], self.address.token)
-        end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
-        if is_right and number in self._asked and self._ledger is not None:
-            self._poll.unregister(end)
-            self._asked.discard(number)
-            self._ledger.add(number - _LEDGER, FrameSocket(end))
-            self._close_server_if_done()
-            return
-        if not is_right or number not in self._early or number in self._ends:
-            self._poll.unregister(end)
+    def expect(self, number: int) -> None:
+        """Expect another task in the place of one that has not started."""
+        with self._turn:
+            self.places.pop(number, None)
+            self.broken.discard(number)
+            end = self._ends.pop(number, None)
+        if end is not None:
             end.close()
-            return
-        self._ends[number] = met = FrameSocket(end)
-        self._numbers[end.fileno()] = number
-        self._ready.append(number)
-        with self._sending:
-            for frame in self._early[number]:
-                met.put(frame)
-            met.flush()
-
-    def _close_server(self) -> None:
-        if self._server is not None:
-            self._poll.unregister(self._server)
-            self._server.close()
-            self._server = None
 
     def close(self) -> None:
         """Close all connections; workers end."""
-        self._is_over = True
-        self._close_server()
-        if self._ledger is not None:
-            self._ledger.close()
-        for end in self._ends.values():
+        with self._turn:
+            self._is_over = True
+            for end in self._all:
+                end.close()
+
+    # The threads
+
+    def _accept(self) -> None:
+        poll = select.poll()
+        poll.register(self._server, select.POLLIN)
+        while not self._is_over:
+            if poll.poll(1000 * _CLOSE_SECONDS):
+                try:
+                    with above_standard():
+                        end = Connection(self._server.accept()[0])
+                except OSError as error:  # too many files are open, for example
+                    self._mail.put((0, [pickle.dumps((FAILED, error))]))
+                    break
+                start_thread(functools.partial(self._receive, end), "stream-connection")
+        self._server.close()
+
+    def _receive(self, end: Connection) -> None:
+        with self._turn:
+            self._all.add(end)
+            if self._is_over:
+                end.close()
+        number = -1
+        try:
+            if (number := self._number_of(end)) >= 0:
+                self._serve(number, end)
+        except EOFError:
+            pass
+        finally:
+            with self._turn:
+                self._all.discard(end)
+                if self._ends.get(number) is end:
+                    del self._ends[number]
+                    self.broken.add(number)
+                    self._mail.put(None)
             end.close()
-        for stranger in self._strangers.values():
-            stranger.close()
-        self._ends.clear()
-        self._strangers.clear()
+
+    def _number_of(self, end: Connection) -> int:
+        """Return the number of the worker at the other end; -1 if it does not show the token, or is not expected."""
+        shown = end.receive_bytes(_TOKEN_BYTES + 4).tobytes()
+        number = int.from_bytes(shown[_TOKEN_BYTES:], "little")
+        is_right = hmac.compare_digest(shown[:_TOKEN_BYTES], self.address.token)
+        with self._turn:
+            if not is_right or number not in self._early or number in self._ends:
+                return -1
+            self._ends[number] = end
+            for frame in self._early[number]:
+                end.send(frame)
+            return number
+
+    def _serve(self, number: int, end: Connection) -> None:
+        """Receive from a worker until its connection ends."""
+        self.places[number] = Place(*loads(end.receive()))
+        while True:
+            first, *others = end.receive()
+            if len(first):
+                self._reports[number].take(first)
+                if others:
+                    self._mail.put((number, others))
+            elif self._ledger is not None:
+                with self._turn:
+                    decisions = self._ledger.take(number, np.frombuffer(others[0], np.int64))
+                    for worker, numbers in decisions.items():
+                        if worker in self._ends:
+                            self._ends[worker].send([b"", numbers])

@@ -9,16 +9,12 @@ Guarantee: an array that was sent is copied once, into memory that belongs to it
 
 from __future__ import annotations
 
-import collections
-import copyreg
-import io
 import pickle
 import time
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import torch
 
 from stream_dataloader._engine.memory.pickling import dumps_by_value
 from stream_dataloader._engine.reading.activity import HEAD, Meters, WorkerStatus
@@ -37,31 +33,11 @@ class Pickled:
         return sum(map(len, self.buffers))
 
 
-def _reduce(tensor: torch.Tensor) -> Any:
-    """Reduce a tensor to an array, which goes out of band, if it is equal to one."""
-    try:
-        return torch.from_numpy, (tensor.numpy(),)
-    except (RuntimeError, TypeError):  # it needs a gradient, or has another device, layout or dtype
-        return tensor.__reduce_ex__(5)  # type: ignore[no-untyped-call]
-
-
-class _Pickler(pickle.Pickler):
-    def __init__(self, file: io.BytesIO, *, buffer_callback: Any) -> None:
-        self.dispatch_table: Any = collections.ChainMap({torch.Tensor: _reduce}, copyreg.dispatch_table)
-        super().__init__(file, 5, buffer_callback=buffer_callback)
-
-
 def dumps_home(content: Any) -> Pickled:
     """Pickle for the loader; objects that it has go by reference."""
     buffers: list[pickle.PickleBuffer] = []
-    file = io.BytesIO()
-    try:
-        _Pickler(file, buffer_callback=buffers.append).dump(content)
-    except Exception:
-        buffers.clear()
-        by_value = dumps_by_value(content, home=True, buffer_callback=buffers.append)
-        return Pickled([by_value, *(buffer.raw() for buffer in buffers)])
-    return Pickled([file.getbuffer(), *(buffer.raw() for buffer in buffers)])
+    pickled = dumps_by_value(content, home=True, buffer_callback=buffers.append)
+    return Pickled([pickled, *(buffer.raw() for buffer in buffers)])
 
 
 def loads(frame: Sequence[Any]) -> Any:

@@ -1,7 +1,7 @@
-"""`RayPool`: workers that are actors of a Ray cluster. Ray places and starts them, and tells when one has died.
+"""`RayPool`: workers that are tasks of a Ray cluster. Ray places and starts them, and tells when one has died.
 
-Guarantees: a worker that ends, with its actor or its node, is a `WorkerDeathError` that names the node. An actor that
-Ray lost before it began is replaced, and counts as no death. Actors end with the iteration, unless they are kept.
+Guarantees: a worker that ends, with its process or its node, is a `WorkerDeathError` that names the node. A task that
+Ray lost before it began is replaced, and counts as no death. Tasks end with the iteration, unless they are kept.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from stream_dataloader._engine.memory.pickling import ByValue, dumps, for_other_
 from stream_dataloader._engine.notices import log
 from stream_dataloader._engine.reading.activity import WorkerStatus
 from stream_dataloader._engine.reading.plan import Reading
-from stream_dataloader._engine.remote.ledger import LedgerThread
+from stream_dataloader._engine.remote.ledger import RemoteLedger
 from stream_dataloader._engine.remote.mail import RemoteMail
 from stream_dataloader._engine.remote.messages import Reports
-from stream_dataloader._engine.remote.worker import RemoteJob, StreamWorker, library_version
+from stream_dataloader._engine.remote.worker import RemoteJob, library_version, run_worker
 from stream_dataloader._engine.workers.channel import CLOSE, EXIT, Begin
 from stream_dataloader._engine.workers.pool import Pool
 from stream_dataloader._engine.workers.session import LONGEST_START_SECONDS
@@ -27,25 +27,24 @@ from stream_dataloader._engine.workers.workers import SHUTDOWN_SECONDS, Assignme
 from stream_dataloader.errors import WorkerError, WorkerTimeoutError, shorten
 
 _WORD_SECONDS = 10.0  # for Ray to tell why a connection broke
-_MOST_STARTS = 20  # of an actor that Ray loses before it begins; a lost node stays in Ray's view for some seconds
+_MOST_STARTS = 20  # of a task that Ray loses before it begins; a lost node stays in Ray's view for some seconds
 
-Actors = list[Any]
-_SHARED: Actors | None = None  # tests keep actors here from one loader to the next, as each takes seconds to start
+#: Options of the tasks. Ray may not give their processes, which `prepare` changed, to other tasks, nor restart one.
+_TASK = {"num_cpus": 1, "max_calls": 1, "max_retries": 0}
 
 
 class RayPool(Pool):
-    """The workers of one loader, as actors."""
+    """The workers of one loader, as tasks."""
 
     def __init__(self, work: Assignment) -> None:
         _ray()
         super().__init__(work)
         self._transport = "queue"  # no shared memory
-        self._bare: Actors = [] if _SHARED is None else _SHARED  # actors that outlived the death of another
 
     def _start_workers(self, begin: Begin) -> None:
         check_initialized()
         self.status.clear()
-        workers = self._take_up(RayWorkers(self.work, self.status, begin, self._bare))
+        workers = self._take_up(RayWorkers(self.work, self.status, begin))
         workers.start(begin)
 
     @property
@@ -74,22 +73,18 @@ def check_initialized() -> None:
 
 
 class RayWorkers(Workers):
-    """The current workers, each an actor.
+    """The current workers, each a task."""
 
-    Args:
-        bare: Actors without work, which are taken first; those that outlive the death of another are added.
-    """
-
-    def __init__(self, work: Assignment, status: WorkerStatus, begin: Begin, bare: Actors) -> None:
+    def __init__(self, work: Assignment, status: WorkerStatus, begin: Begin) -> None:
         reports = {number: Reports(number, status, work.counts.meters) for number in range(len(work.readers))}
-        self._work, self._bare, self.status = work, bare, status
+        self._work, self.status = work, status
         has_ledger = len(work.readers) > 1 and self._reading(begin).known_lengths is None
-        ledger = LedgerThread(self._reading) if has_ledger else None
+        ledger = RemoteLedger(self._reading) if has_ledger else None
         super().__init__(work, status, "ray", RemoteMail(_ray().util.get_node_ip_address(), reports, ledger))
         self._is_cautious = begin.recovery.cautious
         self._begin = clock.monotonic()
-        self._actors: dict[int, Any] = {}
-        self._runs: dict[Any, int] = {}  # workers, by their tasks
+        self._options = _TASK | dict(work.settings.ray_remote_args or {})
+        self._tasks: dict[int, Any] = {}  # of workers that are not known to have ended
         self._starts = dict.fromkeys(self.readers, 0)
         self._dead: dict[int, str] = {}
         self._lost_nodes = False
@@ -99,63 +94,57 @@ class RayWorkers(Workers):
         return Reading(plan, begin.start, work.readers, self.status, work.counts.meters, recovery=begin.recovery)
 
     def start(self, begin: Begin) -> None:
-        settings = self._work.settings
-        job = RemoteJob(
-            self._work.dataset,
-            self._work.readers,
-            ByValue(settings.worker_init_fn, "worker_init_fn"),
-            torch.get_default_dtype(),
-            begin.seed,
-        )
+        init = ByValue(self._work.settings.worker_init_fn, "worker_init_fn")
+        job = RemoteJob(self._work.dataset, init, torch.get_default_dtype(), begin.seed)
         with for_other_machine():
             self._job = _ray().put(dumps(job))
-        self._remote = _ray().remote(**{"num_cpus": 1, **(settings.ray_remote_args or {})})(StreamWorker)
+        self._run = _ray().remote(**self._options)(run_worker)
         for number in self.readers:
             self.mail.send(number, begin)
-            self._start_actor(number)
+            self._start_task(number)
 
-    def _start_actor(self, number: int) -> None:
+    def _start_task(self, number: int) -> None:
         self._starts[number] += 1
-        self._actors[number] = actor = self._bare.pop() if self._bare else self._remote.remote()
         meters, _ = self._work.counts.meters.copy_of(number, 0)
-        run = actor.run.remote(self.mail.address, number, library_version(), self._work.readers, self._job, meters)
-        self._runs[run] = number
+        self._tasks[number] = self._run.remote(
+            self.mail.address, number, library_version(), self._work.readers, self._job, meters
+        )
 
     def died(self) -> dict[int, str]:
-        """See `Workers`. Actors that Ray lost before they began are replaced here."""
+        """See `Workers`. Tasks that Ray lost before they began are replaced here."""
         if self.left:
             return {}
         if not _ray().is_initialized():
             return dict.fromkeys(self.readers, "all workers ended with ray.shutdown()")
-        broken = [run for run, number in self._runs.items() if number in self.mail.broken]
+        broken = [number for number in self._tasks if number in self.mail.broken]
         if broken:
-            _ray().wait(broken, num_returns=len(broken), timeout=_WORD_SECONDS)
-        if self._runs:
-            known, _ = _ray().wait(list(self._runs), num_returns=len(self._runs), timeout=0)
-            for run in known:
-                self._take_end(self._runs.pop(run), run)
-        for run in broken:
-            if run in self._runs:  # a network may fail while both ends live
-                self._dead[self._runs[run]] = self._named(self._runs[run], "lost its connection")
+            _ray().wait([self._tasks[number] for number in broken], num_returns=len(broken), timeout=_WORD_SECONDS)
+        for number, task in list(self._tasks.items()):
+            if _ray().wait([task], timeout=0)[0]:
+                del self._tasks[number]
+                self._take_end(number, task)
+        for number in broken:
+            if number in self._tasks:  # a network may fail while both ends live
+                self._dead[number] = self._named(number, "lost its connection")
         self._check_places()
         return self._dead
 
-    def _take_end(self, number: int, run: Any) -> None:
+    def _take_end(self, number: int, task: Any) -> None:
         """Take note of the end of a worker's task."""
+        errors, is_of_node, how = _ray().exceptions, False, "ended"
         try:
-            _ray().get(run)
-            how = "ended"
-        except _ray().exceptions.RayTaskError as error:
+            _ray().get(task)
+        except errors.RayTaskError as error:
             cause = error.cause
             raise (cause if isinstance(cause, WorkerError) else WorkerError(f"worker {number}: {error}")) from None
-        except (_ray().exceptions.RayError, OSError) as error:
-            how = f"died ({_brief(error)})"
-        is_of_node = "node has died" in how
+        except (errors.RayError, OSError) as error:
+            is_of_node = isinstance(error, errors.NodeDiedError)
+            how = f"died ({str(error).partition('. ')[0].strip().rstrip('.')})"
         never_began = number not in self.ready and (is_of_node or number not in self.mail.places)
         if never_began and self._starts[number] < _MOST_STARTS:
             log.warning("worker %d %s before it began; Ray places it anew", number, how)
             self.mail.expect(number)
-            self._start_actor(number)
+            self._start_task(number)
         else:
             self._lost_nodes |= is_of_node
             self._dead[number] = self._named(number, how)
@@ -178,7 +167,7 @@ class RayWorkers(Workers):
             return f"({self.mail.places[worker]}) {super().why_missing(worker)}"
         if any(number not in self.mail.places for number in range(worker)):
             return "has not begun"  # what is missing is said of the first
-        asked = {"num_cpus": 1, **(self._work.settings.ray_remote_args or {})}
+        asked = {name: value for name, value in self._options.items() if name not in ("max_calls", "max_retries")}
         free = {
             name: amount
             for name, amount in _ray().available_resources().items()
@@ -215,49 +204,25 @@ class RayWorkers(Workers):
             if self._over:
                 return
             self.left = True
-            ended: set[int] = set()
             try:
                 self.order(CLOSE)
                 self.order(EXIT)
-                if _ray().is_initialized() and self._runs and (self._dead or not self.hurries):
-                    ended = self._wait()
+                deadline = clock.monotonic() + SHUTDOWN_SECONDS * (not self.hurries)
+                while self._connected() and clock.monotonic() < deadline:
+                    self.mail.get(0.01)
             finally:
+                connected = self._connected()
                 self.mail.close()
                 if _ray().is_initialized():
-                    for number, actor in self._actors.items():
-                        if number in ended and (self._dead or _SHARED is not None):
-                            self._bare.append(actor)
-                        else:
-                            _ray().kill(actor)
+                    for number, task in self._tasks.items():
+                        if number in connected or number in self._dead or number not in self.mail.places:
+                            _ray().cancel(task, force=True)
             self._over = True
 
-    def _wait(self) -> set[int]:
-        """Wait a limited time for workers to end; return those that did."""
-        deadline, ended = clock.monotonic() + SHUTDOWN_SECONDS, set()
-        waiting = list(self._runs)
-        while waiting and (left := deadline - clock.monotonic()) > 0:
-            self.mail.get(0.01)  # a worker that is in the middle of a message must get rid of it
-            known, waiting = _ray().wait(waiting, num_returns=1, timeout=min(left, 0.05))
-            ended |= {self._runs[run] for run in known if _is_well(run)}
-        return ended
-
-
-def _is_well(run: Any) -> bool:
-    try:
-        _ray().get(run)
-    except Exception:
-        return False
-    return True
-
-
-def _brief(error: Exception) -> str:
-    """Return the sentence of Ray's error that says what happened."""
-    lines = [line.strip() for line in str(error).splitlines()]
-    told = next((line for line in lines if line.startswith("The actor ")), lines[0] if lines else type(error).__name__)
-    for line in lines:
-        if line.startswith(("The actor is dead because", "The actor died because")):
-            told = line
-    return told.split(" Some common causes include")[0].rstrip(".")
+    def _connected(self) -> set[int]:
+        """Return the workers that were placed and whose connection has not ended."""
+        connected: set[int] = set(self.mail.places) - self.mail.broken
+        return connected
 
 
 def _amounts(resources: Mapping[str, float]) -> str:

@@ -87,12 +87,11 @@ class Port(ABC):
         """Send a message, pickled or not; return False if the session was closed while there was no room."""
 
 
-class ThreadPort(Port):
-    """A thread's end of a channel."""
+class QueuePort(Port):
+    """An end of a channel that another thread puts messages into."""
 
-    def __init__(self, number: int, mail: SimpleQueue[Mail]) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self._number, self._mail = number, mail
         self.orders: SimpleQueue[Any] = SimpleQueue()
 
     def _next(self, seconds: float | None) -> Any:
@@ -100,6 +99,14 @@ class ThreadPort(Port):
             return self.orders.get(timeout=seconds) if seconds != 0 else self.orders.get_nowait()
         except Empty:
             return None
+
+
+class ThreadPort(QueuePort):
+    """A thread's end of a channel."""
+
+    def __init__(self, number: int, mail: SimpleQueue[Mail]) -> None:
+        super().__init__()
+        self._number, self._mail = number, mail
 
     def send(self, message: Any) -> bool:
         self._mail.put((self._number, message))

@@ -11,19 +11,11 @@ from stream_dataloader._engine import options
 from stream_dataloader.dataset import StreamDataset
 from stream_dataloader.errors import shorten
 
-#: Options of an actor that the loader sets: it restarts workers itself, and each runs one task until it ends.
 Transport = Literal["auto", "shared_memory", "queue"]
 WorkerMethod = Literal["process", "thread", "ray"]
 
-_OWN_RAY_ARGS = {
-    "concurrency_groups",
-    "get_if_exists",
-    "lifetime",
-    "max_concurrency",
-    "max_restarts",
-    "max_task_retries",
-    "name",
-}
+#: Options of a task that the loader sets: it restarts workers itself.
+_OWN_RAY_ARGS = {"max_retries", "num_returns", "retry_exceptions"}
 
 
 @dataclass(frozen=True)
@@ -83,7 +75,7 @@ class WorkerSettings:
 
     def _check_for_ray(self) -> None:
         for name, default, why in (
-            ("multiprocessing_context", None, "starts actors"),
+            ("multiprocessing_context", None, "starts tasks of Ray"),
             ("transport", "auto", "sends batches over the network"),
         ):
             if (given := getattr(self, name)) != default:

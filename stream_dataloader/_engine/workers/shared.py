@@ -81,7 +81,7 @@ class Shared:
     readers: Sequence[Reader]
     status: WorkerStatus
     meters: Meters
-    rows: Any  # `Rows`, or `LedgerRows` on another machine; None for a reader that is alone, or knows the lengths
+    rows: Any  # `Rows`, or `RemotePort` on another machine; None for a reader that is alone, or knows the lengths
     slots: SlotPool | None
     in_threads: bool
 
