@@ -207,7 +207,9 @@ class RayWorkers(Workers):
             try:
                 self.order(CLOSE)
                 self.order(EXIT)
-                deadline = clock.monotonic() + SHUTDOWN_SECONDS * (not self.hurries)
+                # Workers that outlive the death of another can end by themselves: Ray may use their processes again.
+                may_wait = bool(self._dead) or not self.hurries
+                deadline = clock.monotonic() + SHUTDOWN_SECONDS * may_wait
                 while self._connected() and clock.monotonic() < deadline:
                     self.mail.get(0.01)
             finally:
