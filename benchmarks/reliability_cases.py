@@ -201,7 +201,6 @@ def skipped(loader: StreamDataLoader) -> list[int]:
 def random_options(rng: random.Random) -> dict[str, Any]:
     """Options of a loader with workers."""
     options: dict[str, Any] = {
-        "transport": rng.choice(("queue", "shared_memory")),
         "prefetch_factor": rng.choice((None, 1, 2, 4)),
         "persistent_workers": rng.random() < 0.3,
     }

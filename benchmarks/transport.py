@@ -23,6 +23,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -41,7 +42,7 @@ LANES, WORKERS, PREFETCH = 8, 2, 2
 SOURCES = [10**9] * LANES  # windows of each stream: more than anybody reads
 MB, GB = 1e6, 1e9
 
-OURS, QUEUE, COPY = "stream_dataloader", 'stream_dataloader, transport="queue"', "copy_, 1 thread"
+OURS, QUEUE, COPY = "stream_dataloader", "stream_dataloader, messages only", "copy_, 1 thread"
 PEER, TORCH = "pytorch-stream-dataloader 1.0", "torch DataLoader, whole batches"
 RESENT = f"{PEER}, one tensor sent again"
 
@@ -105,6 +106,14 @@ def ours(window: Window, **options: Any) -> StreamDataLoader:
     return StreamDataLoader(dataset, WORKERS, prefetch_factor=PREFETCH, **options)
 
 
+def without_slots(window: Window) -> StreamDataLoader:
+    """This package's loader, as it is where the system has no shared memory."""
+    loader = ours(window)
+    starter = loader._starter
+    starter.renew(replace(starter._work.settings, uses_slots=False))
+    return loader
+
+
 def peer(window: Window, *, resent: bool = False) -> Iterable[Any]:
     """pytorch-stream-dataloader 1.0, whose prefetch factor is torch's default, 2."""
     tensor = torch.from_numpy(window.copy())
@@ -127,8 +136,7 @@ def copies(window: Window) -> Iterator[torch.Tensor]:
 
 
 Contender = Callable[[Window], Iterable[Any]]
-QUEUED = partial(ours, transport="queue")
-CONTENDERS: dict[str, Contender] = {OURS: ours, PEER: peer, TORCH: torch_itself, QUEUE: QUEUED}
+CONTENDERS: dict[str, Contender] = {OURS: ours, PEER: peer, TORCH: torch_itself, QUEUE: without_slots}
 
 # throughput -----------------------------------------------------------------------------------------------------------
 

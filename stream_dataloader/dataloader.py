@@ -27,7 +27,7 @@ from stream_dataloader._engine.progress import with_progress
 from stream_dataloader._engine.ranks.ranks import Ranks
 from stream_dataloader._engine.reading.deferred import Begun, Deferred, Turn
 from stream_dataloader._engine.reading.lists import SourceLists
-from stream_dataloader._engine.workers.settings import Transport, WorkerMethod, WorkerSettings, check_dataset
+from stream_dataloader._engine.workers.settings import WorkerMethod, WorkerSettings, check_dataset
 from stream_dataloader.batch import StreamBatch
 from stream_dataloader.dataset import StreamDataset
 from stream_dataloader.errors import StreamError
@@ -73,10 +73,6 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
             0 the wait for a worker has no limit, and the wait for a rank has the limit of torch.distributed's store.
         device: Move batches to this device. A CUDA device gets them one batch ahead of use, on a CUDA stream of the
             loader's own, from page-locked memory, with or without `pin_memory`. See also `to`.
-        transport: The way from workers to the main process. `"shared_memory"`: workers assemble batches in place, in
-            memory that is reused once no tensor, view or array over it is left (a process that you fork in between must
-            clone the data that it keeps). `"queue"`: workers send messages. `"auto"`: shared memory if the system
-            offers it, otherwise messages, with a warning.
         max_restarts: How often in an epoch a worker may die. New workers then continue after the last batch delivered,
             and no item is lost or read twice. If three workers die at the same place of a source, that is an error, or
             the source is skipped with the dataset's `on_error="skip"`.
@@ -98,8 +94,7 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
     Raises:
         TypeError: The dataset is not a `StreamDataset`, or an option is not the loader's; says where it belongs.
         ValueError: An option is out of range, needs workers and there are none, or conflicts with another.
-        RuntimeError: With the first `next`: the system has no shared memory, and `transport` requires it; or Ray is not
-            initialized.
+        RuntimeError: With the first `next`: Ray is not initialized.
         ImportError: `worker_method="ray"`, and Ray is not installed.
 
     Example:
@@ -122,7 +117,6 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
         worker_init_fn: Callable[[int], Any] | None = None,
         timeout: float = 0,
         device: torch.device | str | int | None = None,
-        transport: Transport = "auto",
         max_restarts: int = 0,
         virtual_ranks: int | None = None,
         rank: int | None = None,
@@ -151,7 +145,6 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
             worker_init_fn=worker_init_fn,
             timeout=timeout,
             pin_memory=pin_memory,
-            transport=transport,
             max_restarts=max_restarts,
             worker_method=worker_method,
             ray_remote_args=ray_remote_args,

@@ -120,7 +120,6 @@ _DEFAULTS: dict[str, Any] = {
     "worker_init_fn": None,
     "timeout": 0,
     "pin_memory": False,
-    "transport": "auto",
     "max_restarts": 0,
     "worker_method": "process",
 }

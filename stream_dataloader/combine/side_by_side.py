@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from stream_dataloader._engine import options
 from stream_dataloader._engine.loader.iteration import CollateFn
-from stream_dataloader._engine.workers.settings import Transport, WorkerMethod
+from stream_dataloader._engine.workers.settings import WorkerMethod
 from stream_dataloader.combine.dataset import SideBySide
 from stream_dataloader.combine.loader import JointLoader
 from stream_dataloader.dataloader import StreamDataLoader
@@ -35,7 +35,6 @@ class LoaderOptions(TypedDict, total=False):
     worker_init_fn: Callable[[int], Any] | None
     timeout: float
     device: torch.device | str | int | None
-    transport: Transport
     max_restarts: int
     virtual_ranks: int | None
     rank: int | None

@@ -4,6 +4,7 @@ import functools
 
 import pytest
 import torch
+from helpers import loader_of
 from worker_streams import Writing
 
 from stream_dataloader import StreamDataLoader, StreamDataset
@@ -20,22 +21,22 @@ def batches(open_stream, sources, workers=0, lanes=3, time_steps=5, **options):
 
 
 @pytest.mark.parametrize(
-    ("transport", "windows", "dtype", "mark_ends"),
+    ("messages", "windows", "dtype", "mark_ends"),
     [
-        ("shared_memory", "aligned", torch.int32, True),
-        ("shared_memory", "packed", torch.bfloat16, False),
-        ("queue", "aligned", torch.bfloat16, False),
-        ("queue", "packed", torch.int32, True),
+        (False, "aligned", torch.int32, True),
+        (False, "packed", torch.bfloat16, False),
+        (True, "aligned", torch.bfloat16, False),
+        (True, "packed", torch.int32, True),
     ],
 )
-def test_what_is_written_is_what_would_be_yielded(transport, windows, dtype, mark_ends):
+def test_what_is_written_is_what_would_be_yielded(messages, windows, dtype, mark_ends):
     assert isinstance(Writing(1), ReadsInto)
     lengths, written = [7, 0, 12, 1, 5, 6, 2], functools.partial(Writing, dtype=dtype)
     options = {"windows": windows, "mark_ends": mark_ends}
     expected = batches(lambda n: iter(written(n, may_be_iterated=True)), lengths, **options)
     for workers in WORKERS:
         dataset = StreamDataset(lengths, written, 3, time_steps=5, seed=0, **options)
-        found = list(StreamDataLoader(dataset, workers, transport=transport))
+        found = list(loader_of(dataset, workers, messages=messages))
         assert list(map(batch_key, found)) == list(map(batch_key, expected))
 
 

@@ -11,6 +11,7 @@ import sys
 import textwrap
 import warnings
 
+import helpers
 import numpy as np
 import pytest
 import torch
@@ -211,9 +212,9 @@ def test_the_transport_makes_no_difference(collate, seed, lengths, lanes, window
     options = {"windows": "given"} if windowed else {"time_steps": 3}
     dataset = StreamDataset(list(enumerate(lengths)), Varied(seed, alike, windowed), lanes, fill_value=0, **options)
 
-    def outcome(workers, transport):
+    def outcome(workers, messages):
         batches = []
-        loader = StreamDataLoader(dataset, workers, collate_fn=list if collate else None, transport=transport)
+        loader = helpers.loader_of(dataset, workers, collate_fn=list if collate else None, messages=messages)
         try:
             for batch in loader:
                 if collate:
@@ -226,7 +227,7 @@ def test_the_transport_makes_no_difference(collate, seed, lengths, lanes, window
             batches.append((type(error), error.lane, error.source_index, error.position))
         return batches
 
-    assert outcome(workers, "queue") == outcome(0, "auto") == outcome(workers, "shared_memory")
+    assert outcome(workers, True) == outcome(0, False) == outcome(workers, False)
 
 
 def kind_of(leaf):
@@ -259,7 +260,7 @@ def test_parts_and_whole_windows_of_one_loader_in_turn(options):
 
 @pytest.mark.parametrize("wrap", [np.asarray, lambda buffer: {"x": buffer, "name": "a"}], ids=["array", "dict"])
 @pytest.mark.parametrize(
-    "options", [{"transport": "queue"}, {}, {"worker_method": "thread", "prefetch_factor": 5}], ids=str
+    "options", [{"messages": True}, {}, {"worker_method": "thread", "prefetch_factor": 5}], ids=str
 )
 def test_windows_for_a_collate_fn_may_be_one_buffer(wrap, options):
     def windows(n):
@@ -271,7 +272,7 @@ def test_windows_for_a_collate_fn_may_be_one_buffer(wrap, options):
     def collate(windows):
         return [float((window["x"] if isinstance(window, dict) else window)[-1, -1]) for window in windows]
 
-    loader = StreamDataLoader(StreamDataset([1, 2], windows, 2), 2, collate, **options)
+    loader = helpers.loader_of(StreamDataset([1, 2], windows, 2), 2, collate, **options)
     assert list(loader) == [[100 + i, 200 + i] for i in range(60)]
 
 
@@ -299,7 +300,7 @@ SMALL_SHM = """
         system = os.statvfs("/dev/shm")
         fitting, ragged = ([30] * 6, 4, {}), ([30, 5, 5], 1, {"collate_fn": list})
         multiprocessing.set_forkserver_preload(["stream_dataloader"])
-        for lengths, time_steps, options in (fitting, ragged, ([30], 4, {"transport": "queue"})):
+        for lengths, time_steps, options in (fitting, ragged):
             dataset = StreamDataset(lengths, open_stream, 3, time_steps=time_steps, on_error="skip")
             kept = list(StreamDataLoader(dataset, 2, multiprocessing_context=sys.argv[1], **options))
             assert len(kept) >= 8, len(kept)
@@ -349,5 +350,3 @@ def test_without_shared_memory_it_is_the_queue_with_one_warning(monkeypatch, gro
     messages = [str(warning.message) for warning in caught]
     assert ["no shared memory" in message for message in messages if "multi-thr" not in message] == [True]
     assert ["sent through the message queue" in record.getMessage() for record in caplog.records] == [True]
-    with pytest.raises(RuntimeError, match=r"no shared memory.*transport"):
-        list(loader_of(transport="shared_memory", multiprocessing_context="fork"))

@@ -10,12 +10,13 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from helpers import loader_of
 
 from stream_dataloader import StreamDataLoader, StreamDataset, interleave
 from stream_dataloader.errors import ItemError
 from stream_dataloader.testing.resume import batch_key
 
-WAYS = [(0, "auto"), (2, "auto"), (2, "queue")]
+WAYS = [(0, False), (2, False), (2, True)]
 Pair = collections.namedtuple("Pair", "first second", defaults=(5,))
 
 
@@ -51,10 +52,10 @@ class Own(dict):
         super().__init__(b=number, a=2 * number)
 
 
-def batches(sources, workers=0, transport="auto", lanes=None, collate_fn=None, **options):
+def batches(sources, workers=0, messages=False, lanes=None, collate_fn=None, **options):
     given = {"time_steps": 2, **options}
     dataset = StreamDataset(range(len(sources)), lambda i: iter(sources[i]), lanes or len(sources), **given)
-    return list(StreamDataLoader(dataset, workers, collate_fn, transport=transport))
+    return list(loader_of(dataset, workers, collate_fn, messages=messages))
 
 
 def first_batch(items, workers=0, **options):
@@ -93,12 +94,12 @@ def test_leaves_that_cannot_be_stacked_come_as_lists(workers):
     assert batch.data == ([["a", "c"], ["b", None]], [[boxes, boxes], [[], None]], [[None, "x"], [{1}, None]])
 
 
-@pytest.mark.parametrize(("workers", "transport"), WAYS)
-def test_structures_are_rebuilt_of_their_fields(workers, transport):
+@pytest.mark.parametrize(("workers", "messages"), WAYS)
+def test_structures_are_rebuilt_of_their_fields(workers, messages):
     def item(i):
         return {"b": Pair(np.full(3, i), (i, "x")), "c": Checked(i), "a": Sample(torch.full((2,), float(i)), i)}
 
-    (batch,) = batches([[item(0), item(1)], [item(2), item(3)]], workers, transport)
+    (batch,) = batches([[item(0), item(1)], [item(2), item(3)]], workers, messages)
     pair, checked, sample = batch.data.values()
     assert list(batch.data) == ["b", "c", "a"]
     assert (type(pair), type(checked), type(sample)) == (Pair, Checked, Sample)
@@ -194,15 +195,15 @@ def test_which_worker_was_first_does_not_decide_what_fits():
     assert (caught.value.source_index, caught.value.worker_id) == (1, 1)
 
 
-@pytest.mark.parametrize(("workers", "transport"), WAYS)
-def test_streams_that_do_not_fit_are_named_by_their_sources_and_not_skipped(workers, transport):
+@pytest.mark.parametrize(("workers", "messages"), WAYS)
+def test_streams_that_do_not_fit_are_named_by_their_sources_and_not_skipped(workers, messages):
     channels = {"mono.wav": 1, "stereo.wav": 2}
     dataset = StreamDataset(
         list(channels), lambda path: [np.zeros(channels[path])] * 2, 2, time_steps=2, on_error="skip"
     )
     reason = r"source 1 \('stereo.wav'\).* beside the epoch's first \(source 0, 'mono.wav'\).*let open_stream raise"
     with pytest.raises(ItemError, match=reason) as caught:
-        list(StreamDataLoader(dataset, workers, transport=transport))
+        list(loader_of(dataset, workers, messages=messages))
     assert caught.value.source == "'stereo.wav'"
     for length in (2, 3):  # wherever in a window it starts
         with pytest.raises(ItemError):
@@ -235,10 +236,10 @@ ODD_TENSORS = {
 
 
 @pytest.mark.filterwarnings("ignore")  # torch's, of prototypes
-@pytest.mark.parametrize(("workers", "transport"), WAYS)
-def test_tensors_that_are_not_dense_are_objects(workers, transport):
+@pytest.mark.parametrize(("workers", "messages"), WAYS)
+def test_tensors_that_are_not_dense_are_objects(workers, messages):
     item = {name: make() for name, (make, _) in ODD_TENSORS.items()}
-    (batch,) = batches([[item, item], [item]], workers, transport)
+    (batch,) = batches([[item, item], [item]], workers, messages)
     for name, (make, plain) in ODD_TENSORS.items():
         cells = batch.data[name]
         assert [[cell if cell is None else plain(cell) for cell in row] for row in cells] == [
@@ -264,8 +265,8 @@ def test_objects_among_tensors_do_not_get_in_the_way_of_a_batch():
     assert half.data["graph"][0][0].is_sparse
 
 
-@pytest.mark.parametrize(("workers", "transport"), WAYS)
-def test_every_kind_of_dict_is_a_structure(workers, transport):
+@pytest.mark.parametrize(("workers", "messages"), WAYS)
+def test_every_kind_of_dict_is_a_structure(workers, messages):
     first = {
         "ordered": collections.OrderedDict(b=1, a=2),
         "default": collections.defaultdict(int, b=1, a=2),
@@ -273,7 +274,7 @@ def test_every_kind_of_dict_is_a_structure(workers, transport):
         "own": Own(1),
     }
     second = {name: dict(reversed(first[name].items())) for name in ("own", "default", "ordered", "count")}
-    (batch,) = batches([[first, second], [first]], workers, transport)
+    (batch,) = batches([[first, second], [first]], workers, messages)
     assert list(batch.data) == list(first)
     for name, value in batch.data.items():
         assert type(value) is dict
@@ -290,8 +291,8 @@ def test_keys_keep_the_order_of_the_first_item(collate_fn, first):
 
     sources = [first, [{"x": [1, 1], "y": 0}] * 3, [{"y": 0, "x": [1, 1]}] * 3]
     found = []
-    for workers, transport in [(0, "auto"), (3, "auto")] if collate_fn else [*WAYS, (3, "auto")]:
-        read = batches(sources, workers, transport, lanes=3, collate_fn=collate_fn)
+    for workers, messages in [(0, False), (3, False)] if collate_fn else [*WAYS, (3, False)]:
+        read = batches(sources, workers, messages, lanes=3, collate_fn=collate_fn)
         found.append([keys(batch) for batch in read])
     assert all(other == found[0] for other in found)
     assert collate_fn or found[0][0] == (["y", "x"] if first else ["x", "y"])
@@ -307,9 +308,9 @@ def test_an_item_that_cannot_be_looked_into_names_its_source():
     assert batch.data.tolist() == [[1], [2]]
 
 
-@pytest.mark.parametrize(("workers", "transport"), WAYS)
+@pytest.mark.parametrize(("workers", "messages"), WAYS)
 @pytest.mark.parametrize("windowed", [False, True])
-def test_each_leaf_can_have_its_own_fill_value(workers, transport, windowed):
+def test_each_leaf_can_have_its_own_fill_value(workers, messages, windowed):
     def item(length):
         image, target = torch.ones(length, 2), torch.ones(length, dtype=int)
         if not windowed:
@@ -319,7 +320,7 @@ def test_each_leaf_can_have_its_own_fill_value(workers, transport, windowed):
     fill = {"target": Pair(-100, {0: float("inf")}), "image": [7, 8]}
     sources = [[item(2)], [item(1)], [item(2)]] if windowed else [[item(1)] * 2, [item(1)], [item(1)] * 2]
     options = {"time_steps": None, "windows": "given"} if windowed else {"time_steps": 2}
-    last = batches(sources, workers, transport, lanes=2, fill_value=fill, **options)[-1]
+    last = batches(sources, workers, messages, lanes=2, fill_value=fill, **options)[-1]
     assert last.mask.tolist() == [[True, False], [True, False]]
     assert last.data["image"][:, 1].tolist() == [[7, 8], [7, 8]]
     assert last.data["target"].first[:, 1].tolist() == [-100, -100]
@@ -420,11 +421,11 @@ def test_a_dict_of_a_collate_fn_keeps_its_type_on_the_way_to_a_device():
 
 
 @pytest.mark.filterwarnings("ignore:Sparse invariant", "ignore:TypedStorage")  # torch: once a process, while unpickling
-@pytest.mark.parametrize(("workers", "transport"), WAYS)
-def test_windows_go_to_a_collate_fn_as_they_are(workers, transport):
+@pytest.mark.parametrize(("workers", "messages"), WAYS)
+def test_windows_go_to_a_collate_fn_as_they_are(workers, messages):
     window = collections.OrderedDict(b=np.arange(2), a=Own(1), graph=torch.eye(2).to_sparse(), q=quantized())
     (((read,), (again,)),) = batches(
-        [[[window]], [[dict(window)]]], workers, transport, collate_fn=list, time_steps=None, lanes=2
+        [[[window]], [[dict(window)]]], workers, messages, collate_fn=list, time_steps=None, lanes=2
     )
     assert (type(read), type(again), type(read["a"])) == (collections.OrderedDict, dict, Own)
     assert list(read) == list(again) == list(window)

@@ -35,10 +35,8 @@ WRONG_VALUES = [
     {"persistent_workers": True},
     {"timeout": -1},
     {"device": "cudaa"},
-    {"transport": None},
     {**THREAD, "max_restarts": 2},
     {**THREAD, "multiprocessing_context": "fork"},
-    {**THREAD, "transport": "queue"},
     {**ONE, "worker_method": "threads"},
 ]
 WRONG_TYPES = [

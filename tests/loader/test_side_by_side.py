@@ -281,7 +281,7 @@ def test_it_is_a_loader_with_stats_and_a_progress_bar(monkeypatch):
     assert (stats.setup.lanes, len(stats.workers)) == (6, 3)  # a worker of each member
 
 
-@pytest.mark.parametrize("options", [{}, {"transport": "queue"}, {"worker_method": "thread"}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"worker_method": "thread"}], ids=str)
 @pytest.mark.parametrize(("mode", "num_workers"), [("zeros", 3), ("drop", [1, 0, 2])])
 def test_a_member_that_has_ended_is_padded_whoever_reads_it(options, mode, num_workers):
     assert windows_of(three(mode).loader(num_workers, **options)) == windows_of(three(mode).loader())

@@ -8,7 +8,7 @@ import contextlib
 import numpy as np
 import pytest
 import torch
-from helpers import START_METHODS
+from helpers import START_METHODS, loader_of
 from kinds_of_loaders import KINDS
 
 from stream_dataloader import LaneBatchSampler, StreamDataLoader, StreamDataset, recurrent
@@ -87,7 +87,7 @@ WAYS = {
     "here": {},
     **{f"workers, {p if isinstance(p, str) else p.values[0]}": (2, p) for p in START_METHODS if isinstance(p, str)},
     "threads": {"num_workers": 2, "worker_method": "thread"},
-    "queue": {"num_workers": 2, "transport": "queue"},
+    "queue": {"num_workers": 2, "messages": True},
     "kept": {"num_workers": 2, "persistent_workers": True},
 }
 
@@ -97,9 +97,9 @@ def test_what_a_batch_makes_is_the_same(way, other):
     options = WAYS[way]
     if isinstance(options, tuple):
         options = {"num_workers": options[0], "multiprocessing_context": options[1]}
-    expected = [fields_of(batch) for batch in StreamDataLoader(made(), **options)]
+    expected = [fields_of(batch) for batch in loader_of(made(), **options)]
     with other():
-        assert [fields_of(batch) for batch in StreamDataLoader(made(), **options)] == expected
+        assert [fields_of(batch) for batch in loader_of(made(), **options)] == expected
 
 
 def torch_numbers(length):

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 PROGRAM = """
-import os, pathlib, sys, threading, time
+import dataclasses, os, pathlib, sys, threading, time
 import numpy as np
 import torch
 from stream_dataloader import StreamDataLoader, StreamDataset, stores
@@ -56,7 +56,11 @@ def noise_for_ever():
 def check(**options):
     open_stream = options.pop("open_stream", Noisy())
     dataset = StreamDataset(LENGTHS, open_stream, 2, time_steps=2, seed=0)
+    messages = options.pop("messages", False)
     loader = StreamDataLoader(dataset, timeout=60, **options)
+    if messages:
+        starter = loader._starter
+        starter.renew(dataclasses.replace(starter._work.settings, uses_slots=False))
     for epoch in range(1 + options.get('persistent_workers', False)):
         items = []
         for batch in loader:
@@ -74,7 +78,7 @@ def run():
     for method in METHODS:
         check(num_workers=2, multiprocessing_context=method, open_stream=Noisy(torch.ones))
         check(num_workers=2, multiprocessing_context=method, persistent_workers=True)
-        check(num_workers=2, multiprocessing_context=method, transport="queue", open_stream=Noisy(torch.ones))
+        check(num_workers=2, multiprocessing_context=method, messages=True, open_stream=Noisy(torch.ones))
     check(num_workers=2, multiprocessing_context="fork", max_restarts=1, open_stream=killing)
     assert os.path.exists("died")
     for workers in (0, 2):

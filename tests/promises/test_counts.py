@@ -10,7 +10,7 @@ from typing import NamedTuple
 import pytest
 import torch
 from cases import cases, ways
-from helpers import declared, random_cases
+from helpers import declared, loader_of, random_cases
 from hypothesis import given
 from hypothesis import strategies as st
 from ledger import ITEM_BYTES, Counted, Ledger
@@ -75,10 +75,10 @@ def check_workers(stats, ledger, epochs, retried, workers):
     ways(),
     st.integers(0, 3),
     st.sampled_from([None, "skip", "retry"]),
-    st.sampled_from(["auto", "queue"]),
+    st.booleans(),
 )
 @pytest.mark.filterwarnings("ignore:num_workers is", "ignore:skipped the rest of a stream:RuntimeWarning")
-def test_numbers_are_the_factorys_own(case, way, apart, fault, transport):
+def test_numbers_are_the_factorys_own(case, way, apart, fault, messages):
     case.mark_ends = False  # which takes an item ahead
     broken = {} if fault is None else {0: (case.lengths[0] // 2, 1 if fault == "retry" else 99)}
     retries = 1 if fault == "retry" else 0
@@ -86,7 +86,7 @@ def test_numbers_are_the_factorys_own(case, way, apart, fault, transport):
         ledger = Ledger(Path(folder) / "ledger")
         dataset = case.dataset(open_stream=Counted(ledger, broken), on_error="skip", retries=retries)
         in_processes = "num_workers" in way and "worker_method" not in way
-        loader = StreamDataLoader(dataset, transport=transport if in_processes else "auto", **way)
+        loader = loader_of(dataset, messages=messages and in_processes, **way)
         batches, before = [], None
         for _ in range(2):
             for batch in loader:
@@ -102,7 +102,7 @@ def test_numbers_are_the_factorys_own(case, way, apart, fault, transport):
         assert stats.restarts == stats.copies == 0
         if min(case.lengths) and not broken:
             assert stats.begun == sum(batch.is_first.sum().item() for batch in batches) <= len(opened)
-        if in_processes and transport == "queue":
+        if in_processes and messages:
             assert stats.sent == sum(worker.steps for worker in stats.workers)
         if before is not None:
             since = stats - before

@@ -6,7 +6,7 @@ import random
 import numpy as np
 import pytest
 import torch
-from helpers import START_METHODS, declared
+from helpers import START_METHODS, declared, loader_of
 from kinds_of_loaders import Counted
 from torch.utils.data import DataLoader
 from worker_streams import few, kill_self
@@ -72,7 +72,7 @@ LOADERS = {
     "PyTorch's recipe": {"worker_init_fn": seed_worker},
     "kept": {"persistent_workers": True},
     "kept, with the recipe": {"persistent_workers": True, "worker_init_fn": seed_worker},
-    "queue": {"transport": "queue"},
+    "queue": {"messages": True},
     "threads": {"worker_method": "thread"},
     "n batches": {"batches_per_epoch": 3},
     "n batches, kept": {"batches_per_epoch": 3, "persistent_workers": True},
@@ -82,7 +82,7 @@ LOADERS = {
 @pytest.mark.parametrize("kind", LOADERS)
 def test_no_draw_comes_twice_in_epochs_and_workers(kind):
     own = dataset(padding_mode="cycle") if "batches" in kind else dataset()
-    loader = StreamDataLoader(own, 2, **LOADERS[kind])
+    loader = loader_of(own, 2, **LOADERS[kind])
     check_no_draw_twice([drawn(loader) for _ in range(4)])
 
 
@@ -162,7 +162,7 @@ def test_seeded_draws_are_the_same_for_any_workers_lanes_and_windows():
 
 SEEDED_KINDS = {
     "kept": {"persistent_workers": True},
-    "queue": {"transport": "queue"},
+    "queue": {"messages": True},
     "the recipe": {"worker_init_fn": seed_worker},
     "forkserver": {"multiprocessing_context": "forkserver"},
 }
@@ -171,7 +171,7 @@ SEEDED_KINDS = {
 @pytest.mark.parametrize("kind", SEEDED_KINDS)
 def test_seeded_draws_are_the_same_in_any_worker(kind):
     options = {"seed_globals": True, "mark_ends": True, "windows": "packed", "lookahead": 2}
-    loader = StreamDataLoader(dataset(drawing_early, **options), 2, **SEEDED_KINDS[kind])
+    loader = loader_of(dataset(drawing_early, **options), 2, **SEEDED_KINDS[kind])
     here = StreamDataLoader(dataset(**options))
     for _ in range(2):
         assert drawn(loader) == drawn(here)

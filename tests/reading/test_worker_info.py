@@ -4,7 +4,7 @@ import threading
 from collections import Counter
 
 import pytest
-from helpers import START_METHODS
+from helpers import START_METHODS, loader_of
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from stream_dataloader import Sections, StreamDataLoader, StreamDataset, get_stream_info, streams
@@ -43,7 +43,7 @@ def in_a_thread(length):
 LOADERS = {
     "workers": {},
     "kept": {"persistent_workers": True},
-    "queue": {"transport": "queue"},
+    "queue": {"messages": True},
     "threads": {"worker_method": "thread"},
     "live": {},
 }
@@ -55,7 +55,7 @@ LOADERS = {
 def test_streams_that_shard_themselves_lose_nothing(kind, factory):
     factory = streams.live(factory, 1.0) if kind == "live" else factory
     dataset = StreamDataset(LENGTHS, factory, 4, time_steps=2, seed=0, shuffle=True, deterministic=kind != "live")
-    loader = StreamDataLoader(dataset, 2, **LOADERS[kind])
+    loader = loader_of(dataset, 2, **LOADERS[kind])
     for _ in range(2):
         check_whole(loader)
 

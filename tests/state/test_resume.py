@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from cases import Case, Counting, cases, key, keys
-from helpers import random_cases
+from helpers import loader_of, random_cases
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -60,7 +60,7 @@ KINDS = {
     "windows": (ragged_windows, {"windows": "given"}, {}),
     "collated windows": (ragged_windows, {}, {"collate_fn": list}),
     "kept workers": (Counting(), {"time_steps": 2}, {"persistent_workers": True}),
-    "queue": (Counting(), {"time_steps": 2}, {"transport": "queue"}),
+    "queue": (Counting(), {"time_steps": 2}, {"messages": True}),
     "known lengths": (Counting(), {"time_steps": 2, "lengths": CASE.lengths, "schedule": "balanced"}, {}),
     "skipping": (failing, {"time_steps": 2, "on_error": "skip"}, {}),
 }
@@ -73,7 +73,7 @@ def test_every_kind_of_loader_resumes(kind):
 
     def make_loader(workers):
         dataset = StreamDataset(list(enumerate(CASE.lengths)), open_stream, 4, shuffle=True, seed=1, **rest)
-        return StreamDataLoader(dataset, workers, **(options if workers or "collate_fn" in options else {}))
+        return loader_of(dataset, workers, **(options if workers or "collate_fn" in options else {}))
 
     check_resume(make_loader, num_workers=(2, 0) if options else (0,), epochs=1 if options else 2)
 

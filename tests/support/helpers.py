@@ -1,5 +1,6 @@
 """What many tests need: how many random cases to run, and the batches of a loader as plain lists."""
 
+import dataclasses
 import inspect
 import json
 import os
@@ -45,7 +46,7 @@ def times(full, quick):
 def make_loader(*args, **options):
     own = {name: value for name, value in options.items() if name not in inspect.signature(StreamDataset).parameters}
     dataset = StreamDataset(*args, **{name: value for name, value in options.items() if name not in own})
-    return StreamDataLoader(dataset, **own)
+    return loader_of(dataset, **own)
 
 
 def read(stream):
@@ -54,6 +55,15 @@ def read(stream):
     finally:
         if callable(close := getattr(stream, "close", None)):
             close()
+
+
+def loader_of(*args, messages=False, **options):
+    """A loader. With `messages`, its workers send all data in messages, as where there is no shared memory."""
+    loader = StreamDataLoader(*args, **options)
+    if messages:
+        starter = loader._starter
+        starter.renew(dataclasses.replace(starter._work.settings, uses_slots=False))
+    return loader
 
 
 def declared(factory, *, early=True):

@@ -34,7 +34,6 @@ PLACES = (
     SharedFile.locked.__wrapped__,
     SharedFile._acquire,
 )
-TRANSPORTS = ("shared_memory", "queue")
 
 
 def lines_of(function):
@@ -42,13 +41,13 @@ def lines_of(function):
 
 
 def lines():
-    """Parameters for all lines of all places; the quick run has the last of each, in one transport or another."""
+    """Parameters for all lines of all places; the quick run has the last of each, with messages or without."""
     for place, function in enumerate(PLACES):
         for number, line in enumerate(found := lines_of(function)):
-            for transport in TRANSPORTS:
-                marks = () if line == found[-1] and transport == TRANSPORTS[place % 2] else pytest.mark.slow
-                name = f"{function.__qualname__}-{number}-{transport}"
-                yield pytest.param(function, line, transport, id=name, marks=marks)
+            for messages in (False, True):
+                marks = () if line == found[-1] and messages == bool(place % 2) else pytest.mark.slow
+                name = f"{function.__qualname__}-{number}-{'messages' if messages else 'slots'}"
+                yield pytest.param(function, line, messages, id=name, marks=marks)
 
 
 class EndsAt:
@@ -77,12 +76,10 @@ class EndsAt:
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize(("function", "line", "transport"), list(lines()))
-def test_a_worker_that_is_killed_at_any_line_between_processes_keeps_nobody_waiting(
-    function, line, transport, tmp_path
-):
+@pytest.mark.parametrize(("function", "line", "messages"), list(lines()))
+def test_a_worker_that_is_killed_at_any_line_between_processes_keeps_nobody_waiting(function, line, messages, tmp_path):
     def loader(open_stream, workers, **options):
-        return make_loader(range(6), open_stream, 3, time_steps=2, num_workers=workers, transport=transport, **options)
+        return make_loader(range(6), open_stream, 3, time_steps=2, num_workers=workers, messages=messages, **options)
 
     expected = keys(loader(plain, 0))
     assert keys(loader(EndsAt(tmp_path / "again", function, line), 2, max_restarts=1)) == expected

@@ -10,7 +10,7 @@ import time
 
 import pytest
 from cases import Case, cells, key, keys
-from helpers import FOREVER, declared, make_loader
+from helpers import FOREVER, declared, loader_of, make_loader
 from worker_streams import acting, few, hang, kill_self, raising
 
 from stream_dataloader import StreamDataLoader, StreamDataset, errors, get_stream_info, streams
@@ -24,11 +24,11 @@ CASE = Case([14, 0, 19, 12, 2, 17, 1, 13, 5, 18, 16, 9], lanes=5, time_steps=2, 
 
 
 @pytest.mark.filterwarnings("ignore:.*between two epochs")  # the last death may come after the last batch
-@pytest.mark.parametrize(("transport", "persistent"), [("shared_memory", True), ("queue", False)])
-def test_new_workers_go_on_bit_for_bit(transport, persistent, caplog):
+@pytest.mark.parametrize(("messages", "persistent"), [(False, True), (True, False)])
+def test_new_workers_go_on_bit_for_bit(messages, persistent, caplog):
     expected = keys(StreamDataLoader(CASE.dataset()))
-    options = {"transport": transport, "persistent_workers": persistent}
-    loader = StreamDataLoader(CASE.dataset(), 3, max_restarts=3, **options)
+    options = {"messages": messages, "persistent_workers": persistent}
+    loader = loader_of(CASE.dataset(), 3, max_restarts=3, **options)
     found = []
     for batch in loader:
         found.append(key(batch))

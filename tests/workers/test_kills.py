@@ -14,7 +14,7 @@ import time
 import numpy as np
 import pytest
 from cases import key, keys
-from helpers import times
+from helpers import loader_of, times
 
 from stream_dataloader import StreamDataLoader, StreamDataset
 from stream_dataloader.errors import WorkerDeathError
@@ -77,13 +77,13 @@ def test_random_kills_lose_and_double_nothing_and_keep_nobody_waiting(method, co
         while killed < KILLS:
             options = {
                 "persistent_workers": rng.random() < 0.3,
-                "transport": rng.choice(["auto", "queue"]),
+                "messages": rng.random() < 0.5,
                 "prefetch_factor": rng.choice([1, 2, 5]),
             }
             dataset = StreamDataset(range(15), jittery, 4, time_steps=2, shuffle=True, seed=1)
             expected = keys(StreamDataLoader(dataset))
             dataset.set_epoch(0)
-            loader = StreamDataLoader(
+            loader = loader_of(
                 dataset, rng.randint(1, 3), multiprocessing_context=method, max_restarts=10_000, **options
             )
             try:

@@ -105,6 +105,6 @@ def test_a_fast_worker_does_not_run_away_from_a_slow_one():
             yield np.array([source, i])
 
     dataset = StreamDataset([0, 1], open_stream, 2, time_steps=1, deterministic=False)
-    loader = StreamDataLoader(dataset, 2, multiprocessing_context="fork", transport="shared_memory")
+    loader = StreamDataLoader(dataset, 2, multiprocessing_context="fork")
     for batch in itertools.islice(loader, 50):
         assert read[0] < batch.batch_index + 1000

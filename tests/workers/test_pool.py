@@ -9,7 +9,7 @@ import time
 import numpy as np
 import pytest
 from cases import Case, keys
-from helpers import PATIENCE, START_METHODS, make_loader, soon
+from helpers import PATIENCE, START_METHODS, loader_of, make_loader, soon
 
 from stream_dataloader import StreamDataLoader, StreamDataset
 from stream_dataloader.errors import WorkerDeathError
@@ -77,8 +77,8 @@ def test_messages_of_all_sizes_arrive_in_order(size, method):
         for i in range(12):
             yield np.full(size + i % 3, (n + i) % 251, np.uint8)  # of no one shape, so they are sent
 
-    options = {"transport": "queue", "multiprocessing_context": method}
-    loader = StreamDataLoader(StreamDataset(range(3), read, 3), 3, collate_fn=list, **options)
+    options = {"messages": True, "multiprocessing_context": method}
+    loader = loader_of(StreamDataset(range(3), read, 3), 3, collate_fn=list, **options)
     for step, windows in enumerate(loader):
         assert [(len(window), int(window[0])) for window in windows] == [
             (size + step % 3, (n + step) % 251) for n in range(3)

@@ -251,7 +251,7 @@ if __name__ == "__main__":
 def test_a_killed_main_process_leaves_no_folder(method, tmp_path):
     temporary = pathlib.Path(tempfile.mkdtemp())  # not in tmp_path: sockets lie there, whose paths must be short
     script = f"""
-import os, signal
+import dataclasses, os, signal
 import numpy as np
 from stream_dataloader import StreamDataLoader, StreamDataset
 
@@ -261,7 +261,10 @@ def read(n):
 
 if __name__ == "__main__":
     dataset = StreamDataset(range(2), read, 2, time_steps=1)
-    for batch in StreamDataLoader(dataset, 2, transport="queue", multiprocessing_context={method!r}):
+    loader = StreamDataLoader(dataset, 2, multiprocessing_context={method!r})
+    starter = loader._starter
+    starter.renew(dataclasses.replace(starter._work.settings, uses_slots=False))
+    for batch in loader:
         if batch.batch_index == 2:
             print(os.listdir(os.environ["TMPDIR"]), flush=True)
             os.kill(os.getpid(), signal.SIGKILL)

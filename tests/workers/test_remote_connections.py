@@ -155,7 +155,6 @@ def test_a_token_of_other_workers_does_not_let_in(mail):
     ("options", "error", "text"),
     [
         ({"multiprocessing_context": "spawn"}, ValueError, 'multiprocessing_context is .* worker_method="ray"'),
-        ({"transport": "queue"}, ValueError, "transport .* leave it out"),
         ({"ray_remote_args": {"max_retries": 3}}, ValueError, "max_retries, which the loader sets itself"),
         ({"ray_remote_args": 2}, TypeError, "must be a dict"),
         ({"ray_remote_args": {"num_cpus": 1}, "worker_method": "thread"}, ValueError, 'needs worker_method="ray"'),

@@ -37,11 +37,9 @@ def wait_for_the_end_of_workers():
 
 def test_without_slots_batches_are_the_same(monkeypatch):
     monkeypatch.setattr(pool, "SlotPool", lambda *_: raising(OSError, "no room")())
-    with pytest.warns(RuntimeWarning, match="no shared memory for batches .no room."):
+    with pytest.warns(RuntimeWarning, match="no shared memory for batches .no room..*new memory each time"):
         batches = list(by_threads(CASE.dataset(), 3))
     assert keys(batches) == keys(StreamDataLoader(CASE.dataset()))
-    with pytest.raises(RuntimeError, match="new memory each time"):
-        next(iter(by_threads(CASE.dataset(), 3, transport="shared_memory")))
 
 
 # The life of threads

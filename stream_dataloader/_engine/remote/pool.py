@@ -39,7 +39,7 @@ class RayPool(Pool):
     def __init__(self, work: Assignment) -> None:
         _ray()
         super().__init__(work)
-        self._transport = "queue"  # no shared memory
+        self._uses_slots = False  # another machine has no shared memory
 
     def _start_workers(self, begin: Begin) -> None:
         check_initialized()

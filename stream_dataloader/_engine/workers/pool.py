@@ -58,7 +58,7 @@ class Pool:
         self._prefetch = settings.batches_ahead
         # For each reader: messages that wait, one that is in use, and one that is being filled.
         self._messages = self._prefetch + 2
-        self._transport = settings.transport
+        self._uses_slots = settings.uses_slots
         self._device: torch.device | None = None
         self._context: Any = None
         self._ending: Ending | None = None
@@ -76,11 +76,7 @@ class Pool:
         self._rows = Rows(self.work.dataset._rules, shared=shared) if several else None
 
     def start(self, start: Start, recovery: Recovery) -> Session:
-        """Start an iteration at a place; the one before must be closed.
-
-        Raises:
-            RuntimeError: There is no memory for slots, and the user asked for `transport="shared_memory"`.
-        """
+        """Start an iteration at a place; the one before must be closed."""
         if self._processes and multiprocessing.current_process().daemon:
             raise WorkerError(
                 "this process is daemonic, like those of multiprocessing.Pool and the workers of torch's DataLoader, "
@@ -233,7 +229,7 @@ class Pool:
 
     def _ready_slots(self) -> SlotPool | None:
         """Return the slots that workers share, made now if needed; None if there can be none."""
-        if self.leases is None and self._transport != "queue":
+        if self.leases is None and self._uses_slots:
             pin_memory, lanes = self.work.settings.pin_memory, self.work.readers[-1].lanes.stop
             try:
                 self.leases = SlotLeases(SlotPool(lanes, self._messages), pin_memory=pin_memory)
@@ -246,11 +242,8 @@ class Pool:
     def _do_without(self, reason: object) -> None:
         otherwise = "assembled in new memory each time" if self._threads else "sent through the message queue"
         problem = f"there is no shared memory for batches ({reason})"
-        if self._transport == "shared_memory":
-            raise RuntimeError(f'{problem}; with transport="auto" they are {otherwise}')
-        text = f"{problem}; they are {otherwise}, which is slower"
-        warn(text, 6)
-        self._transport = "queue"
+        warn(f"{problem}; they are {otherwise}, which is slower", 6)
+        self._uses_slots = False
 
     def slot(self, leases: SlotLeases | None, session: int, step: int) -> Slot | None:
         """Return the slot of a step that all workers of a session are done with, if any."""
@@ -259,7 +252,7 @@ class Pool:
         copies = leases.copies
         slot = leases.lease(session, step)
         self.work.counts.totals["copies"] += leases.copies - copies
-        if slot is None and leases.pool.refused and self._transport != "queue":
+        if slot is None and leases.pool.refused and self._uses_slots:
             self._do_without("it could not be made large enough")
         return slot
 

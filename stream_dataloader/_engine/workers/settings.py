@@ -11,7 +11,6 @@ from stream_dataloader._engine import options
 from stream_dataloader.dataset import StreamDataset
 from stream_dataloader.errors import shorten
 
-Transport = Literal["auto", "shared_memory", "queue"]
 WorkerMethod = Literal["process", "thread", "ray"]
 
 #: Options of a task that the loader sets: it restarts workers itself.
@@ -20,7 +19,12 @@ _OWN_RAY_ARGS = {"max_retries", "num_returns", "retry_exceptions"}
 
 @dataclass(frozen=True)
 class WorkerSettings:
-    """Options of a `StreamDataLoader` for its workers; see there."""
+    """Options of a `StreamDataLoader` for its workers; see there.
+
+    Attributes:
+        uses_slots: Whether workers write to shared memory. Without it they send messages, as they must where the system
+            has no shared memory; tests set it so.
+    """
 
     num_workers: int
     prefetch_factor: int | None
@@ -29,10 +33,10 @@ class WorkerSettings:
     worker_init_fn: Callable[[int], Any] | None
     timeout: float
     pin_memory: bool
-    transport: Transport
     max_restarts: int
     worker_method: WorkerMethod
     ray_remote_args: Mapping[str, Any] | None = None
+    uses_slots: bool = True
 
     @property
     def batches_ahead(self) -> int:
@@ -41,7 +45,6 @@ class WorkerSettings:
 
     def __post_init__(self) -> None:
         options.choice("worker_method", self.worker_method, WorkerMethod)
-        options.choice("transport", self.transport, Transport)
         options.check_context(self.multiprocessing_context)
         if self.worker_init_fn is not None:
             options.check_callable("worker_init_fn", self.worker_init_fn, "a function of the worker's id, or None")
@@ -70,16 +73,11 @@ class WorkerSettings:
         ):
             if (given := getattr(self, name)) != default:
                 raise ValueError(f'{name} is {shorten(given)}, and worker_method="thread" {why}; leave it out')
-        if self.transport == "queue":
-            raise ValueError('transport is "queue", a way between processes, and worker_method="thread" starts none')
 
     def _check_for_ray(self) -> None:
-        for name, default, why in (
-            ("multiprocessing_context", None, "starts tasks of Ray"),
-            ("transport", "auto", "sends batches over the network"),
-        ):
-            if (given := getattr(self, name)) != default:
-                raise ValueError(f'{name} is {shorten(given)}, and worker_method="ray" {why}; leave it out')
+        if (context := self.multiprocessing_context) is not None:
+            what = f"multiprocessing_context is {shorten(context)}"
+            raise ValueError(f'{what}, and worker_method="ray" starts tasks of Ray; leave it out')
         given = self.ray_remote_args
         if given is not None and not isinstance(given, Mapping):
             raise TypeError(

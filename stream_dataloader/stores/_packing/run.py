@@ -138,7 +138,6 @@ class Run:
                     "persistent_workers": True,
                     "multiprocessing_context": context,
                     "max_restarts": _MOST_RESTARTS,
-                    "transport": "queue",
                 }
             loader = StreamDataLoader(dataset, workers, list, rank=0, world_size=1, **options)
             try:
