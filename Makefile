@@ -55,4 +55,4 @@ bench:  ## all benchmarks, a quick look, compared with the one before; the figur
 docs:  ## the site, in site/, without network: fails on a link that leads nowhere and a docstring that cannot be read
 	$(BIN)/pip install -q -c constraints.txt -e '.[docs]'
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
-	$(BIN)/python -m pytest -q --full tests/pages/test_pages.py -k site
+	STREAM_DATALOADER_SITE=site $(BIN)/python -m pytest -q --full tests/pages/test_pages.py -k site

@@ -27,7 +27,7 @@ from contextlib import suppress
 import pytest
 import torch
 from file_server import serving
-from helpers import random_cases, soon
+from helpers import FULL, random_cases, soon
 from huge_pages import use_huge_pages
 from hypothesis import HealthCheck, settings
 from ledger import Ledger
@@ -35,6 +35,7 @@ from skips import judge_skip
 
 from stream_dataloader import visualize
 from stream_dataloader._engine.memory.shared_memory import BLOCKS
+from stream_dataloader.testing import streams as contract
 
 #: What tests share is found by the programs they start, too; as `pythonpath` in pyproject.toml is for tests.
 SHARED = [str(pathlib.Path(__file__).parent / folder) for folder in ("support", "ranks", "streams")]
@@ -51,6 +52,9 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 settings.load_profile("default")
+
+if not FULL:
+    contract._PLACES = 3  # of dozens of formats and stores; the first, one inside, the last and the end are among them
 
 
 def pytest_addoption(parser):
@@ -216,19 +220,22 @@ def ledger(tmp_path):
 
 @pytest.fixture(scope="session")
 def programs(tmp_path_factory):
-    """Runs a program, a file or its text, in a process of its own: what `subprocess.run` returns, and much sooner."""
+    """Runs a program, a file or its text, in a process of its own: what `subprocess.run` returns, and much sooner.
+
+    `alone`: it may send signals to its group of processes.
+    """
     command = [sys.executable, pathlib.Path(__file__).parent / "support" / "run_programs.py"]
     given = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUTF8": "1"}
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=given) as process:
 
-        def run(program, *arguments, flags=(), **environment):
+        def run(program, *arguments, flags=(), alone=False, **environment):
             folder = tmp_path_factory.mktemp("program")
             output, errors = folder / "output", folder / "errors"
             if isinstance(program, str):
                 (folder / "program.py").write_text(program, encoding="utf-8")
                 program = folder / "program.py"
             command = list(map(str, [program, *arguments]))
-            asked = str(output), str(errors), command, str(folder), flags, environment
+            asked = str(output), str(errors), alone, command, str(folder), flags, environment
             print(json.dumps(asked), file=process.stdin, flush=True)
             status = int(process.stdout.readline())
             return subprocess.CompletedProcess(command, status, output.read_text("utf-8"), errors.read_text("utf-8"))

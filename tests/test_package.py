@@ -175,13 +175,13 @@ def test_all_names_are_sorted_and_documented(module):
         assert getattr(package, name).__doc__
 
 
-def test_importing_the_package_loads_no_room_and_no_library_that_is_not_needed():
+def test_importing_the_package_loads_no_room_and_no_library_that_is_not_needed(programs):
     code = (
         "import sys, stream_dataloader.streams; print('stream_dataloader.stores' in sys.modules);"
         "import stream_dataloader.cli.main; print([m for m in ('av', 'cv2', 'tensordict') if m in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "False\n[]\n"
+    done = programs(code)
+    assert done.stdout == "False\n[]\n", done.stderr
 
 
 WITHOUT_DISTRIBUTED = """

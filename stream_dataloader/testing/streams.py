@@ -244,13 +244,14 @@ class StreamContract:
 
 
 _NOTHING = object()
+_PLACES = 12  # about as many of the first items and of the others are begun at
 
 
 def _places(open_stream: Open, sources: Sequence[Any]) -> Iterator[tuple[Any, list[Any], int]]:
     """Yield each source, its items, and an item to start at: the first few, some more, and the end."""
     for source in sources:
         items = items_of(open_stream(source))
-        places = {*range(min(len(items), 12)), *range(0, len(items), 1 + len(items) // 12), len(items)}
+        places = {*range(min(len(items), _PLACES)), *range(0, len(items), 1 + len(items) // _PLACES), len(items)}
         yield from ((source, items, place) for place in sorted(places))
 
 

@@ -67,7 +67,7 @@ def draws_of(mixture, dataset):
     return {(source, p): times for source, times in drawn.items() for p in range(mixture.lengths[source])}
 
 
-@random_cases(2000)
+@random_cases(2000, 40)
 @given(mixtures(), st.integers(1, 12))
 def test_batches_in_process_are_those_of_the_serial_model(mixture, steps):
     endless, known = mixture.padding_mode == "cycle", None not in mixture.cut[: len(mixture.lists)]
@@ -231,7 +231,7 @@ def test_lengths_of_some_make_the_same_batches_with_workers(cut):
 # Resume
 
 
-@random_cases(60, quick=6)
+@random_cases(60, quick=4)
 @given(mixtures())
 def test_any_state_resumes(mixture):
     assume(any(mixture.lengths))

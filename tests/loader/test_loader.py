@@ -6,8 +6,6 @@ import itertools
 import multiprocessing
 import os
 import signal
-import subprocess
-import sys
 import textwrap
 import threading
 import time
@@ -17,7 +15,7 @@ import psutil
 import pytest
 import torch
 from cases import Case, key, keys
-from helpers import FOREVER, FULL, PATIENCE, START_METHODS, check_interrupted, declared, soon, times
+from helpers import FOREVER, FULL, PATIENCE, START_METHODS, declared, soon, times
 
 from stream_dataloader import StreamDataLoader, StreamDataset, get_stream_info
 from stream_dataloader.errors import WorkerError
@@ -230,10 +228,11 @@ INTERRUPTED = """
 
 @pytest.mark.parametrize("stuck", [pytest.param([], marks=pytest.mark.slow), ["stuck"]])
 @pytest.mark.parametrize("options", ["", ', worker_method="thread"'])
-def test_ctrl_c_ends_at_once_without_a_word_from_the_workers(options, stuck, tmp_path):
-    script = tmp_path / "train.py"
-    script.write_text(textwrap.dedent(INTERRUPTED).replace("OPTIONS", options))
-    check_interrupted([sys.executable, script, *stuck])
+def test_ctrl_c_ends_at_once_without_a_word_from_the_workers(options, stuck, programs):
+    done = programs(textwrap.dedent(INTERRUPTED).replace("OPTIONS", options), *stuck, alone=True)
+    assert done.returncode == 128 + signal.SIGINT
+    assert done.stderr.count("Traceback") == 1
+    assert done.stderr.rstrip().endswith("KeyboardInterrupt")
 
 
 ORPHANED = """
@@ -261,11 +260,10 @@ def is_there(pid):
 
 
 @pytest.mark.parametrize("method", START_METHODS)
-def test_workers_end_when_the_main_process_is_killed(method, tmp_path):
-    script = tmp_path / "train.py"
-    script.write_text(textwrap.dedent(ORPHANED))
-    with subprocess.Popen([sys.executable, script, method], stdout=subprocess.PIPE, text=True) as process:
-        pids = [int(pid) for pid in process.stdout.readline().split()]
+def test_workers_end_when_the_main_process_is_killed(method, programs):
+    done = programs(textwrap.dedent(ORPHANED), method)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    pids = [int(pid) for pid in done.stdout.split()]
     assert len(set(pids)) == 2
     assert soon(lambda: not any(map(is_there, pids)))
 

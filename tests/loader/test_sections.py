@@ -142,7 +142,7 @@ def test_batches_are_those_of_the_serial_model(case, steps):
         assert len(check_epoch(loader, case, epoch)) == count
 
 
-@random_cases(40, quick=4)
+@random_cases(40, quick=2)
 @given(cut_cases())
 def test_it_resumes_exactly_in_the_middle_of_any_section(case):
     options = {"epochs": 1, "limit": 12} if case.padding_mode == "cycle" else {}

@@ -109,7 +109,11 @@ if __name__ == "__main__":
         setattr(sys, name, stream)
 """
 
-COMBINATIONS = ["".join(some) for count in (1, 2, 3) for some in itertools.combinations("012", count)]
+COMBINATIONS = [
+    pytest.param("".join(some), marks=() if count in (1, 3) else pytest.mark.slow)
+    for count in (1, 2, 3)
+    for some in itertools.combinations("012", count)
+]
 
 
 @pytest.mark.timeout(300)

@@ -314,4 +314,4 @@ def is_in(cell, broken):
 
 
 TestModel = Model.TestCase
-TestModel.settings = settings(random_cases(300, 40), stateful_step_count=20)
+TestModel.settings = settings(random_cases(300, 20), stateful_step_count=20)

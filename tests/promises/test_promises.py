@@ -32,7 +32,7 @@ def test_batches_in_process_are_those_of_the_serial_model(case, steps):
     check_promises(case, check_epoch(StreamDataLoader(case.dataset()), case, steps=steps))
 
 
-@random_cases(1_500, 40)
+@random_cases(1_500, 25)
 @given(
     cases(modes=MODES, marks=True, lengths=True), ways(), st.integers(1, 4), st.booleans(), st.booleans(), st.booleans()
 )
@@ -80,7 +80,9 @@ def test_tickets_ahead_that_wait_for_a_slow_worker_are_decided_by_time():
 def test_every_field_is_the_same_for_any_start_method(method):
     case = Case([4, 0, 9, 2, 2, 7, 1], lanes=3, time_steps=3, shuffle=True)
     expected = [key(batch) for batch in StreamDataLoader(case.dataset())]
-    assert [key(batch) for batch in StreamDataLoader(case.dataset(), 2, multiprocessing_context=method)] == expected
+    workers = 1 if method == "spawn" else 2  # each of which imports torch
+    loader = StreamDataLoader(case.dataset(), workers, multiprocessing_context=method)
+    assert [key(batch) for batch in loader] == expected
 
 
 @pytest.mark.parametrize("kept", [True, False])

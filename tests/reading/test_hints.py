@@ -1,8 +1,5 @@
 """What users of other libraries try is told the name that it has here."""
 
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 
@@ -81,8 +78,9 @@ print(RecurrentState is sd.RecurrentState)
 """
 
 
-def test_rooms_are_there_without_an_import_of_their_own():
-    done = subprocess.run([sys.executable, "-c", ROOMS], capture_output=True, text=True, check=True)
+def test_rooms_are_there_without_an_import_of_their_own(programs):
+    done = programs(ROOMS)
+    assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["[]", "True True", str([True] * 6), "True"]
     assert {name for name in stores.__all__ if name.endswith(("Store", "Writer")) and name[0] != "S"} - {
         "OpenedStore"

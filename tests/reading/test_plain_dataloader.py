@@ -47,7 +47,7 @@ def check_parts(parts, batches):
     assert count == sum(int(batch.mask.sum()) for batch in batches)
 
 
-@random_cases(60, quick=5)
+@random_cases(60, quick=3)
 @given(cases(max_streams=12, max_length=8, max_lanes=5), st.integers(0, 4), st.integers(1, 3))
 def test_parts_are_those_of_the_batches(case, workers, prefetch_factor):
     batches = list(StreamDataLoader(case.dataset()))
@@ -55,7 +55,7 @@ def test_parts_are_those_of_the_batches(case, workers, prefetch_factor):
     check_parts(plain(case.dataset(), workers, **options), batches)
 
 
-@random_cases(300, quick=8)
+@random_cases(300, quick=4)
 @given(
     cases(max_streams=12, max_length=8, max_lanes=5, modes=("zeros", "data", "drop", "cycle"), marks=True),
     st.integers(0, 3),

@@ -71,7 +71,7 @@ def without_items(state):
     return {name: (*value[:4], *value[5:]) if name.startswith("group_") else value for name, value in state.items()}
 
 
-@random_cases(1000, 50)
+@random_cases(1000, 20)
 @given(cases())
 def test_rows_are_those_of_a_loader(case):
     lengths, options, *_, world_size = case
@@ -100,7 +100,7 @@ def has_items(sampler):
     return not batches or any(index.mask for indices in batches for index in indices)
 
 
-@random_cases(600, 30)
+@random_cases(600, 15)
 @given(cases(), st.data())
 def test_a_state_as_of_any_batch_goes_on_from_there_on_any_rank(case, data):
     _, options, *_, world_size = case

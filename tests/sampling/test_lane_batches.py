@@ -79,7 +79,7 @@ def loaders(case, rank=0, workers=0, **others):
     return ours, theirs, sampler
 
 
-@random_cases(1000, 50)
+@random_cases(1000, 20)
 @given(cases(), st.none() | st.integers(1, 5))
 def test_batches_are_those_of_a_loader_over_the_same_groups(case, sections):
     """In two epochs, on each rank, packed and aligned, whole groups and sections of them."""

@@ -48,7 +48,7 @@ def changing(draw, modes=MODES):
     return case, draw(st.integers(1, 8)), replace(case, lanes=lanes, time_steps=draw(st.integers(1, 5)))
 
 
-@random_cases(1000, quick=10)
+@random_cases(1000, quick=7)
 @given(changing(), st.booleans(), ways(), st.integers(0, 4))
 def test_lanes_and_windows_change_as_the_model_says(change, known, way, again):
     case, taken, other = change
@@ -79,7 +79,7 @@ def test_lanes_and_windows_change_as_the_model_says(change, known, way, again):
         assert read(third, MOST - again) == expected[again:]
 
 
-@random_cases(1000, quick=8)
+@random_cases(1000, quick=5)
 @given(changing(("zeros", "data", "drop", "cycle")), st.lists(st.integers(0, 7), max_size=8), st.booleans())
 def test_a_longer_list_joins_behind_what_is_left(change, more, known):
     case, taken, other = change

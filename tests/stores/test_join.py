@@ -6,8 +6,6 @@ import os
 import random
 import shutil
 import signal
-import subprocess
-import sys
 import time
 
 import numpy as np
@@ -82,7 +80,7 @@ def pack_parts(path, parts, streams, order=None, **options):
     return [stores.pack(streams, path, part=(number, parts), **options) for number in numbers]
 
 
-@random_cases(150, 15)
+@random_cases(150, 8)
 @given(
     format=st.sampled_from(sorted(OPTIONS)),
     lengths=st.lists(st.integers(0, 7), min_size=1, max_size=9).filter(any),
@@ -160,42 +158,40 @@ def test_nothing_is_copied(tmp_path, format):
 # what interrupts
 
 
-PROGRAM = """
-import sys, time
-from stream_dataloader import stores
+def pack_slowly(folder, opened, workers, alone=False):
+    """Pack three parts one after another; return how many streams of each were there. `alone`: it may be killed."""
 
-def open_slowly(number):
-    with open(sys.argv[2], "a") as file:
-        print(number, file=file)
-    time.sleep(0.01)
-    yield from range(number)
+    def open_slowly(number):
+        with open(opened, "a") as file:
+            print(number, file=file)
+        time.sleep(0.01 * alone)
+        yield from range(number)
 
-def pack(number):
-    return stores.pack((list(range(24)), open_slowly), sys.argv[1], part=(number, 3), num_workers=int(sys.argv[3]))
-
-print(*[pack(number).packed_before for number in range(3)])
-"""
+    if alone:
+        os.setsid()
+    sources = list(range(24))
+    packed = [stores.pack((sources, open_slowly), folder, part=(n, 3), num_workers=workers) for n in range(3)]
+    return [part.packed_before for part in packed]
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_after_a_kill_only_what_is_unfinished_is_packed_again(tmp_path, workers):
-    (tmp_path / "program.py").write_text(PROGRAM)
     opened = tmp_path / "opened"
-    command = [sys.executable, tmp_path / "program.py", tmp_path / "a", opened, str(workers)]
-    child = subprocess.Popen(command, start_new_session=True, stderr=subprocess.DEVNULL)
+    arguments = tmp_path / "a", opened, workers
+    child = multiprocessing.get_context("fork").Process(target=pack_slowly, args=(*arguments, True))
+    child.start()
     deadline = time.monotonic() + PATIENCE
     while not (tmp_path / "a" / "1-of-3.partial").exists() and time.monotonic() < deadline:
         time.sleep(0.001)
     os.killpg(child.pid, signal.SIGKILL)
-    child.wait()
+    child.join()
     assert (tmp_path / "a" / "0-of-3").exists()
     with pytest.raises(StoreError, match=r"lacks 2 of 3 parts: pack part=\(1, 3\), \(2, 3\)"):
         stores.join(tmp_path / "a")
     with pytest.raises(StoreError, match=r"has the parts 0-of-3; call stores.join"):
         stores.open(tmp_path / "a")
     opened.unlink(missing_ok=True)
-    again = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=True)
-    assert again.stdout.split()[0] == "8"
+    assert pack_slowly(*arguments)[0] == 8
     assert not set(range(8)) & set(map(int, opened.read_text().split())), "the finished part was packed again"
     assert stores.join(tmp_path / "a").steps == sum(range(24))
     sources, store = stores.open(tmp_path / "a")

@@ -99,7 +99,7 @@ ITEMS = [
 ]
 
 
-@random_cases(200, 12)
+@random_cases(200, 8)
 @given(
     item=st.sampled_from(ITEMS),
     lengths=st.lists(st.integers(0, 9), min_size=1, max_size=7).filter(any),
@@ -619,7 +619,7 @@ def test_a_bar_shows_rates_and_is_quiet_without_a_terminal(tmp_path, capsys):
 # ---- journals
 
 
-@random_cases(200, 20)
+@random_cases(200, 10)
 @given(st.data())
 def test_a_journal_that_was_cut_or_damaged_keeps_what_is_whole(tmp_path_factory, data):
     path = str(tmp_path_factory.mktemp("journal") / "journal")

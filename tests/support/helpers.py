@@ -4,7 +4,6 @@ import dataclasses
 import inspect
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -80,16 +79,6 @@ def batches(loader, steps=None):
         if len(found) == steps:
             break
     return found
-
-
-def check_interrupted(command):
-    """Run a program that gets Ctrl-C, it and its workers: it ends by that, without a word from the workers."""
-    done = subprocess.run(
-        command, capture_output=True, text=True, start_new_session=True, timeout=PATIENCE, check=False
-    )
-    assert done.returncode in (-signal.SIGINT, 130)
-    assert done.stderr.count("Traceback") == 1
-    assert done.stderr.rstrip().endswith("KeyboardInterrupt")
 
 
 def soon(happened, seconds=PATIENCE):

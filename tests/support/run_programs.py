@@ -42,9 +42,9 @@ def run(arguments, folder, flags, environment):
         runpy.run_path(arguments[0], run_name="__main__")
     except SystemExit as ending:
         status = ending.code or 0
-    except BaseException:
+    except BaseException as error:
         traceback.print_exc()
-        status = 1
+        status = 128 + signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
     threading._shutdown()
     atexit._run_exitfuncs()
     sys.stdout.flush()
@@ -54,8 +54,10 @@ def run(arguments, folder, flags, environment):
 if __name__ == "__main__":
     gc.freeze()  # a child that ends need not look at what it did not make
     for line in sys.stdin:
-        output, errors, *program = json.loads(line)
+        output, errors, alone, *program = json.loads(line)
         if (child := os.fork()) == 0:
+            if alone:
+                os.setsid()
             redirect(output, 1)
             redirect(errors, 2)
             run(*program)

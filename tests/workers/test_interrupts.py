@@ -102,7 +102,7 @@ def epochs_of(loader, draws):
 def test_no_signal_is_lost(way, signals):
     loader, draws, lost = loader_of(way), random.Random(0), 0
     slow = way in ("forkserver", "spawn")
-    for _ in range(times(25, 3) if slow else times(250, 15)):
+    for _ in range(times(25, 2) if slow else times(250, 10)):
         epochs = epochs_of(loader, draws)
         lost += not signals.survives(epochs.__next__, 2.0 if slow else 0.05)
     assert lost == 0
@@ -154,7 +154,7 @@ def test_a_state_may_be_saved_wherever_a_batch_was_interrupted():
         return [batch.data.tolist() for batch in loader]
 
     expected = data_of(loader_of())
-    for line in itertools.count(step=1 if FULL else 3):
+    for line in itertools.count(step=1 if FULL else 8):
         broken, going_on = loader_of(), loader_of()
         if not interrupted(broken, line):
             break
@@ -213,7 +213,7 @@ def test_a_signal_anywhere_in_a_start_or_an_end_arrives_and_leaves_nothing(way, 
     def nothing_is_left():
         return what_is_left() <= before
 
-    for line in itertools.count(step=times(1, 5)):
+    for line in itertools.count(step=1 if FULL else 9):
         handled, came = signals.handled, False
         try:
             reached = signalled(signals.number, line, work, code)

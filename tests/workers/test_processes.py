@@ -218,7 +218,7 @@ def test_what_cannot_be_pickled_is_named(method):
         list(make_loader([1], lambda source: [lock], 1, time_steps=1, num_workers=1, multiprocessing_context=method))
 
 
-def test_ctrl_c_while_workers_start_is_for_the_main_process(tmp_path):
+def test_ctrl_c_while_workers_start_is_for_the_main_process(programs):
     script = """
 import os, signal
 from stream_dataloader import StreamDataLoader, StreamDataset
@@ -240,7 +240,7 @@ if __name__ == "__main__":
     dataset = StreamDataset(range(2), Interrupting(), 2, time_steps=1)
     list(StreamDataLoader(dataset, 2, multiprocessing_context="spawn"))
 """
-    errors = run(script, tmp_path, start_new_session=True).stderr
+    errors = programs(script, alone=True).stderr
     assert errors.count("Traceback") == 1, errors
     assert errors.endswith("KeyboardInterrupt\n")
     assert "_launch" not in errors, "no worker is left half-way"
@@ -365,6 +365,6 @@ for action in (check_next, check_close, check_anew):
 """
 
 
-def test_a_process_that_is_forked_in_the_middle_of_an_epoch_leaves_it_alone(tmp_path):
-    done = run(FORKED, tmp_path)
+def test_a_process_that_is_forked_in_the_middle_of_an_epoch_leaves_it_alone(programs):
+    done = programs(FORKED)
     assert (done.returncode, done.stderr) == (0, "")
