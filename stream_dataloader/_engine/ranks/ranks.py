@@ -110,7 +110,8 @@ class Ranks:
         dataset = self.dataset_by(snapshot.past)
         rules = dataset._rules
         shares = [rules.draws_of(group * rules.lanes_of_a_group) for group in range(rules.groups.count)]
-        if rules.padding_mode != "drop" and any(map(int.__lt__, snapshot.cursors, shares)):  # some sources are left
+        left = sum(max(0, share - cursor) for share, cursor in zip(shares, snapshot.cursors, strict=True))
+        if rules.padding_mode != "drop" and left > dataset._source_lists.most_empty:  # some sources with items are left
             return loaded.epoch, snapshot
         try:
             count = dataset._steps_of(loaded.epoch)
