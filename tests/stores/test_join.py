@@ -18,7 +18,9 @@ from store_tests import StoreTests
 
 from stream_dataloader import StreamDataLoader, StreamDataset, get_stream_info, stores
 from stream_dataloader.cli.main import main
+from stream_dataloader.errors import StreamError
 from stream_dataloader.stores import StoreError
+from stream_dataloader.stores._packing.part import StreamPacker
 from stream_dataloader.streams import FileCache
 from stream_dataloader.testing._items import assert_same
 
@@ -111,6 +113,40 @@ def test_parts_that_are_joined_are_the_store_that_is_packed_at_once(
     assert sum(report.steps for report in reports) == whole.steps
     assert sorted(error.source_index for report in reports for error in report.skipped) == sorted(failing)
     shutil.rmtree(folder)
+
+
+def packed_sources(monkeypatch):
+    """Keep the numbers of the sources that packers are given."""
+    given, pack = [], StreamPacker.__call__
+
+    def noted(self, source):
+        given.append((get_stream_info().epoch, get_stream_info().source_index))
+        return pack(self, source)
+
+    monkeypatch.setattr(StreamPacker, "__call__", noted)
+    return given
+
+
+def test_a_part_is_given_its_own_sources_only(tmp_path, monkeypatch):
+    given = packed_sources(monkeypatch)
+    stores.pack((range(100_000), open_numbers), tmp_path / "a", part=(7, 20_000))
+    assert given == [*((0, number) for number in range(35, 40)), (1, 35)]
+
+
+def test_after_an_error_only_sources_that_are_left_are_given_again(tmp_path, monkeypatch):
+    given, broken = packed_sources(monkeypatch), {7}
+
+    def open_stream(number):
+        if number in broken:
+            raise OSError("unreadable")
+        return open_numbers(number)
+
+    with pytest.raises(StreamError, match="source 7"):
+        stores.pack((range(20), open_stream), tmp_path / "a", part=(0, 2))
+    given.clear()
+    broken.clear()
+    stores.pack((range(20), open_stream), tmp_path / "a", part=(0, 2))
+    assert given == [*((0, number) for number in range(7, 10)), (1, 7)]
 
 
 def open_numbers(number):

@@ -140,8 +140,8 @@ def pack(
     with above_standard(), Partial(path, storage_options) as partial, _telling_how_to_go_on(partial, len(own)):
         packer = packer_class(partial.store, **options)
         begun = partial.begin(header)
-        factory = StreamPacker(lists, names, packer, partial.journal, transform, share=own, **how)
-        with closing(Run(factory, on_error, progress, partial)) as run:
+        factory = StreamPacker(lists, names, packer, partial.journal, transform, **how)
+        with closing(Run(factory, on_error, progress, partial, own)) as run:
             run.pack(num_workers, int(begun["_seed"]), multiprocessing_context)
         packed, synced = packed_in(partial.journal)
         if run.skipped and not packed and share is None:  # of a part that was left out, others may be there

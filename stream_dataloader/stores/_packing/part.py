@@ -8,7 +8,7 @@ Guarantee: everything that a journal lists is on the disk.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -47,15 +47,10 @@ class StreamPacker:
     transform: Callable[[Any], Any] | None
     windowed: bool = False
     retries: Retries = Retries(0, (), {})  # noqa: RUF009  never written to
-    share: range = range(0)  # numbers of the sources to pack; others are passed over
-    skipped: Collection[int] = ()
     _part: _Part | None = None  # the part that this process writes
 
     def __call__(self, source: Any) -> Iterator[Report | ErrorReport | None]:
         info = get_stream_info()
-        passed_over = info.source_index not in self.share or info.source_index in self.skipped
-        if passed_over and not info.epoch:
-            return
         try:
             report = self.close() if info.epoch else self._pack(source)
         except StreamError:

@@ -5,19 +5,21 @@ Guarantee: a warning comes before the disk is full.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shutil
 import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.context import BaseContext
 from typing import Any, Literal
 
 from tqdm import tqdm
 
+from stream_dataloader._engine.schedule.sections import Cuts, Section
 from stream_dataloader.dataloader import StreamDataLoader
 from stream_dataloader.dataset import StreamDataset
 from stream_dataloader.errors import ErrorReport, StoreError, StreamError, shown
@@ -98,8 +100,10 @@ class Run:
         on_error: ErrorChoice | Callable[[StreamError], ErrorChoice],
         shown: bool | Callable[[int, int], Any] | None,
         partial: Partial,
+        own: range,
     ) -> None:
-        self._factory, self._on_error, self._partial = factory, on_error, partial
+        """Pack the sources with the numbers `own`."""
+        self._factory, self._on_error, self._partial, self._own = factory, on_error, partial, own
         self.skipped: dict[int, StreamError] = {}
         self._done = set(packed_in(partial.journal)[0])
         self.before, self._used_before = len(self._done), disk_bytes(partial.store)
@@ -107,7 +111,7 @@ class Run:
         quiet = None if shown is None else not shown or self._call is not None
         if sys.stderr is None:  # the program was started without it
             quiet = True
-        name, total = f"packing {os.path.basename(partial.path)}", len(factory.share)
+        name, total = f"packing {os.path.basename(partial.path)}", len(own)
         self._bar = Bar(desc=name, initial=self.before, total=total, unit="stream", disable=quiet)
         self._steps = 0
         self._looked = 0.0
@@ -116,12 +120,11 @@ class Run:
     def pack(self, num_workers: int, seed: int, context: BaseContext | str | None) -> None:
         factory, before = self._factory, -1
         lists = factory.lists
-        while left := len(factory.share) - len(packed_in(factory.journal)[0]) - len(self.skipped):
-            if left == before:
-                raise StoreError(f"workers died before the disk held one of {left:,} streams")
+        while left := sorted({*self._own} - packed_in(factory.journal)[0].keys() - self.skipped.keys()):
+            if len(left) == before:
+                raise StoreError(f"workers died before the disk held one of {len(left):,} streams")
             # again if a worker died before its streams were on the disk
-            before, workers = left, min(num_workers, left)
-            factory.skipped = frozenset(self.skipped)
+            before, workers = len(left), min(num_workers, len(left))
             dataset = StreamDataset(
                 list(lists) if lists.mix else lists.sources,
                 factory,
@@ -131,6 +134,8 @@ class Run:
                 on_error="skip" if callable(self._on_error) else self._on_error,
                 fingerprint="packed",
             )
+            dataset._cuts = _Chosen(left)
+            dataset = dataset._under(dataclasses.replace(dataset._rules, num_sources=len(left)))
             options: dict[str, Any] = {}
             if workers:
                 options = {
@@ -200,6 +205,31 @@ class Run:
     def close(self) -> None:
         self._bar.refresh()
         self._bar.close()
+
+
+class _Chosen(Cuts):
+    """Some of the sources, read whole, in place of the sections of all. They keep their numbers."""
+
+    def __init__(self, numbers: Sequence[int]) -> None:
+        self._numbers = numbers
+
+    def under(self, seed: int) -> Cuts:  # noqa: ARG002
+        """See `Cuts`."""
+        return self
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def source(self, number: int) -> int:
+        """See `Cuts`."""
+        return self._numbers[number]
+
+    def section(self, number: int, epoch: int) -> Section:  # noqa: ARG002
+        """See `Cuts`."""
+        return Section(self._numbers[number], 0, -1, -1)
+
+    def __reduce__(self) -> Any:
+        return _Chosen, (self._numbers,)
 
 
 def _reports_of(loader: StreamDataLoader[Any]) -> Iterator[list[Any]]:
