@@ -14,6 +14,7 @@ if "--full" in sys.argv:
 import gc
 import importlib
 import io
+import itertools
 import json
 import multiprocessing
 import pathlib
@@ -100,11 +101,33 @@ def beyond_one_of_each(items):
         yield from (item for item in found if tuple(item.callspec._idlist) not in kept)
 
 
+#: Of the streams' contracts, these say the same of any kind of items: of the kinds of a class they have the first.
+CONTRACT_OF_ANY_KIND = {"test_closes", "test_is_picklable", "test_items_are_alike", "test_length_is_right"}
+CONTRACT_OF_ANY_KIND |= {"test_marks_starts", "test_opens_early", "test_two_at_once"}
+
+
+def beyond_the_first_kind(items):
+    seen = set()
+    for item in items:
+        is_contract = issubclass(getattr(item, "cls", None) or object, contract.StreamContract)
+        if is_contract and item.originalname in CONTRACT_OF_ANY_KIND:
+            if (test := item.nodeid.partition("[")[0]) in seen:
+                yield item
+            seen.add(test)
+
+
+gc.disable()  # it would look at what is collected again and again, and find nothing
+
+
+def pytest_collection_finish():
+    gc.enable()
+
+
 def pytest_collection_modifyitems(items):
     for item in items:
         if takes_seconds(item):
             item.add_marker("slow")
-    for item in beyond_one_of_each(items):
+    for item in itertools.chain(beyond_one_of_each(items), beyond_the_first_kind(items)):
         item.add_marker("slow")
     for item in items:
         if getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
