@@ -132,6 +132,8 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
             item.add_marker("random")
+            if item.path.parent.name == "promises":
+                item.add_marker("promise")
 
 
 # multiprocessing's own helpers, and fsspec's thread, live as long as the interpreter: start them before anything is

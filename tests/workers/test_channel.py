@@ -81,10 +81,11 @@ def test_a_worker_that_is_killed_at_any_line_between_processes_keeps_nobody_wait
     def loader(open_stream, workers, **options):
         return make_loader(range(6), open_stream, 3, time_steps=2, num_workers=workers, messages=messages, **options)
 
-    expected = keys(loader(plain, 0))
-    assert keys(loader(EndsAt(tmp_path / "again", function, line), 2, max_restarts=1)) == expected
-    with contextlib.suppress(WorkerDeathError):  # some lines are for what does not happen here, or after the last batch
-        list(loader(EndsAt(tmp_path / "once", function, line), 2))
+    again = loader(EndsAt(tmp_path / "again", function, line), 2, max_restarts=1)
+    assert keys(again) == keys(loader(plain, 0))
+    if again.stats().restarts:  # some lines are for what does not happen here
+        with contextlib.suppress(WorkerDeathError):  # or after the last batch
+            list(loader(EndsAt(tmp_path / "once", function, line), 2))
 
 
 def plain(n):

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers import FULL, PATIENCE, ROOT, soon, times
+from helpers import FULL, PATIENCE, ROOT, SHARE, soon, times
 
 import stream_dataloader
 from stream_dataloader import StreamDataLoader, StreamDataset
@@ -154,7 +154,7 @@ def test_a_state_may_be_saved_wherever_a_batch_was_interrupted():
         return [batch.data.tolist() for batch in loader]
 
     expected = data_of(loader_of())
-    for line in itertools.count(step=1 if FULL else 8):
+    for line in itertools.count(step=round(1 / SHARE) if FULL else 8):
         broken, going_on = loader_of(), loader_of()
         if not interrupted(broken, line):
             break
@@ -213,7 +213,7 @@ def test_a_signal_anywhere_in_a_start_or_an_end_arrives_and_leaves_nothing(way, 
     def nothing_is_left():
         return what_is_left() <= before
 
-    for line in itertools.count(step=1 if FULL else 9):
+    for line in itertools.count(step=round(1 / SHARE) if FULL else 9):
         handled, came = signals.handled, False
         try:
             reached = signalled(signals.number, line, work, code)
