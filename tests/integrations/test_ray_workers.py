@@ -1,5 +1,6 @@
 """Workers that are tasks on the nodes of a Ray cluster: the same batches, whatever dies meanwhile."""
 
+import contextlib
 import gc
 import os
 import pathlib
@@ -19,7 +20,7 @@ from helpers import ROOT, random_cases, run_program, soon
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stream_dataloader import StreamDataLoader, StreamDataset, side_by_side
+from stream_dataloader import StreamDataLoader, StreamDataset, get_stream_info, side_by_side, stores
 from stream_dataloader._engine.remote import pool
 from stream_dataloader._engine.remote.frames import Connection
 from stream_dataloader.errors import (
@@ -30,6 +31,7 @@ from stream_dataloader.errors import (
     WorkerError,
     WorkerTimeoutError,
 )
+from stream_dataloader.stores import StoreError
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 ray = pytest.importorskip("ray")
@@ -345,3 +347,90 @@ def test_the_example_goes_on_without_workers(cluster):
     printed = run_program(ROOT / "examples" / "ray_workers.py", "--address", cluster.address, "--batches", 7)
     more, total = map(int, re.search(r"without workers: (\d+) more, of (\d+)", printed).groups())
     assert 7 + more == total
+
+
+class Letters:
+    """Streams with random numbers; some of them end their process, or cannot be read, as long as a file is there."""
+
+    def __init__(self, folder=None, kills=(), fails=()):
+        self.folder, self.kills, self.fails = folder, kills, fails
+
+    def __call__(self, n):
+        if self.folder is not None and n in self.kills:
+            with contextlib.suppress(FileExistsError):
+                (self.folder / f"killed {n}").touch(exist_ok=False)
+                kill()
+        if self.folder is not None and n in self.fails and (self.folder / "fails").exists():
+            raise OSError("unreadable")
+        noise = np.random.default_rng(get_stream_info().seed).integers(0, 1 << 30)
+        for i in range(n % 5 + 1):
+            yield {"n": np.int64(n), "i": np.int64(i), "noise": noise}
+
+
+def packed(path):
+    sources, store = stores.open(path)
+    found = [
+        (store.key(one), store.metadata(one), [{k: v.item() for k, v in item.items()} for item in store(one)])
+        for one in sources
+    ]
+    assert not store.verify()
+    return found
+
+
+def pack(path, letters, **options):
+    how = {"seed": 3, "stream_metadata": lambda n: {"of": n}, "metadata": {"a": 1}}
+    return stores.pack((list(range(30)), letters), path, progress=False, **how, **options)
+
+
+@pytest.fixture(scope="module")
+def packed_at_once(tmp_path_factory):
+    path = tmp_path_factory.mktemp("at once") / "a"
+    pack(path, Letters())
+    return packed(path)
+
+
+@pytest.mark.parametrize("format", ["memmap", "mds"])
+def test_a_store_that_tasks_pack_is_the_one_that_is_packed_at_once(tmp_path, packed_at_once, format):
+    calls = []
+    how = {"stream_metadata": lambda n: {"of": n}, "metadata": {"a": 1}, "progress": lambda *done: calls.append(done)}
+    streams = list(range(30)), Letters()
+    report = stores.pack(streams, tmp_path / "a", format=format, seed=3, num_workers=2, worker_method="ray", **how)
+    assert packed(tmp_path / "a") == packed_at_once
+    assert (report.streams, report.steps) == (30, sum(len(items) for *_, items in packed_at_once))
+    assert calls[-1] == (30, 30)
+    assert len(calls) == 8
+    with pytest.raises(FileExistsError):
+        pack(tmp_path / "a", Letters(), num_workers=2, worker_method="ray")
+
+
+def test_a_task_that_is_killed_while_it_packs_costs_nothing_but_time(tmp_path, packed_at_once):
+    letters = Letters(tmp_path, kills={4, 20})
+    report = pack(tmp_path / "a", letters, num_workers=2, worker_method="ray")
+    assert sorted(path.name for path in tmp_path.glob("killed *")) == ["killed 20", "killed 4"]
+    assert packed(tmp_path / "a") == packed_at_once
+    assert report.streams == 30
+
+
+def test_after_an_error_only_unfinished_parts_are_packed_again_also_with_other_workers(tmp_path, packed_at_once):
+    (tmp_path / "fails").touch()
+    letters = Letters(tmp_path, fails={13})
+    with pytest.raises(StreamError, match=r"source 13.*unreadable.*pack again"):
+        pack(tmp_path / "a", letters, num_workers=2, worker_method="ray")
+    with pytest.raises(StoreError, match="has the parts"):
+        stores.open(tmp_path / "a")
+    before = {file: file.stat().st_ino for file in (tmp_path / "a").glob("*-of-8/*")}
+    assert before
+    (tmp_path / "fails").unlink()
+    report = pack(tmp_path / "a", letters, num_workers=3, worker_method="ray")
+    assert 0 < report.packed_before < 30
+    after = {file: file.stat().st_ino for file in (tmp_path / "a").glob("*-of-8/*")}
+    assert before.items() <= after.items(), "a finished part was packed again"
+    assert packed(tmp_path / "a") == packed_at_once
+
+
+def test_streams_that_tasks_cannot_read_are_skipped_and_reported(tmp_path):
+    (tmp_path / "fails").touch()
+    letters = Letters(tmp_path, fails={13, 14})
+    report = pack(tmp_path / "a", letters, num_workers=2, worker_method="ray", on_error="skip")
+    assert [error.source_index for error in report.skipped] == [13, 14]
+    assert report.streams == 28

@@ -336,6 +336,24 @@ def test_what_is_no_part_is_refused(tmp_path, part):
     assert os.listdir(tmp_path) == []
 
 
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"worker_method": "thread"}, "worker_method"),
+        ({"worker_method": "ray", "part": (0, 2)}, r"part is \(0, 2\).*leave it out"),
+        (
+            {"worker_method": "ray", "multiprocessing_context": "fork"},
+            "context is 'fork'.*leave it out",
+        ),
+        ({"ray_remote_args": {"num_cpus": 2}}, 'ray_remote_args is .*needs worker_method="ray"'),
+    ],
+)
+def test_options_of_a_cluster_that_do_not_go_together_are_refused(tmp_path, options, text):
+    with pytest.raises(ValueError, match=text):
+        stores.pack(NUMBERS, tmp_path / "a", **options)
+    assert os.listdir(tmp_path) == []
+
+
 def test_a_finished_part_is_not_packed_with_other_arguments(tmp_path):
     pack_parts(tmp_path / "a", 2, NUMBERS)
     (report, _) = pack_parts(tmp_path / "a", 2, NUMBERS)

@@ -159,11 +159,7 @@ def run_worker(
     import ray
 
     host, node = socket.gethostname(), ray.get_runtime_context().get_node_id()
-    if version != (own := library_version()):
-        raise WorkerError(
-            f"node {host} has stream_dataloader {own}, and the trainer has {version}; install the same "
-            "version on all nodes, or send it with ray.init(runtime_env=...)"
-        )
+    check_version(version, host)
     try:
         end = address.connect(number)
     except OSError as error:
@@ -179,7 +175,7 @@ def run_worker(
     for name in ("reading", "opening", "working"):
         setattr(status, name, _ReportedField(getattr(status, name), port))
     try:
-        job = _unpickled(pickled, host)
+        job: RemoteJob = unpickled(pickled, host)
         shared = Shared(job.dataset, readers, status, counts, port, None, in_threads=False)
         if prepare(number, len(readers), port, shared, job.init, job.dtype, job.seed):
             serve_reader(number, port, shared, dumps_home)
@@ -190,12 +186,21 @@ def run_worker(
         port.close()
 
 
-def _unpickled(pickled: bytes, host: str) -> RemoteJob:
+def check_version(version: str, host: str) -> None:
+    """Raise unless this node has the trainer's version of this library."""
+    if version != (own := library_version()):
+        raise WorkerError(
+            f"node {host} has stream_dataloader {own}, and the trainer has {version}; install the same "
+            "version on all nodes, or send it with ray.init(runtime_env=...)"
+        )
+
+
+def unpickled(pickled: bytes, host: str) -> Any:
+    """Return the trainer's work."""
     try:
-        job: RemoteJob = pickle.loads(pickled)
+        return pickle.loads(pickled)
     except Exception as error:
         raise WorkerError(
             f"node {host} cannot unpickle the dataset ({shorten(error)}); install its packages on all nodes, or "
             "send them with ray.init(runtime_env=...)"
         ) from error
-    return job

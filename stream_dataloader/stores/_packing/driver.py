@@ -12,11 +12,11 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import closing, contextmanager
 from multiprocessing.context import BaseContext
-from typing import Any
+from typing import Any, Literal
 
 from stream_dataloader._engine.descriptors import above_standard
 from stream_dataloader._engine.items.content import hash_content
-from stream_dataloader._engine.options import check_items
+from stream_dataloader._engine.options import check_items, choice
 from stream_dataloader._engine.reading.lists import SourceList, SourceLists
 from stream_dataloader._engine.reading.stream import Retries
 from stream_dataloader.dataset import StreamDataset
@@ -25,6 +25,7 @@ from stream_dataloader.stores._base.files import disk_bytes, in_folder, plain_pa
 from stream_dataloader.stores._base.formats import FORMATS, INDEXES, check_options
 from stream_dataloader.stores._base.packing import StreamRecord
 from stream_dataloader.stores._base.store import Store
+from stream_dataloader.stores._packing.on_ray import pack_on_ray
 from stream_dataloader.stores._packing.part import StreamPacker
 from stream_dataloader.stores._packing.partial import Partial, is_store, packed_in
 from stream_dataloader.stores._packing.run import ErrorChoice, PackReport, Run
@@ -49,6 +50,8 @@ def pack(
     stream_metadata: Sequence[Mapping[str, Any]] | Callable[[Any], Mapping[str, Any]] | None = None,
     seed: int | None = None,
     part: tuple[int, int] | None = None,
+    worker_method: Literal["process", "ray"] = "process",
+    ray_remote_args: Mapping[str, Any] | None = None,
     multiprocessing_context: BaseContext | str | None = None,
     storage_options: Mapping[str, Mapping[str, Any]] | None = None,
     **options: Any,
@@ -79,6 +82,9 @@ def pack(
         part: `(i, n)`: pack only part `i` of `n`, from 0 on, into the folder `i-of-n` of `path`. Other machines pack
             other parts, with the same arguments, and `stores.join(path)` makes them one store. A part that
             is complete is not packed again.
+        worker_method: `"ray"`: `num_workers` tasks of a Ray cluster pack parts, which are joined; see the guide
+            "Beyond one machine".
+        ray_remote_args: Options of `ray.remote` for each task.
         multiprocessing_context: Start method of workers, as for `StreamDataLoader`.
         storage_options: Options for a URL, see `FileCache`.
         options: Options of the format.
@@ -107,6 +113,29 @@ def pack(
     """
     began = time.perf_counter()
     lists, seed_of_streams, how = _given_of(streams)
+    if choice("worker_method", worker_method, Literal["process", "ray"]) == "ray":
+        for name, given in (("part", part), ("multiprocessing_context", multiprocessing_context)):
+            if given is not None:
+                what = f'{name} is {shorten(given)}, and worker_method="ray" starts tasks of Ray, which pack parts'
+                raise ValueError(f"{what}; leave it out")
+        call = {
+            "streams": streams,
+            "path": os.fspath(path),
+            "format": format,
+            "transform": transform,
+            "on_error": on_error,
+            "progress": progress,
+            "verify": verify,
+            "metadata": metadata,
+            "keys": keys,
+            "stream_metadata": stream_metadata,
+            "seed": seed,
+            "storage_options": storage_options,
+            **options,
+        }
+        return pack_on_ray(pack, call, len(lists.sources), num_workers, ray_remote_args)
+    if ray_remote_args is not None:
+        raise ValueError(f'ray_remote_args is {shorten(ray_remote_args)}, and needs worker_method="ray"')
     store = lists.open_stream if isinstance(lists.open_stream, Store) else None
     names = _keys_of(lists.sources, keys, store)
     notes = _notes_of(lists.sources, stream_metadata, store)

@@ -26,7 +26,7 @@ from stream_dataloader.stores.joined import KIND, JoinedStore
 from stream_dataloader.stores.memmap.packed import finish_store
 from stream_dataloader.streams.cache import FileCache, is_url
 
-__all__ = ["join"]
+__all__ = ["join", "names_of_parts"]
 
 
 def join(path: str | os.PathLike[str], *, storage_options: Mapping[str, Mapping[str, Any]] | None = None) -> StoreInfo:
@@ -104,13 +104,19 @@ def _records_of(parts: Sequence[Store]) -> Iterator[StreamRecord]:
             yield StreamRecord(number, store.key(number), steps, None, store.metadata(number))
 
 
-def _notes_at(target: str, cache: FileCache) -> list[Note]:
-    """Return the notes of all parts in order, once none is missing."""
+def names_of_parts(target: str, cache: FileCache) -> list[str]:
+    """Return the names of the folders of all finished parts."""
     pattern = in_folder(target if is_url(target) else glob.escape(target), f"*-of-*/{NOTE}")
     try:
-        names = sorted(os.path.basename(os.path.dirname(one)) for one in matching(pattern, cache))
+        return sorted(os.path.basename(os.path.dirname(one)) for one in matching(pattern, cache))
     except FileNotFoundError:
-        raise StoreError(f"{target} has no finished part; stores.pack(..., part=(i, n)) writes them") from None
+        return []
+
+
+def _notes_at(target: str, cache: FileCache) -> list[Note]:
+    """Return the notes of all parts in order, once none is missing."""
+    if not (names := names_of_parts(target, cache)):
+        raise StoreError(f"{target} has no finished part; stores.pack(..., part=(i, n)) writes them")
     notes = []
     for name in names:
         notes.append(note := Note.of(folder := in_folder(target, name), cache))

@@ -86,6 +86,14 @@ class Bar(tqdm):  # type: ignore[misc]
     monitor_interval = 0  # no thread, because threads and forking do not go together
     _lock = threading.RLock()  # tqdm's own lock is shared by all processes
 
+    @classmethod
+    def of(cls, path: str, total: int, progress: bool | Callable[[int, int], Any] | None, done: int = 0) -> Bar:
+        """Return the bar for packing to a path; `progress` as for `pack`."""
+        quiet = None if progress is None else not progress or callable(progress)
+        if sys.stderr is None:  # the program was started without it
+            quiet = True
+        return cls(desc=f"packing {os.path.basename(path)}", initial=done, total=total, unit="stream", disable=quiet)
+
 
 class Run:
     """Run of packing: a loader opens the streams that are not packed, and its workers write them.
@@ -108,11 +116,7 @@ class Run:
         self._done = set(packed_in(partial.journal)[0])
         self.before, self._used_before = len(self._done), disk_bytes(partial.store)
         self._call = shown if callable(shown) else None
-        quiet = None if shown is None else not shown or self._call is not None
-        if sys.stderr is None:  # the program was started without it
-            quiet = True
-        name, total = f"packing {os.path.basename(partial.path)}", len(own)
-        self._bar = Bar(desc=name, initial=self.before, total=total, unit="stream", disable=quiet)
+        self._bar = Bar.of(partial.path, len(own), shown, self.before)
         self._steps = 0
         self._looked = 0.0
         self._has_warned = False
