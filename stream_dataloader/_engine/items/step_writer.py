@@ -16,8 +16,10 @@ item is copied before the next one is taken.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from types import CodeType
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -136,6 +138,12 @@ def _write_rows(begin: int, gathered: Iterable[_Gathered]) -> None:
             column[begin : begin + len(leaves)] = np.frombuffer(b"".join(leaves), dtype).reshape(-1, *shape)
 
 
+@functools.lru_cache(maxsize=64)
+def _code_of(text: str) -> CodeType:
+    """Compile a function; cached, as each epoch's readers need those of the epoch before, and this takes most time."""
+    return compile(text, "<step writer>", "exec")
+
+
 class _Source:
     """Source text of a function for a layout; `names` holds the objects that its names refer to."""
 
@@ -170,7 +178,7 @@ class _Source:
             writes=inner.join(self._writes),
             gathered="".join(self._gathered),
         )
-        exec(text.replace("ODD", odd), self.names)  # noqa: S102
+        exec(_code_of(text.replace("ODD", odd)), self.names)  # noqa: S102
         return self.names["write"]
 
     def _name(self, known: Any) -> str:

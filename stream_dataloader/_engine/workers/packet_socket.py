@@ -33,6 +33,7 @@ _KIND = socket.SOCK_SEQPACKET if _LINUX else socket.SOCK_DGRAM
 _PACKET_BYTES = 1 << 14 if _LINUX else 1 << 11
 _BUFFER_BYTES = 1 << 20  # of messages in transit; the system may allow less
 _DESCRIPTOR_BYTES = socket.CMSG_SPACE(array.array("i", [0]).itemsize)
+_TRUNCATED = int(socket.MSG_CTRUNC)  # as `&` of two flags of Python's takes as long as to receive a message
 _FULL = (errno.EAGAIN, errno.ENOBUFS, errno.ETOOMANYREFS)
 _CLOSED = (errno.EBADF, errno.ECONNREFUSED, errno.ECONNRESET, errno.ENOTCONN, errno.EPIPE)  # the other end is closed
 
@@ -112,7 +113,7 @@ class PacketSocket:
             return None
         except ConnectionResetError:
             raise EOFError from None
-        if flags & socket.MSG_CTRUNC:
+        if flags & _TRUNCATED:
             raise OSError(errno.EMFILE, "a message from a worker cannot be received, as too many files are open")
         if not size:
             raise EOFError
