@@ -9,6 +9,7 @@ Guarantee: a wait ends, with `Abandoned`, when the session is closed or one of i
 
 from __future__ import annotations
 
+import os
 import time as clock
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -21,9 +22,14 @@ from stream_dataloader._engine.schedule.rules import NEVER, NONE, PENDING, Rules
 from stream_dataloader._engine.schedule.sections import Lengths
 from stream_dataloader._engine.schedule.snapshot import Snapshot
 
+# Most waits are shorter than the shortest sleep takes: for another worker to open and read a short stream.
+_BUSY_WAIT_SECONDS = 100e-6
 _FIRST_WAIT_SECONDS = 20e-6
 _USUAL_WAIT_SECONDS, _LONGEST_WAIT_SECONDS = 1e-3, 10e-3
 _LIVENESS_SECONDS = 0.5
+
+
+_yield: Callable[[], None] = getattr(os, "sched_yield", lambda: clock.sleep(0))
 
 
 class Abandoned(Exception):
@@ -236,6 +242,9 @@ class SessionQueue(SourceQueue):
                 running = self._row.pid[self._row.status == RUNNING]
                 if not all(is_alive(int(pid)) for pid in running):
                     raise Abandoned
+            if now - begun < _BUSY_WAIT_SECONDS:
+                _yield()
+                continue
             clock.sleep(delay)
             # A longer wait looks less often, so that it ends at most about 1 % later than possible.
             delay = min(1.5 * delay, max(_USUAL_WAIT_SECONDS, (now - begun) / 100), _LONGEST_WAIT_SECONDS)
