@@ -108,6 +108,8 @@ class Ranks:
         if snapshot is None or not snapshot.step or not rules.deterministic or snapshot.changed is not None:
             return loaded.epoch, snapshot
         dataset = self.dataset_by(snapshot.past)
+        if not dataset._source_lists.knows_lengths:  # so nobody knows whether the sources that are left have items
+            return loaded.epoch, snapshot
         rules = dataset._rules
         shares = [rules.draws_of(group * rules.lanes_of_a_group) for group in range(rules.groups.count)]
         left = sum(max(0, share - cursor) for share, cursor in zip(shares, snapshot.cursors, strict=True))
@@ -115,7 +117,7 @@ class Ranks:
             return loaded.epoch, snapshot
         try:
             count = dataset._steps_of(loaded.epoch)
-        except TypeError:  # lengths are not known, or there is no end
+        except TypeError:  # there is no end
             return loaded.epoch, snapshot
         return (loaded.epoch + 1, None) if snapshot.step >= count else (loaded.epoch, snapshot)
 
