@@ -3,6 +3,9 @@
 - `first`: seconds from `iter()` to the first batch of 4 workers, against torch's own `DataLoader`, for each start
   method. Each run is a process of its own, in which a second loader is timed, too: the server of `forkserver` runs by
   then. `spawn` has each worker import torch anew, on both sides.
+- `kept`: milliseconds with 4 workers that are kept: from the `iter()` of another epoch to its first batch, and from
+  `load_state_dict` to it in units of what a fresh loader takes. The least of all rounds, as much as can be known on a
+  machine that does other things too.
 - `sources`: seconds from building the dataset to the first answer of a worker, for a million paths and for a thousand.
   The target is twice those for a thousand, plus one pickling of the list.
 
@@ -20,6 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from interleaved import Result, figure, ratio, run_in_turns, take_turns
 from program import run
 from torch.utils.data import DataLoader, IterableDataset
@@ -84,6 +88,60 @@ def measure_first_batch(quick: bool) -> Iterator[Result]:
             yield ratio(section, f"ours / torch, {what}", of, OURS, TORCH)
 
 
+# workers that are kept -----------------------------------------------------------------------------------------------
+
+MOST_MILLISECONDS, MOST_OF_FRESH = 1.0, 0.2
+
+
+def small_items(count: int) -> Iterator[np.ndarray[Any, Any]]:
+    """A stream that costs little."""
+    for position in range(count):
+        yield np.full(64, position, np.float32)
+
+
+def loader_of(*, kept: bool) -> StreamDataLoader:
+    """A loader with epochs of some batches."""
+    dataset = StreamDataset([12] * 4 * WORKERS, small_items, 2 * WORKERS, time_steps=4, shuffle=True, seed=0)
+    return StreamDataLoader(dataset, WORKERS, persistent_workers=kept, multiprocessing_context="fork")
+
+
+def measure_kept(quick: bool) -> Iterator[Result]:
+    """The start of another epoch, and of a loaded state."""
+    section = f"{WORKERS} workers that are kept, least of all rounds"
+    loader = loader_of(kept=True)
+    iterator = iter(loader)
+    next(iterator)
+    state = loader.state_dict()
+    for _ in iterator:
+        pass
+
+    def to_first(read: StreamDataLoader, saved: dict[str, Any] | None = None) -> float:
+        begun = time.perf_counter()
+        if saved is not None:
+            read.load_state_dict(saved)
+        iterator = iter(read)
+        next(iterator)
+        seconds = time.perf_counter() - begun
+        for _ in iterator:
+            pass
+        return seconds
+
+    contenders = {
+        "another epoch": lambda: to_first(loader),
+        "a loaded state": lambda: to_first(loader, state),
+        "a loaded state, fresh loader": lambda: to_first(loader_of(kept=False), state),
+    }
+    rounds = take_turns(contenders, 20 if quick else 100, "workers that are kept", warm_up=not quick)
+    least = {name: min(values) for name, values in rounds.items()}
+    for name, values in rounds.items():
+        limit = MOST_MILLISECONDS if name == "another epoch" else None
+        yield Result(section, name, 1e3 * least[name], "ms", (1e3 * min(values), 1e3 * max(values)), limit)
+    kept, fresh = (least[name] for name in [*least][1:])
+    yield Result(
+        section, "a loaded state: kept / fresh", kept / fresh, "x", (kept / fresh, kept / fresh), MOST_OF_FRESH
+    )
+
+
 # many sources ---------------------------------------------------------------------------------------------------------
 
 
@@ -136,4 +194,4 @@ def measure_sources(quick: bool) -> Iterator[Result]:
 
 
 if __name__ == "__main__":
-    run(__doc__, {"first": measure_first_batch, "sources": measure_sources})
+    run(__doc__, {"first": measure_first_batch, "kept": measure_kept, "sources": measure_sources})

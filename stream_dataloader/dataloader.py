@@ -63,7 +63,7 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
         prefetch_factor: Number of messages that workers, if any, read ahead; None means 2. A message is one batch, or
             several if they are cheap: up to 64 that take a few milliseconds to read, and 4 MB together.
         pin_memory: Put batches into page-locked memory, for fast copies to an accelerator. If you copy on a CUDA stream
-            of your own, hold the batch until the copy is done.
+            of your own, hold the batch until the copy is done. Experimental: not yet run on a GPU.
         persistent_workers: Keep the workers from one epoch to the next.
         batches_per_epoch: Number n of batches of an epoch, for trainers that count them; needs `padding_mode="cycle"`.
             Each epoch goes on where the one before stopped. None: an epoch ends when all sources were read.
@@ -72,7 +72,8 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
         timeout: Seconds to wait for a worker before `WorkerTimeoutError`, and for another rank before `RankError`. With
             0 the wait for a worker has no limit, and the wait for a rank has the limit of torch.distributed's store.
         device: Move batches to this device. A CUDA device gets them one batch ahead of use, on a CUDA stream of the
-            loader's own, from page-locked memory, with or without `pin_memory`. See also `to`.
+            loader's own, from page-locked memory, with or without `pin_memory`; experimental, as this has not yet run
+            on a GPU. See also `to`.
         max_restarts: How often in an epoch a worker may die. New workers then continue after the last batch delivered,
             and no item is lost or read twice. If three workers die at the same place of a source, that is an error, or
             the source is skipped with the dataset's `on_error="skip"`.

@@ -14,6 +14,8 @@ in place of its batch. At most six batches are on the device, besides those that
   `record_stream`, only after the current stream's work with it.
 - A copy from page-locked memory returns immediately. The host waits, asleep, while two copies are running, or while it
   is three batches ahead.
+
+Experimental: not yet run on a GPU. The tests drive it with a stand-in for `torch.cuda`.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ unmapped, in the process that locked it. A driver that refuses costs speed, neve
 - A copy may return before it has begun. An event that is recorded on a stream is complete when all earlier work on that
   stream is done. Events are polled, never waited for.
 
-Nothing here has run on a CUDA device yet: the tests drive it with a stand-in for `torch.cuda`.
+Experimental: not yet run on a GPU. The tests drive it with a stand-in for `torch.cuda`.
 """
 
 from __future__ import annotations

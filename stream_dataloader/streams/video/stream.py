@@ -61,7 +61,7 @@ class VideoStream(FrameOptions):
         on_corrupt: Action for damaged frames: `"raise"` an error, `"keep"` them as decoded, or
             `"drop"` them. Only `"raise"` can seek; the others read the undamaged rest of a file.
         device: Decoder: `"cpu"` or None; or `"cuda"` or `"cuda:1"`, an NVIDIA GPU's decoder, into
-            host memory, with `on_corrupt="raise"`. It has not run on a GPU yet.
+            host memory, with `on_corrupt="raise"`. Experimental: not yet run on a GPU.
         device_fallback: If the device cannot decode a video, decode it by the CPU and warn once.
         cache: Cache for files from URLs.
         limits: Largest number of pixels of a frame; see `Limits`. None: the defaults.
