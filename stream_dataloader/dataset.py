@@ -29,6 +29,7 @@ from stream_dataloader._engine.schedule.rules import IntArray, PaddingMode, Rule
 from stream_dataloader._engine.schedule.sections import Cuts, Lengths
 from stream_dataloader._engine.schedule.snapshot import Snapshot
 from stream_dataloader._engine.torch_dataset.sessions import SessionTable
+from stream_dataloader.anchors import Anchors, check_anchors
 from stream_dataloader.batch import StreamBatch
 from stream_dataloader.protocols import StreamFactory
 from stream_dataloader.sectioning import Sections, check_sections
@@ -108,6 +109,8 @@ class StreamDataset(IterableDataset[StreamBatch]):
             `shuffle` the cuts are drawn anew in each epoch, otherwise they are fixed. None reads sources whole.
         context: Begin each window with the last k items that its lane read of the same stream before it, with `mask`
             False. Windows then have k + T time steps. A lane that begins a stream has padding there.
+        anchors: Read only every n-th item of each stream: the distance, or `Anchors`. With `shuffle` the first one is
+            drawn anew in each epoch. Needs `lengths`, which stay those of the streams. Not together with `sections`.
 
     Raises:
         ValueError: An option's value is out of range, unknown, or conflicts with another.
@@ -147,11 +150,13 @@ class StreamDataset(IterableDataset[StreamBatch]):
         seed_globals: bool = False,
         sections: Sections | int | None = None,
         context: int = 0,
+        anchors: Anchors | int | None = None,
     ) -> None:
         super().__init__()
         if not isinstance(sources, SourceLists):
             cut = check_sections(sections, time_steps, shuffle)
-            one = SourceList.checked(sources, open_stream, lengths, cut, fingerprint)
+            chosen = check_anchors(anchors, cut, time_steps, shuffle)
+            one = SourceList.checked(sources, open_stream, lengths, cut, fingerprint, chosen)
             sources = SourceLists([one])
         options.check_step_factory(open_stream, time_steps)
         self._followers = Followers()
@@ -242,6 +247,7 @@ class StreamDataset(IterableDataset[StreamBatch]):
             return f"{type(self).__name__}({of} of {len(lists.lists)} datasets, {options.given_options(self._rules)})"
         factory = getattr(self.open_stream, "__qualname__", type(self.open_stream).__name__)
         cut = "" if self.sections is None else f", sections={self.sections.max_steps}"
+        cut += "" if (chosen := lists.lists[0].anchors) is None else f", anchors={chosen!r}"
         return f"{type(self).__name__}({of}, {factory}, {options.given_options(self._rules)}{cut})"
 
     def extend(self, sources: Iterable[Any], lengths: Sequence[int] | IntArray | None = None) -> None:

@@ -155,12 +155,13 @@ def _mix(datasets: Sequence[StreamDataset], weights: Any, weights_by: Any, exhau
 
 def _mean_length(number: int, dataset: StreamDataset) -> float:
     """Return the mean number of time steps of a dataset's sources, or of its sections."""
-    lengths = dataset.lengths
+    lengths, cuts = dataset.lengths, dataset._source_lists.cuts(0)
     if lengths is None:
         raise ValueError(f'weights_by="steps" needs lengths, and datasets[{number}] has none; pass lengths= to it')
     if not lengths.any():
         raise ValueError(f'weights_by="steps", and the sources of datasets[{number}] have no items; leave it out')
-    return float(lengths.sum()) / dataset._rules.num_sources
+    items = lengths if cuts is None else cuts.lengths(0)
+    return float(items.sum()) / dataset._rules.num_sources
 
 
 def _agreed(datasets: Sequence[StreamDataset], given: SharedOptions) -> SharedOptions:

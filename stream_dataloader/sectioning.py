@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from stream_dataloader._engine import options
+from stream_dataloader._engine.schedule.anchors import AnchorCut
 from stream_dataloader._engine.schedule.rules import IntArray
 from stream_dataloader._engine.schedule.sections import Cut
 from stream_dataloader.errors import shorten
@@ -145,5 +146,7 @@ def cut_of(sections: Sections, lengths: IntArray, first: int = 0) -> Cut:
 
 def described(cut: Cut) -> str:
     """Describe the cut of a list, for saved states."""
+    if isinstance(cut, AnchorCut):
+        return repr(cut.spacing)
     lengths = hashlib.blake2b(cut.lengths.tobytes(), digest_size=16).hexdigest()
     return f"max_steps={cut.steps}, jitter={cut.jitter}, lengths={lengths}"

@@ -16,7 +16,6 @@ import numpy.typing as npt
 
 from stream_dataloader._engine.assembly.part import Run, runs_of
 from stream_dataloader._engine.map_style.index_groups import IndexGroups
-from stream_dataloader._engine.schedule.anchors import AnchorCuts
 from stream_dataloader._engine.schedule.order import Order
 from stream_dataloader._engine.schedule.position import EpochStart
 from stream_dataloader._engine.schedule.replay import Piece, Replay
@@ -188,7 +187,7 @@ class Drawing:
         while (left := (_ALL if self.total is None else self.total) - self.fetched) > 0:
             self._kept.append(replay.place())
             places, pieces = replay.read(left)
-            if isinstance(self._lengths, AnchorCuts):
+            if isinstance(self._lengths, Cuts) and self._lengths.skips(0):
                 places, flat = self._indices_of_anchors(self._lengths, places.shape, pieces), None
             elif self._context:
                 places = np.concatenate([self._places_before(places[:, 0], pieces), places], axis=1)
@@ -217,9 +216,7 @@ class Drawing:
                     back[step, -count:, piece.lane] = np.arange(count, 0, -1)
         return firsts[:, None] - back
 
-    def _indices_of_anchors(
-        self, anchors: AnchorCuts, shape: tuple[int, ...], pieces: Sequence[Sequence[Piece]]
-    ) -> IntArray:
+    def _indices_of_anchors(self, anchors: Cuts, shape: tuple[int, ...], pieces: Sequence[Sequence[Piece]]) -> IntArray:
         """Return the indices of some steps, `(steps, context + T, lanes)`; padding repeats the window's."""
         steps, window, lanes = shape
         first = self._groups[0]

@@ -12,7 +12,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch.utils.data import Sampler
 
@@ -21,16 +20,17 @@ from stream_dataloader._engine.hints import hinted
 from stream_dataloader._engine.map_style.given_groups import given_groups
 from stream_dataloader._engine.ranks.place import OwnRank
 from stream_dataloader._engine.schedule import saved_state
+from stream_dataloader._engine.schedule.anchors import AnchorCut
 from stream_dataloader._engine.schedule.mix import Schedule
 from stream_dataloader._engine.schedule.order import Order as SourceOrder
 from stream_dataloader._engine.schedule.position import EpochPlace, EpochStart, Position
 from stream_dataloader._engine.schedule.replay import Replay, count_steps, steps_of_groups
-from stream_dataloader._engine.schedule.rules import Groups, IntArray, PaddingMode, Rules, Windows
+from stream_dataloader._engine.schedule.rules import Groups, PaddingMode, Rules, Windows
 from stream_dataloader._engine.schedule.sections import Cuts, Lengths
-from stream_dataloader.anchors import Anchors, cuts_of
+from stream_dataloader.anchors import Anchors, check_anchors, lengths_with
 from stream_dataloader.batch import StreamBatch
 from stream_dataloader.batch_sampler.drawing import Drawing
-from stream_dataloader.errors import StateError, shorten
+from stream_dataloader.errors import StateError
 from stream_dataloader.sectioning import Sections, check_sections, cut_of, described, with_lengths
 
 if TYPE_CHECKING:
@@ -131,7 +131,9 @@ class LaneBatchSampler(Sampler[list[int]]):
         seed = int(torch.randint(2**62, (), dtype=torch.int64, device="cpu").item()) if seed is None else seed
         seed = options.integer("seed", seed, 0)
         cut = check_sections(sections, time_steps, shuffle)
-        self._anchors = _check_anchors(anchors, cut, self._groups.lengths)
+        self._anchors = check_anchors(anchors, cut, time_steps, shuffle)
+        if self._anchors is not None:
+            lengths_with(self._anchors, self._groups.lengths, "groups")
         self._sections = None if cut is None else with_lengths(cut, self._groups.lengths)
         self._shuffles = options.flag("shuffle", shuffle)
         draws = len(self._lengths(seed)) if self._sections else len(self._groups)
@@ -152,7 +154,7 @@ class LaneBatchSampler(Sampler[list[int]]):
         """Return the numbers of items of the units that the schedule hands out: groups, or sections of them."""
         lengths = self._groups.lengths
         if self._anchors is not None:
-            return cuts_of(self._anchors, lengths, seed, shuffle=self._shuffles)
+            return Cuts([AnchorCut(lengths, self._anchors.spacing)], seed)
         return lengths if self._sections is None else Cuts([cut_of(self._sections, lengths)], seed)
 
     def _find_rank(self) -> Rules:
@@ -322,20 +324,5 @@ class LaneBatchSampler(Sampler[list[int]]):
         lengths = hashlib.blake2b(self._groups.lengths.tobytes(), digest_size=16).hexdigest()
         cut = None if self._sections is None else described(cut_of(self._sections, self._groups.lengths))
         if self._anchors is not None:
-            cut = f"{self._anchors!r}, shuffle={self._shuffles}"
+            cut = repr(self._anchors)
         return saved_state.SourceIdentity(self._groups.fingerprint, lengths, cut)
-
-
-def _check_anchors(given: Anchors | int | None, sections: Sections | None, lengths: IntArray) -> Anchors | None:
-    """Return the `anchors` of a sampler, and warn of groups that are too short for any."""
-    if given is None:
-        return None
-    if sections is not None:
-        raise ValueError("anchors= and sections= both say which indices of a group are drawn; leave one of them out")
-    anchors = given if isinstance(given, Anchors) else Anchors(options.integer("anchors, their distance,", given, 1))
-    if anchors.lengths is not None and not np.array_equal(anchors.lengths, lengths):
-        raise ValueError(f"anchors= has {shorten(anchors.lengths.tolist())} as lengths, and the groups have others")
-    if short := int((lengths < anchors.ahead).sum()):
-        what = f"{short} of {len(lengths)} groups have fewer indices than ahead={anchors.ahead}"
-        warnings.warn(f"{what}, and so no anchor", stacklevel=4)
-    return anchors

@@ -168,7 +168,7 @@ def test_a_state_of_other_anchors_is_refused():
 
 
 def test_groups_without_an_anchor_are_told():
-    with pytest.warns(UserWarning, match=r"1 of 2 groups have fewer indices than ahead=8, and so no anchor"):
+    with pytest.warns(UserWarning, match=r"1 of 2 groups have fewer items than ahead=8, and so no anchor"):
         sampler = LaneBatchSampler(1, lengths=[7, 8], anchors=Anchors(3, ahead=8, first=True))
     assert [[int(index) for index in batch] for batch in sampler] == [[7]]
 
@@ -177,7 +177,7 @@ def test_groups_without_an_anchor_are_told():
     ("options", "message"),
     [
         ({"anchors": 0}, "anchors, their distance, is 0, and must be at least 1"),
-        ({"anchors": 3, "sections": 4}, "anchors= and sections= both say which indices"),
+        ({"anchors": 3, "sections": 4}, "anchors= and sections= both say which items"),
         ({"anchors": Anchors(3, lengths=[5])}, r"anchors= has \[5\] as lengths, and the groups have others"),
     ],
 )

@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, TypedDict
 
+import numpy as np
 from torch.utils.data import IterableDataset
 
 from stream_dataloader._engine.map_style.given_groups import Order, groups_of
 from stream_dataloader._engine.reading.plan import OnError
 from stream_dataloader._engine.schedule.mix import Schedule
 from stream_dataloader._engine.schedule.rules import PaddingMode, Windows
+from stream_dataloader.anchors import Anchors
 from stream_dataloader.errors import shorten
 from stream_dataloader.sectioning import Sections
 from stream_dataloader.stream_info import get_stream_info
@@ -46,6 +48,7 @@ class MapStyleOptions(CommonOptions, total=False):
     schedule: Schedule | None
     fingerprint: str | None
     sections: Sections | int | None
+    anchors: Anchors | int | None
 
 
 class OpenGroup:
@@ -62,6 +65,11 @@ class OpenGroup:
             indices = indices[: info.stop]
         for begin in range(start, len(indices), self._time_steps):
             yield from fetch(self.dataset, list(_plain(indices[begin : begin + self._time_steps])))
+
+    def _open_items(self, indices: Sequence[int], items: Sequence[int]) -> Iterator[Any]:
+        """Yield some items of a group, without fetching the others."""
+        chosen: Any = np.asarray(indices)[items]
+        return self(chosen)
 
 
 def fetch(dataset: Any, wanted: list[int]) -> Iterator[Any]:

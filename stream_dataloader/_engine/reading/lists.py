@@ -29,9 +29,11 @@ from stream_dataloader._engine.memory.pickling import ByValue
 from stream_dataloader._engine.reading.growth import GivenList
 from stream_dataloader._engine.reading.opening import declares_early, takes_start
 from stream_dataloader._engine.reading.sources import MadeSources, PackedSources, Sources, is_safe_anywhere, sources_of
+from stream_dataloader._engine.schedule.anchors import AnchorCut
 from stream_dataloader._engine.schedule.mix import Mix
 from stream_dataloader._engine.schedule.rules import IntArray
 from stream_dataloader._engine.schedule.sections import Cut, Cuts
+from stream_dataloader.anchors import Anchors, lengths_with
 from stream_dataloader.errors import shorten
 from stream_dataloader.protocols import KnowsLengths, StreamFactory
 from stream_dataloader.sectioning import Sections, cut_of, described, with_lengths
@@ -48,6 +50,7 @@ class SourceList:
         open_stream: Opens the stream of one of them.
         lengths: `(sources,)`, number of items of each; None if they are not known.
         sections: The cut into sections; None if sources are read whole.
+        anchors: The items that are read, if not all are.
         named: The fingerprint that was given, if any.
         given: The user's own list.
     """
@@ -58,10 +61,17 @@ class SourceList:
     sections: Sections | None = None
     named: str | None = None
     given: GivenList = dataclasses.field(default_factory=GivenList)
+    anchors: Anchors | None = None
 
     @classmethod
     def checked(
-        cls, sources: Any, open_stream: Any, lengths: Any, sections: Sections | None, fingerprint: Any
+        cls,
+        sources: Any,
+        open_stream: Any,
+        lengths: Any,
+        sections: Sections | None,
+        fingerprint: Any,
+        anchors: Anchors | None = None,
     ) -> SourceList:
         """Check the options and create the list.
 
@@ -77,10 +87,12 @@ class SourceList:
         if sections is not None:
             sections = with_lengths(sections, lengths)
             lengths = sections.lengths
+        if anchors is not None:
+            lengths = lengths_with(anchors, lengths)
         lengths = options.check_lengths(lengths, len(packed))
         if fingerprint is not None and not isinstance(fingerprint, str):
             raise TypeError(f"fingerprint must be a string, and is {fingerprint!r}, a {type(fingerprint).__name__}")
-        return cls(packed, open_stream, lengths, sections, fingerprint, GivenList(sources))
+        return cls(packed, open_stream, lengths, sections, fingerprint, GivenList(sources), anchors)
 
     def longer(self, more: list[Any], lengths: Any) -> SourceList:
         """Return this list with more sources behind its own.
@@ -102,7 +114,7 @@ class SourceList:
             lengths = np.concatenate([known, options.check_lengths(lengths, len(more))])
         cut = self.sections and Sections(self.sections.max_steps, jitter=self.sections.jitter)
         every = [*self.sources, *more]
-        longer = SourceList.checked(every, self.open_stream, lengths, cut, self.named)
+        longer = SourceList.checked(every, self.open_stream, lengths, cut, self.named, self.anchors)
         return replace(longer, given=GivenList())  # the user may add to his list what he extends the dataset by
 
     @cached_property
@@ -114,6 +126,8 @@ class SourceList:
         """Return the list's cut into sections, given the index `first` of its first source."""
         if self.sections is not None and self.lengths is not None:
             return cut_of(self.sections, self.lengths, first)
+        if self.anchors is not None and self.lengths is not None:
+            return AnchorCut(self.lengths, self.anchors.spacing, first)
         lengths = np.full(len(self.sources), -1, np.int64) if self.lengths is None else self.lengths
         return Cut(lengths, None, jitter=False, first=first)
 
@@ -168,7 +182,11 @@ class SourceLists(Sources):
 
     def of(self, index: int) -> SourceList:
         """Return the list that contains a source, by the source's index."""
-        return self.lists[bisect_right(self.starts, index) - 1]
+        return self.lists[self.list_of(index)]
+
+    def list_of(self, index: int) -> int:
+        """Return the number of the list that contains a source, by the source's index."""
+        return bisect_right(self.starts, index) - 1
 
     def locate(self, index: int) -> tuple[int, int]:
         """Return the number of the list that contains a source, and the source's index in that list.
@@ -180,7 +198,7 @@ class SourceLists(Sources):
         if not 0 <= index < len(self.sources):
             padding = " (-1 stands for padding)" if index == -1 else ""
             raise IndexError(f"source {index}{padding} is out of range for {len(self.sources)} sources")
-        number = bisect_right(self.starts, index) - 1
+        number = self.list_of(index)
         return number, index - self.starts[number]
 
     def check_given(self) -> None:
@@ -228,6 +246,11 @@ class SourceLists(Sources):
         assert self.lengths is not None
         return len(self.lengths) if self._cuts else int(np.count_nonzero(self.lengths == 0))
 
+    @property
+    def has_anchors(self) -> bool:
+        """Whether only some items of sources are read, so a source may have none in some epochs."""
+        return any(one.anchors is not None for one in self.lists)
+
     def beginning(self, count: int) -> SourceLists:
         """Return the first `count` sources of the only list."""
         (one,) = self.lists
@@ -241,7 +264,7 @@ class SourceLists(Sources):
     @property
     def _cuts(self) -> list[Cut]:
         """The cut of each list; empty if every source is read whole."""
-        if all(one.sections is None for one in self.lists):
+        if all(one.sections is None for one in self.lists) and not self.has_anchors:
             return []
         return [one.cut(first) for one, first in zip(self.lists, self.starts, strict=True)]
 

@@ -47,6 +47,7 @@ class Opener:
         self.reading, self.reader, self.queue = reading, reading.readers[number], queue
         self._number, self.lanes = number, self.reader.lanes
         self._plan, self._sources = reading.plan, reading.plan.lists.sources
+        self._factories = reading.plan.factories()
         self._lookahead = reading.plan.rules.lookahead
         self._reads, self._opens = reading.status.reading.data, reading.status.opening.data
         self._meter = meter
@@ -170,13 +171,14 @@ class Opener:
         number, epoch, repeat, fresh = self.queue.order[draw]
         section = plan.section(number, epoch)
         index = section.source
-        place = (section.start, section.stop) if section.stop >= 0 and plan.cuts is not None else (0, None)
+        is_cut = section.stop >= 0 and plan.cuts is not None and not plan.cuts.skips(index)
+        place = (section.start, section.stop) if is_cut else (0, None)
         info = StreamInfo(index, epoch, lane, self.reader.worker_id, plan.rules.seed, repeat, *place)
         try:
             source = self._sources[index]
         except Exception as error:
             source, failure = "?", error
-        factory = plan.lists.of(index).open_stream
+        factory = self._factories[plan.lists.list_of(index)]
         stream = OpenedStream(info, factory, source, section, self._retries, fresh=fresh)
         if plan.seed_globals:
             stream.draws = GlobalDraws(info)

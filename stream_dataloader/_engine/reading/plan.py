@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple
 
 from stream_dataloader._engine.assembly.slots import Slots
 from stream_dataloader._engine.reading.activity import Meters, WorkerStatus
+from stream_dataloader._engine.reading.anchors import OpenAnchors
 from stream_dataloader._engine.reading.lists import SourceLists
 from stream_dataloader._engine.schedule.forecast import Forecast
 from stream_dataloader._engine.schedule.order import Order
@@ -66,6 +67,14 @@ class ReadingPlan:
     def forecast(self, epoch: int = 0) -> Forecast | None:
         """Forecast an epoch's padding from the lengths; None if they do not suffice."""
         return Forecast.of(self.rules, self.lists.lengths, self.scheduled_lengths, epoch)
+
+    def factories(self) -> list[Callable[..., Any]]:
+        """Return the functions that open the streams of each list as lanes read them."""
+        cuts = self.cuts
+        return [
+            one.open_stream if cuts is None or one.anchors is None else OpenAnchors(one.open_stream, cuts)
+            for one in self.lists.lists
+        ]
 
     def section(self, number: int, epoch: int) -> Section:
         """Return the unit with a number in the schedule: a section, or a whole source."""
@@ -192,7 +201,7 @@ class Reading:
             return None
         # With empty sources, "cycle" may find no item for a lane and raise. A reader may raise that for its own lanes
         # only, and here it would also compute the lanes of others.
-        if plan.rules.padding_mode == "cycle" and not lengths.all():
+        if plan.rules.padding_mode == "cycle" and (plan.lists.has_anchors or not lengths.all()):
             return None
         return plan.scheduled_lengths
 

@@ -1,8 +1,8 @@
-"""The items that are read of each group if only every n-th is: pure functions of (seed, epoch, group).
+"""The items that are read of each source if only every n-th is: pure functions of (seed, epoch, source).
 
 ::
 
-    every = 4, a group of 11 items       phase 2         phase 2, first and last       phase 2, ahead = 5
+    every = 4, a source of 11 items       phase 2         phase 2, first and last       phase 2, ahead = 5
     0 1 2 3 4 5 6 7 8 9 10               2 6 10          0 2 6 10                      2 6
 
 Guarantee: as sections, anchors have known numbers in each epoch, so schedules, lengths and states need nothing else.
@@ -10,15 +10,16 @@ Guarantee: as sections, anchors have known numbers in each epoch, so schedules, 
 
 from __future__ import annotations
 
-from functools import lru_cache
+from collections.abc import Callable
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 import numpy as np
 
 from stream_dataloader._engine.schedule.rules import IntArray
-from stream_dataloader._engine.schedule.sections import Cut, Cuts, Section, offsets_of
+from stream_dataloader._engine.schedule.sections import Cut, offsets_of
 
-_KEPT_GROUPS = 4096
+_KEPT_SOURCES = 4096
 
 
 class Spacing(NamedTuple):
@@ -38,58 +39,58 @@ class Spacing(NamedTuple):
     last: bool
     ahead: int
 
+    def __repr__(self) -> str:
+        given = [] if self.phase is None else [f"phase={self.phase}"]
+        given += [f"{name}=True" for name in ("first", "last") if getattr(self, name)]
+        given += [] if self.ahead == 1 else [f"ahead={self.ahead}"]
+        return f"Anchors({', '.join([str(self.every), *given])})"
 
-class AnchorCuts(Cuts):
-    """The anchors of groups, with the interface of sections: unit n is group n, and its items are its anchors.
+
+class AnchorCut(Cut):
+    """The anchors of a list of sources: each source is one section, and the items of it are its anchors.
 
     Args:
-        lengths: `(groups,)`, number of items of each group.
+        lengths: `(sources,)`, items of each source.
+        spacing: Which of them are anchors.
+        first: The index of the list's first source, among those of all lists.
     """
 
-    def __init__(self, lengths: IntArray, spacing: Spacing, seed: int) -> None:
-        self._items, self._spacing = lengths, spacing
-        super().__init__([Cut(lengths, None, jitter=False)], seed)
+    skips = True
 
-    def _make_cache(self) -> None:
-        super()._make_cache()
-        self._known = lru_cache(_KEPT_GROUPS)(self._items_of)
+    def __init__(self, lengths: IntArray, spacing: Spacing, first: int = 0) -> None:
+        super().__init__(lengths, None, jitter=False, first=first)
+        self.spacing = spacing
 
-    def _phases(self, groups: IntArray, epoch: int) -> IntArray:
-        every, phase = self._spacing.every, self._spacing.phase
-        if phase is not None:
-            return np.full_like(groups, phase)
-        return offsets_of(self._key(epoch), groups, every) - 1
-
-    def _parts(self, groups: IntArray, epoch: int) -> tuple[IntArray, IntArray, IntArray, IntArray, IntArray]:
+    def _parts(self, sources: IntArray, key: int) -> tuple[IntArray, IntArray, IntArray, IntArray, IntArray]:
         """Return the items allowed, the phases, the numbers of spaced anchors, and those added before and behind."""
-        every, _, first, last, ahead = self._spacing
-        allowed = np.maximum(self._items[groups] - (ahead - 1), 0)
-        phases = self._phases(groups, epoch)
+        every, phase, first, last, ahead = self.spacing
+        allowed = np.maximum(self.lengths[sources] - (ahead - 1), 0)
+        drawn = phase is None
+        phases = offsets_of(key, sources + self.first, every) - 1 if drawn else np.full_like(sources, phase)
         spaced = np.maximum(-(-(allowed - phases) // every), 0)
         before = (first & (allowed > 0) & (phases > 0)).astype(np.int64)
         end = np.where(spaced > 0, phases + (spaced - 1) * every, np.where(before > 0, 0, -1))
         behind = (last & (end < allowed - 1)).astype(np.int64)
         return allowed, phases, spaced, before, behind
 
-    def _all_lengths(self, epoch: int) -> IntArray:
-        _, _, spaced, before, behind = self._parts(np.arange(len(self._items)), epoch)
+    def bounds(self, sources: IntArray, places: IntArray, key: int) -> tuple[IntArray, IntArray]:
+        """Return zeros, and the numbers of anchors of some sources, see `Cut`."""
+        _, _, spaced, before, behind = self._parts(sources, key)
         counts: IntArray = spaced + before + behind
-        return counts
+        return np.zeros_like(places), counts
 
-    def section(self, number: int, epoch: int) -> Section:
-        """Return the anchors of a group as a stream of their own."""
-        count = len(self.items(number, epoch))
-        return Section(number, 0, count, count)
+    def items(self, source: int, key: int) -> IntArray:
+        """Return the items of a source that are anchors, in order."""
+        return self._known(source, key)
 
-    def items(self, group: int, epoch: int) -> IntArray:
-        """Return the items of a group that are anchors, in order."""
-        return self._known(group, epoch)
+    @cached_property
+    def _known(self) -> Callable[[int, int], IntArray]:
+        return lru_cache(_KEPT_SOURCES)(self._items_of)
 
-    def _items_of(self, group: int, epoch: int) -> IntArray:
-        parts = self._parts(np.array([group]), epoch)
-        allowed, phase, spaced, before, behind = (int(part[0]) for part in parts)
-        found = [0] * before + list(range(phase, phase + spaced * self._spacing.every, self._spacing.every))
+    def _items_of(self, source: int, key: int) -> IntArray:
+        allowed, phase, spaced, before, behind = (int(part[0]) for part in self._parts(np.array([source]), key))
+        found = [0] * before + list(range(phase, phase + spaced * self.spacing.every, self.spacing.every))
         return np.array(found + [allowed - 1] * behind, np.int64)
 
     def __getstate__(self) -> dict[str, object]:
-        return {name: value for name, value in super().__getstate__().items() if name != "_known"}
+        return {name: value for name, value in vars(self).items() if name != "_known"}

@@ -82,7 +82,8 @@ class Forecast:
         for schedule in schedules[schedules.index(rules.schedule) + 1 if rules.schedule else 0 :]:
             changed = replace(rules, schedule=schedule, lookahead=0)  # by default a schedule reserves nothing
             yield self._with("schedule", f'schedule="{schedule}"', changed)
-        yield from self._longest_sections()
+        if not isinstance(self.scheduled, Cuts) or not self.scheduled.skips(0):
+            yield from self._longest_sections()
         if rules.windows == "aligned":
             yield self._with("packed windows", 'windows="packed"', replace(rules, windows="packed"))
 

@@ -56,7 +56,12 @@ class Cut:
         steps: The most items of a section; None: sources stay whole.
         jitter: Draw the cuts anew in each epoch.
         first: The index of the list's first source, among those of all lists.
+
+    Attributes:
+        skips: Whether a section leaves out items of its source; see `AnchorCut`.
     """
+
+    skips = False
 
     def __init__(self, lengths: IntArray, steps: int | None, *, jitter: bool, first: int = 0) -> None:
         self.lengths, self.steps, self.jitter, self.first = lengths, steps, jitter, first
@@ -85,6 +90,10 @@ class Cut:
         offsets = np.where(lengths > steps, offsets, lengths)  # an unknown length, -1, stays -1
         starts = np.where(places == 0, 0, np.minimum(offsets + (places - 1) * steps, lengths))
         return starts, np.minimum(offsets + places * steps, lengths)
+
+    def items(self, source: int, _key: int) -> IntArray:
+        """Return the items that are read of a source, by its index within the list, in order."""
+        return np.arange(self.lengths[source])
 
 
 def offsets_of(key: int, sources: IntArray, steps: int) -> IntArray:
@@ -132,10 +141,22 @@ class Cuts:
     def section(self, number: int, epoch: int) -> Section:
         """Return a section by its number."""
         source = self.source(number)
-        cut = self._lists[int(np.searchsorted(self._begins, source, side="right")) - 1]
+        cut = self._list(source)
         within, place = np.array([source - cut.first]), np.array([number - int(self._firsts[source])])
         starts, stops = cut.bounds(within, place, self._key(epoch))
         return Section(source, int(starts[0]), int(stops[0]), int(cut.lengths[within[0]]))
+
+    def _list(self, source: int) -> Cut:
+        return self._lists[int(np.searchsorted(self._begins, source, side="right")) - 1]
+
+    def skips(self, source: int) -> bool:
+        """Return whether a source's sections leave out items of it."""
+        return self._list(source).skips
+
+    def items(self, source: int, epoch: int) -> IntArray:
+        """Return the items that are read of a source, in order."""
+        cut = self._list(source)
+        return cut.items(source - cut.first, self._key(epoch))
 
     def lengths(self, epoch: int) -> IntArray:
         """`(sections,)`, the number of items of each; -1 is unknown."""
