@@ -281,6 +281,33 @@ def test_a_join_that_is_cut_off_anywhere_leaves_no_store_and_is_repeated(tmp_pat
     assert dies_at == 4
 
 
+def join_slowly(folder, began, may_end):
+    replace = os.replace
+
+    def waiting(*names):
+        began.set()
+        may_end.wait(PATIENCE)
+        replace(*names)
+
+    os.replace = waiting
+    stores.join(folder)
+
+
+def test_while_another_process_joins_the_error_says_what_to_do(tmp_path):
+    fork = multiprocessing.get_context("fork")
+    began, may_end = fork.Event(), fork.Event()
+    pack_parts(tmp_path / "a", 2, NUMBERS)
+    child = fork.Process(target=join_slowly, args=(tmp_path / "a", began, may_end))
+    child.start()
+    assert began.wait(PATIENCE)
+    with pytest.raises(StoreError, match=rf"/a is being joined by another process \(process {child.pid} .*call again"):
+        stores.join(tmp_path / "a")
+    may_end.set()
+    child.join(PATIENCE)
+    assert child.exitcode == 0
+    assert stores.join(tmp_path / "a").streams == 20
+
+
 def test_a_part_that_was_packed_again_is_noticed_by_those_who_read_it(tmp_path):
     pack_parts(tmp_path / "a", 2, NUMBERS)
     stores.join(tmp_path / "a")

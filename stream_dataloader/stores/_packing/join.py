@@ -62,7 +62,8 @@ def join(path: str | os.PathLike[str], *, storage_options: Mapping[str, Mapping[
     """
     target, cache = plain_path(path), FileCache(storage_options=storage_options or {})
     first, *_ = notes = _notes_at(target, cache)
-    with ExitStack() as opened, above_standard(), Partial(in_folder(target, ".joining"), storage_options) as partial:
+    joining = Partial(in_folder(target, ".joining"), storage_options, busy=f"{target} is being joined")
+    with ExitStack() as opened, above_standard(), joining as partial:
         folders = [in_folder(target, note.share.folder) for note in notes]
         parts = [
             opened.enter_context(closing(note.open_part(folder, cache)))

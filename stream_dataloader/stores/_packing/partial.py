@@ -48,10 +48,22 @@ Packed = dict[int, tuple[int, Any]]
 
 
 class Partial:
-    """Folder in which one process packs a store; `options` are those of a server."""
+    """Folder in which one process packs a store.
 
-    def __init__(self, path: str | os.PathLike[str], options: Mapping[str, Mapping[str, Any]] | None = None) -> None:
+    Args:
+        path: Path of the finished store.
+        options: Those of a server.
+        busy: Says what another process does if it holds the folder; None: it packs the store.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        options: Mapping[str, Mapping[str, Any]] | None = None,
+        busy: str | None = None,
+    ) -> None:
         self.path = plain_path(path).rstrip("/") or os.fspath(path)
+        self._busy = busy or f"{self.path} is being packed"
         self._cache = FileCache(storage_options=options or {})
         self.folder = f"{self.path}.partial"
         if is_url(self.path):
@@ -87,7 +99,9 @@ class Partial:
                 with open(path, encoding="utf-8") as file:
                     holder = file.read(200)
                 if time.monotonic() > deadline or not _has_gone(holder):
-                    raise StoreError(f"{self.path} is being packed by another process ({holder})")
+                    raise StoreError(
+                        f"{self._busy} by another process ({holder}); wait until it ends, or end it, and call again"
+                    )
                 time.sleep(0.02)  # workers of a killed process end soon
         os.truncate(held.fd, 0)
         since = time.strftime("%Y-%m-%d %H:%M:%S")
