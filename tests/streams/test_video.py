@@ -194,6 +194,7 @@ def test_a_steady_rate_out_of_irregular_times(gaps, fps, first, step, data, tmp_
 def test_sections_in_frames_and_in_seconds(folder):
     path = clip(folder)
     assert numbers((path, 7, 31), frame_step=5) == [7, 12, 17, 22, 27]
+    assert VideoStream(frame_step=5).length((path, 7, 31)) == 5
     assert numbers((path, 58, None)) == [58, 59]
     assert numbers((path, 0.4, 0.72)) == list(range(10, 18))
     assert numbers(path, start=0, stop=1.0) == list(range(25))
@@ -226,6 +227,11 @@ def test_a_picture_of_another_shape_is_stretched_boxed_or_cut(folder):
     cut = read(clip(folder, frames=64), size=(48, 32), fit="crop")[0b00111100]
     assert (cut[:, :20] > 250).all()  # the four middle stripes, all white
     assert clips.number_of(read(path, size=(100, 200), fit="stretch")[37]) == 37
+
+
+def test_a_start_at_a_key_frame_decodes_from_that_one():
+    index = frame_index.FrameIndex(None, np.array([[0, -1], [10, -1]]), None)
+    assert [index.key_before(time) for time in (-1, 0, 9, 10, 11)] == [None, 0, 0, 10, 10]
 
 
 def test_frames_are_given_back_to_the_decoder_without_garbage_collection(folder):
