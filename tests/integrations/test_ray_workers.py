@@ -7,6 +7,7 @@ import pathlib
 import re
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -16,7 +17,7 @@ from collections import Counter
 import numpy as np
 import pytest
 from cases import cases, key, keys
-from helpers import ROOT, random_cases, run_program, soon
+from helpers import PATIENCE, ROOT, random_cases, run_program, soon
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -299,6 +300,49 @@ def test_ctrl_c_ends_the_wait_and_the_state_goes_on():
     rest = remote(dataset(slow), 2)
     rest.load_state_dict(loader.state_dict())
     assert found + keys(rest) == expected
+
+
+INTERRUPTED = """
+import sys, time
+import numpy as np, ray
+from stream_dataloader import StreamDataLoader, StreamDataset
+
+def slow(n):
+    for i in range(n):
+        time.sleep(0.02)
+        yield np.full(4, i)
+
+if __name__ == "__main__":
+    ray.init(address=sys.argv[1], logging_level="ERROR")
+    options = {"persistent_workers": True, "ray_remote_args": {"max_calls": 1}}
+    loader = StreamDataLoader(StreamDataset([5000] * 8, slow, 4, time_steps=2), 2, worker_method="ray", **options)
+    try:
+        for batch in loader:
+            if batch.batch_index == 3:
+                print(*[place.pid for place in loader._starter.pool.workers.mail.places.values()], flush=True)
+    except KeyboardInterrupt:
+        print("interrupted at", time.time(), flush=True)
+"""
+
+
+def is_alive(pid):
+    return pathlib.Path(f"/proc/{pid}").exists()
+
+
+def test_ctrl_c_in_a_terminal_ends_the_program_and_its_workers(cluster, tmp_path):
+    (tmp_path / "program.py").write_text(INTERRUPTED)
+    command = [sys.executable, tmp_path / "program.py", cluster.address]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    program = subprocess.Popen(command, start_new_session=True, **pipes)
+    pids = [int(pid) for pid in program.stdout.readline().split()]
+    assert len(pids) == 2
+    began = time.time()
+    os.killpg(program.pid, signal.SIGINT)  # as a terminal does: the whole group gets it
+    printed, errors = program.communicate(timeout=PATIENCE)
+    assert float(printed.removeprefix("interrupted at")) - began < 5
+    assert program.returncode == 0
+    assert "Traceback" not in errors, errors
+    assert soon(lambda: not any(map(is_alive, pids)), PATIENCE), "workers outlive their program"
 
 
 def test_broken_streams_are_skipped_alike():

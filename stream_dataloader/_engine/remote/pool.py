@@ -173,7 +173,7 @@ class RayWorkers(Workers):
             for name, amount in _ray().available_resources().items()
             if ":" not in name and (name in asked or "memory" not in name)
         }
-        return f"has not begun: Ray has to find a place for {shorten(asked)}, and free are {_amounts(free)}"
+        return f"has not begun: its process starts, or Ray has no place for {shorten(asked)}; free are {_amounts(free)}"
 
     def is_stopped(self, worker: int) -> bool:  # noqa: ARG002
         """See `Workers`; a signal on another machine is not seen."""
