@@ -105,7 +105,7 @@ GROUND = {"_engine.hints", "errors", "protocols", "stream_info", "_engine.descri
 @pytest.mark.parametrize(
     ("room", "allowed"),
     [
-        ("streams", {"streams", "_engine.notices", "_engine.memory", *GROUND}),
+        ("streams", {"streams", "_engine.items", "_engine.notices", "_engine.memory", *GROUND}),
         ("stores", {"stores", "streams", "_engine.items", "_engine.memory", *GROUND}),
     ],
 )

@@ -113,7 +113,9 @@ class Ranks:
         rules = dataset._rules
         shares = [rules.draws_of(group * rules.lanes_of_a_group) for group in range(rules.groups.count)]
         left = sum(max(0, share - cursor) for share, cursor in zip(shares, snapshot.cursors, strict=True))
-        if rules.padding_mode != "drop" and left > dataset._source_lists.most_empty:  # some sources with items are left
+        lists = dataset._source_lists
+        most_empty = 0 if lists.lengths is None else lists.most_empty
+        if rules.padding_mode != "drop" and left > most_empty:  # some sources with items are left
             return loaded.epoch, snapshot
         try:
             count = dataset._steps_of(loaded.epoch)
