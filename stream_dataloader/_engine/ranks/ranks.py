@@ -108,14 +108,13 @@ class Ranks:
         if snapshot is None or not snapshot.step or not rules.deterministic or snapshot.changed is not None:
             return loaded.epoch, snapshot
         dataset = self.dataset_by(snapshot.past)
-        if not dataset._source_lists.knows_lengths:  # so nobody knows whether the sources that are left have items
+        lists = dataset._source_lists
+        if not lists.knows_lengths:  # the sources that are left may have items, or none
             return loaded.epoch, snapshot
         rules = dataset._rules
         shares = [rules.draws_of(group * rules.lanes_of_a_group) for group in range(rules.groups.count)]
         left = sum(max(0, share - cursor) for share, cursor in zip(shares, snapshot.cursors, strict=True))
-        lists = dataset._source_lists
-        most_empty = 0 if lists.lengths is None else lists.most_empty
-        if rules.padding_mode != "drop" and left > most_empty:  # some sources with items are left
+        if rules.padding_mode != "drop" and left > lists.most_empty:  # some sources with items are left
             return loaded.epoch, snapshot
         try:
             count = dataset._steps_of(loaded.epoch)
