@@ -1,4 +1,4 @@
-"""Hints for names that users of other libraries try: options of constructors, and names to import.
+"""Hints for names that users of other libraries try: options, names to import, and fields of a batch.
 
 Guarantee: nothing here runs before a call has failed.
 """
@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
-__all__ = ["hint_for", "hinted", "room_of"]
+__all__ = ["field_hint", "hint_for", "hinted", "room_of"]
 
 _Kind = TypeVar("_Kind", bound=type)
 
@@ -52,6 +52,24 @@ _OPTIONS: Mapping[str, str] = {
     "pin": "pin_memory= of StreamDataLoader",
 }
 
+_SHAPE = "len(batch) is B, batch.time_steps is T, and batch.data has the structure that the streams yield"
+_TARGETS = "yield pairs or dicts from the stream; batch.data has the same structure"
+
+#: Names that a batch, a tensor or a tuple of tensors has elsewhere.
+_FIELDS: Mapping[str, str] = {
+    **dict.fromkeys(("shape", "size", "ndim", "dtype", "batch_size", "num_lanes", "seq_len"), _SHAPE),
+    **dict.fromkeys(("x", "input", "inputs", "input_ids", "images", "frames", "obs", "tokens"), "use batch.data"),
+    **dict.fromkeys(("y", "target", "targets", "label", "labels", "action"), _TARGETS),
+    **dict.fromkeys(("source", "sources", "episode_index", "stream", "stream_id"), "use batch.source_index"),
+    **dict.fromkeys(("is_start", "starts", "start", "begin"), "use batch.is_first, (T, B), or batch.reset, (B,)"),
+    **dict.fromkeys(("done", "dones", "ends", "is_end", "terminated"), "use batch.is_last, or recurrent.done(batch)"),
+    **dict.fromkeys(("attention_mask", "padding_mask", "pad_mask", "padding"), "use batch.is_padding, or batch.mask"),
+    **dict.fromkeys(("step", "index", "batch_idx"), "use batch.batch_index"),
+    **dict.fromkeys(("t", "time", "frame_index", "offset"), "use batch.position"),
+    "device": "use batch.data.device",
+    "lengths": "use batch.mask.sum(0)",
+}
+
 #: Public names that are not in the package itself, by the room that has them.
 _ROOMS: Mapping[str, tuple[str, ...]] = {
     "streams": (
@@ -64,7 +82,7 @@ _ROOMS: Mapping[str, tuple[str, ...]] = {
             "ImageFolderStream",
             "Limits",
         ),
-        *("TextStream", "VideoStream", "segment_videos"),
+        *("NOTHING_YET", "TextStream", "VideoStream", "live", "segment_videos"),
     ),
     "stores": (
         *("Hdf5Store", "JoinedStore", "LeRobotStore", "LmdbStore", "MdsStore", "MdsWriter", "MemmapStore", "NpyStore"),
@@ -88,6 +106,11 @@ def hint_for(name: str, known: Iterable[str]) -> str:
         return _OPTIONS[name]
     close = difflib.get_close_matches(name, [*known], 1)
     return f"did you mean {close[0]}=?" if close else ""
+
+
+def field_hint(name: str) -> str:
+    """Return what a batch has in place of a field that does not exist, or an empty text."""
+    return _FIELDS.get(name, "")
 
 
 def room_of(name: str) -> str | None:

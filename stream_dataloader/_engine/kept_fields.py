@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import torch
 
+from stream_dataloader._engine.hints import field_hint
 from stream_dataloader._engine.items.bookkeeping import Bookkeeping
 from stream_dataloader._engine.items.layout import INLINE_BYTES, as_array, as_tensor, is_dense
 from stream_dataloader._engine.items.structure import flatten, unflatten
@@ -49,7 +50,19 @@ class KeptFields:
                 for made, tensor in there["_later"](name).items():
                     there.setdefault(made, tensor)  # another thread may have made it first
                 return there[name]
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+            hint = f"; {hint}" if (hint := field_hint(name)) else ""
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{hint}", name=name, obj=self)
+
+        def __getitem__(self, key: Any) -> Any:
+            """Raise an error that names the field; `x, y = batch` ends here, too, as there is no `__iter__`."""
+            kind, data = type(self).__name__, getattr(self, "data", None)
+            remedy = "batch.data holds what the streams yielded: x, y = batch.data for streams of pairs"
+            if isinstance(key, str):
+                is_inside = isinstance(data, Mapping) and key in data
+                remedy = f"write batch.data[{key!r}]" if is_inside else field_hint(key) or remedy
+            if isinstance(key, str) and key in self.__dataclass_fields__:
+                remedy = f"write batch.{key}"
+            raise TypeError(f"a {kind} has fields, and no entries; {remedy}")
 
     def _books_for(self, name: str) -> Bookkeeping | None:
         """Return the bookkeeping that a field will be made from; None if it was made, and may have been changed."""

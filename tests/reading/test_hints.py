@@ -1,5 +1,7 @@
 """What users of other libraries try is told the name that it has here."""
 
+from collections.abc import Iterable
+
 import numpy as np
 import pytest
 
@@ -111,3 +113,32 @@ def test_pictures_of_two_sizes_are_told_of_size():
     dataset = StreamDataset([4, 5], lambda n: iter(np.zeros((2, 3, n, n), np.uint8)), 2, time_steps=2)
     with pytest.raises(ItemError, match=r"size=\(height, width\) of VideoStream"):
         list(StreamDataLoader(dataset))
+
+
+def a_batch():
+    streams = lambda _: ({"image": np.zeros(2), "label": i} for i in range(2))  # noqa: E731
+    return next(iter(StreamDataLoader(StreamDataset([0], streams, 1, time_steps=2))))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "remedy"),
+    [
+        (lambda batch: batch["data"], "write batch.data"),
+        (lambda batch: batch["image"], r"write batch.data\['image'\]"),
+        (lambda batch: batch["sources"], "use batch.source_index"),
+        (lambda batch: batch[0], "x, y = batch.data for streams of pairs"),
+        (lambda batch: max(*batch), "x, y = batch.data for streams of pairs"),
+    ],
+)
+def test_a_batch_that_is_taken_for_a_dict_or_a_tuple_says_what_it_has(wrong, remedy):
+    with pytest.raises(TypeError, match=f"StreamBatch has fields, and no entries; .*{remedy}"):
+        wrong(a_batch())
+
+
+def test_a_field_of_another_library_is_named_with_ours():
+    batch = a_batch()
+    with pytest.raises(AttributeError, match=r"no attribute 'shape'; len\(batch\) is B, batch.time_steps is T"):
+        _ = batch.shape
+    with pytest.raises(AttributeError, match=r"no attribute 'is_start'; use batch.is_first"):
+        _ = batch.is_start
+    assert not isinstance(batch, Iterable), "trainers would look for tensors in it"

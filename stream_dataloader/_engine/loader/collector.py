@@ -69,6 +69,7 @@ class StepCollector:
 
     def collect(self, epoch: Epoch) -> list[Part | None]:
         """Return each reader's part of the next step, None for a reader that has ended."""
+        # Credit counts the steps that workers know, including those of which no batch was made.
         if self.session is not None:
             self.session.give_credit(epoch.step + self._passed_over)
         parts: list[Part | None] = []
@@ -109,6 +110,7 @@ class StepCollector:
             return False
         for part in parts:
             self._fifos[part.reader].append(part)
+            # A reader that reported an error sends no more parts. Waiting for its next one would never end.
             self._ended[part.reader] = isinstance(part, Failure) or part.end or bool(part.faults)
         return True
 
@@ -144,6 +146,7 @@ class StepCollector:
             self._killers |= proven
         elif self._restarts >= self._most:
             return False
+        # The record is that of the last delivered batch. What dead workers had read ahead is read again.
         self._restarts += 1
         self._work.counts.totals["restarts"] += 1
         log.warning("%s; restart %d of %d, at step %d", str(death), self._restarts, self._most, record.step)

@@ -38,6 +38,7 @@ class Epoch(Delivery[PackedSnapshot]):
 
     def pass_over(self, reports: Sequence[LaneReports | None]) -> None:
         """Note what lanes did in a step of which no batch is made."""
+        # Draws and positions of lanes advance, the number of delivered steps does not.
         self._progress.advance(reports, steps=0)
 
     def place_at(self, step: int) -> EpochPlace | None:

@@ -104,6 +104,7 @@ class Iteration:
             made = self._make.batch(step, self.epoch.number, parts, slot, state)
         else:
             made = self._make.of(parts, slot)
+        # By identity: comparing layouts would cost time in every batch, and to note an equal one again does no harm.
         if layout_check.layout is not self._noted:
             self._note_layout()
         self._counts.batch(begin, step, parts, layout_check.layout)
@@ -131,6 +132,7 @@ class Iteration:
 
     def steps_of_parts(self, steps: int | None = None) -> Iterator[Iterable[StreamBatch]]:
         """Yield the parts of each step together, to the end or for a number of steps."""
+        # A worker may have several readers. Its part of a step is that of all of them, side by side.
         regroupers = []
         numbered = enumerate(self._collector.readers)
         for _, group in itertools.groupby(numbered, lambda numbered: numbered[1].worker_id):
@@ -159,6 +161,7 @@ class Iteration:
         regroupers: Sequence[tuple[Regrouper, slice]],
     ) -> Iterator[StreamBatch]:
         for regrouper, of_worker in regroupers:
+            # A worker whose lanes are idle has no part; an empty batch would look like data to a per-worker model.
             if any(parts[of_worker]):
                 batch = regrouper.batch(step, self.epoch.number, parts[of_worker], slot)
                 yield self.output.finish(batch)
@@ -171,6 +174,8 @@ class Iteration:
         slot: Slot | None = None
         try:
             sent = self._collect()
+            # No lane has an item yet, so there is nothing to deliver. The step is passed over and gets no number,
+            # because numbers of batches must not depend on how long a live source took.
             while are_late(sent):
                 epoch.pass_over([None if part is None else part.reports for part in sent])
                 self._collector.pass_over(epoch)
@@ -224,6 +229,7 @@ class Iteration:
                 self._layout_check.check(parts, slot)
             except StreamError as misfit:
                 errors.append((misfit.lane, misfit))
+        # The lowest lane wins, whichever worker reported first. Otherwise the error would depend on timing.
         if errors:
             raise min(errors, key=lambda error: error[0])[1]
 
@@ -232,6 +238,7 @@ class Iteration:
         if self.is_own:  # a process that the user forked must not end the parent's workers
             self.closed = True
             self._counts.end()
+            # Other ranks and workers come first, as they may wait for this process. Closing streams here may take long.
             if self.ending is not None:
                 self.ending.now()
             self._collector.close()

@@ -131,7 +131,7 @@ class LoaderPosition(BasePosition[Epoch]):
 
     def begin(self, epoch: Epoch) -> None:
         """Note that the coming epoch, or its run, has begun; this uses up the loaded state."""
-        continued = self.goes_on
+        continued = self.goes_on  # asked before `begin` of the position, which changes the answer
         if (text := self._position.renaming("loader")) is not None:
             warnings.warn(text, RuntimeWarning, stacklevel=7)
         record = epoch.record()
@@ -179,6 +179,7 @@ class LoaderPosition(BasePosition[Epoch]):
         later = place_later(self.states, Start(loaded.epoch, loaded.snapshot), count)
         if later is None:
             return None
+        # The number of batches in the run is counted on, so that a state says which of its epochs comes next.
         if at is not None and length is not None:
             whole, delivered = divmod(at.delivered + count, length)
             at = EpochPlace(at.number + whole, delivered)
@@ -251,6 +252,7 @@ class LoaderPosition(BasePosition[Epoch]):
             return
         record, length, left = epoch.record(), self._position.length, self._position.left
         count = record.step - self._resumed_at
+        # Not a run: the next iteration begins another epoch. In a run it continues with the following batches instead.
         if left is None:
             is_used_up = count <= 1 and not self.states.is_end(epoch.dataset, epoch.number, record)
             of, then = f"epoch {epoch.number}", f"reads epoch {epoch.number + 1} from its beginning"

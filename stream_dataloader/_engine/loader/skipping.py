@@ -24,11 +24,14 @@ def place_later(states: States, start: Start, count: int) -> tuple[Start, int] |
     rules, scheduled = reading._rules, reading._plan().scheduled_lengths
     if scheduled is None or not reading._source_lists.knows_lengths or rules.time_steps is None:
         return None
+    # First come, first served, the lane that gets a source is not known beforehand. And a stream that is skipped
+    # changes what all lanes read after it.
     if not rules.deterministic or reading.on_error != "raise":
         return None
     place = start.resume or beginning(rules)
     changed = None if place.changed is None else place
     total = None if rules.padding_mode == "cycle" else known_count(reading, start.epoch, changed)
+    # A place behind the last batch would resume to an epoch without batches.
     if total is not None and place.step + count >= total:
         return Start(start.epoch + 1), total - place.step
     replay = Replay(rules, Order(rules, start.epoch, scheduled, place), scheduled, place)

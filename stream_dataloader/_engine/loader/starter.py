@@ -109,6 +109,7 @@ class Starter:
 
     def _goes_on(self, kept: Iteration, position: LoaderPosition, output: Output) -> bool:
         """Return whether the kept run can go on, unchanged, for an iterator with this output."""
+        # After a fork the workers are the parent's. Another output needs windows of another kind from them.
         if not kept.is_own or kept.closed or kept.output != output or not position.goes_on:
             return False
         if output.parts and kept.epoch.is_ahead:  # a part was copied ahead, and would be lost
@@ -130,10 +131,13 @@ class Starter:
 
     def end(self) -> None:
         """End the current iteration: its iterator raises from now on."""
+        # The turn ends first: closing may take long, and an iterator of the old epoch must not read meanwhile.
         self._turn.end()
         self._kept = None
         if (iteration := self._newest()) is not None:
             iteration.close()
+        # The iteration is gone, but its clean-up may still wait for a thread. It is done now, so that two epochs never
+        # use the same workers.
         elif self._ending is not None:
             self._ending.now()
 
@@ -198,6 +202,7 @@ class Starter:
 def _pool_of(work: Assignment) -> Pool:
     if work.settings.worker_method != "ray":
         return Pool(work)
+    # Imported here, because importing Ray takes seconds, and most loaders do not use it.
     from stream_dataloader._engine.remote.pool import RayPool
 
     return RayPool(work)

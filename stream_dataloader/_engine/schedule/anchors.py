@@ -64,10 +64,12 @@ class AnchorCut(Cut):
     def _parts(self, sources: IntArray, key: int) -> tuple[IntArray, IntArray, IntArray, IntArray, IntArray]:
         """Return the items allowed, the phases, the numbers of spaced anchors, and those added before and behind."""
         every, phase, first, last, ahead = self.spacing
+        # An anchor must have `ahead` items from itself on, so the last items of a source cannot be anchors.
         allowed = np.maximum(self.lengths[sources] - (ahead - 1), 0)
         drawn = phase is None
         phases = offsets_of(key, sources + self.first, every) - 1 if drawn else np.full_like(sources, phase)
         spaced = np.maximum(-(-(allowed - phases) // every), 0)
+        # Item 0, and the last one, are added only where no spaced anchor is there: none may come twice.
         before = (first & (allowed > 0) & (phases > 0)).astype(np.int64)
         end = np.where(spaced > 0, phases + (spaced - 1) * every, np.where(before > 0, 0, -1))
         behind = (last & (end < allowed - 1)).astype(np.int64)

@@ -56,6 +56,7 @@ class Forecast:
         """Create the forecast; None where it cannot be computed, or not fast."""
         if lengths is None or scheduled is None or rules.time_steps is None or rules.mix is not None:
             return None
+        # The other modes read sources again, or end at the first idle lane. A very long list takes seconds to assign.
         if rules.padding_mode != "zeros" or len(scheduled) > _MOST_STREAMS or (lengths < 0).any():
             return None
         return cls(rules, lengths, scheduled, epoch)

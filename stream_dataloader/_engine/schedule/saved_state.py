@@ -173,7 +173,7 @@ def plain_epoch(place: EpochPlace, length: int) -> dict[str, Any]:
 
 
 def _epoch_place_of(state: Mapping[str, Any]) -> EpochPlace | None:
-    if "epoch_place" not in state:
+    if "epoch_place" not in state:  # saved without `batches_per_epoch`
         return None
     saved = state["epoch_place"]
     return EpochPlace(number("epoch of n batches", saved["number"]), number("batches of it", saved["delivered"]))

@@ -94,6 +94,7 @@ def check_group(state: Mapping[str, Any], name: str, most_given: int = _MOST) ->
     else:
         for skipped in group[0]:
             number(f"{name}, a skipped source,", skipped, -_MOST)
+    # A state of an epoch's beginning has no places. Then there is no checksum, either.
     if len(group) == 1 and not state["step"]:
         return
     if len(group) != _CHECKSUM + 1:
@@ -106,9 +107,11 @@ def check_group(state: Mapping[str, Any], name: str, most_given: int = _MOST) ->
     for lane in lanes:
         held += [*_draws_of(lane, name), *(draw for one in lane["reserved"] or () for draw in _draws_of(one, name))]
     total, own = state["groups"], int(name.removeprefix("group_"))
+    # A damaged number could be another valid one, so it is compared with what this group was given.
     for draw in held:
         if draw % total != own or draw // total >= given:
             raise StateError(f"the state's {name} holds source number {draw}, and {given} sources were handed out")
+    # A source that two lanes hold would be read twice.
     if len(set(held)) < len(held):
         raise StateError(f"the state's {name} has the same source in two places")
     if group[_CHECKSUM] != checksum(state, group):

@@ -108,6 +108,7 @@ def _answers(function: Callable[[int], Any], sizes: Sequence[int], ends: str | N
     end = sum(sizes) if ends == "once" else _MOST_ASKED
     drawn, before, shares = np.zeros(len(sizes)), 0, np.zeros(len(sizes))
     for draw in asked_draws(end):
+        # How much was drawn of each list until here is only estimated: it decides when to stop asking, nothing else.
         drawn, before = drawn + shares * (draw - before), draw
         if ends == "in full" and (drawn >= sizes).all():
             return
@@ -137,6 +138,7 @@ def _made(
         if means is not None:
             row = tuple([weight / mean for weight, mean in zip(row, means, strict=True)])
         _check_shares(given, row)
+        # Equal neighbours are one entry, so that a function that never changes gives the same state as plain numbers.
         if not found or found[-1][1] != row:
             found.append((given.draw, row))
     for number in range(lists if all_have_some else 0):
@@ -149,6 +151,7 @@ def _made(
 def _row(given: _Given, lists: int) -> tuple[float, ...]:
     """Return one weight for each list."""
     name, draw, weights = given
+    # A text is a sequence, too: "12" would pass as the weights 1 and 2.
     if isinstance(weights, (str, bytes)):
         raise TypeError(f"{name} must be numbers, one per dataset, and is {shorten(weights)}")
     try:
