@@ -117,7 +117,7 @@ def _dataset(name: str, episodes: int, length: int) -> Path:
 
 
 class _SeeksEachFrame(Dataset[dict[str, Any]]):
-    """What lerobot's dataset does a sample."""
+    """Reads as lerobot's dataset does for each sample."""
 
     def __init__(self, folder: Path, *, anew: bool) -> None:
         self._folder = folder

@@ -1,4 +1,4 @@
-"""What an MDS dataset costs to read: two workers, against mosaicml-streaming's own reader on the same files.
+"""Cost of reading an MDS dataset: two workers, against mosaicml-streaming's own reader on the same files.
 
 Samples are pictures (64, 64, 3) uint8 and a label, in shards of 64 MB that are not compressed, in a local folder; they
 are read in order. Ours are streams of a shard each, 16 lanes of 16 steps; theirs are batches of 256 samples by torch's

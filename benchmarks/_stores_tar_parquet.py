@@ -34,7 +34,7 @@ def rows(quick: bool) -> Iterator[Row]:
 
 
 def compared(name: str, store: Store, theirs: Callable[[], float], folder: Path, note: str, quick: bool) -> Result:
-    """How many times faster a store is."""
+    """Return how many times faster a store is."""
     rates = in_turns({"ours": lambda: streamed(store), "theirs": theirs}, name, quick)
     return row_of(name, rates, "ours", "theirs", None, bytes_of(folder), note)
 

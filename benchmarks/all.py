@@ -40,7 +40,7 @@ _MISSING = re.compile(r"ModuleNotFoundError: No module named '(?!stream_dataload
 
 @dataclass
 class Outcome:
-    """What came of a program.
+    """Result of a program.
 
     Attributes:
         written: Its file; empty if there is none.
@@ -161,7 +161,7 @@ def print_all(outcomes: Mapping[str, Outcome], found: Comparison, saved: Mapping
 
 
 def print_summary(outcomes: Mapping[str, Outcome], found: Comparison, now: Mapping[Key, Result]) -> None:
-    """What there is to look at."""
+    """Print the results to look at."""
 
     def listed(title: str, lines: Sequence[str]) -> None:
         live.say(f"\n{title}: {len(lines) or 'none'}")
@@ -199,7 +199,7 @@ def _target(result: Result) -> str:
 
 
 def machines_of(programs: Iterable[Mapping[str, Any]]) -> str:
-    """What figures were measured with."""
+    """Return the machines that figures were measured on."""
     found = set()
     for one in programs:
         machine = [f"{name} {value}" for name, value in one["machine"].items()]

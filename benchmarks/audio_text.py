@@ -45,7 +45,7 @@ OURS, ALONE = "stream_dataloader", "2 processes"
 
 
 class Work(NamedTuple):
-    """What is read.
+    """Files that are read.
 
     Attributes:
         open_stream: Opens a source.
@@ -124,7 +124,7 @@ def train_tokenizer(path: str) -> Any:
 
 
 def all_works(folder: Path, quick: bool) -> dict[str, Work]:
-    """What is measured; of a quick run two files a lane, and these are shorter."""
+    """Return the works to measure; a quick run has two files per lane, which are shorter."""
     part = 4 if quick else 1
     music = [write_music(folder / f"{i}.mp3", 120 // part, i % 4) for i in range(4)] * (16 // part)
     texts = [write_text(folder / f"{i}.txt", (1 << 20) // part, i) for i in range(4)] * (4 if quick else 8)

@@ -111,7 +111,7 @@ def _write(path: Path, pictures: list[Array]) -> None:
 
 
 def of_batch(clips: list[Clip], batch: StreamBatch, name: str) -> Tensor:
-    """What the clips say of each time step, `(T, B)`; -1 for padding. Labels are found by source and position."""
+    """Labels of each time step, `(T, B)`; -1 for padding. Labels are found by source and position."""
     longest = max(len(clip.answer) for clip in clips)
     told_of = [np.pad(getattr(clip, name), (0, longest - len(clip.answer) + 1), constant_values=-1) for clip in clips]
     # The last column is -1, and is found by padding's position, -1.
@@ -182,7 +182,7 @@ def run(task: Task) -> tuple[list[float], float]:
 
 @torch.no_grad()
 def tested(model: Watcher, task: Task) -> tuple[list[float], float]:
-    """What `run` returns, on clips that the model has not seen."""
+    """Return the results of `run` on clips that the model has not seen."""
     carry, right, hidden, left = RecurrentState(batch_dim=1), [], [], []
     for batch in loader_of(task.unseen, LANES):
         scores, state = model(batch.data, carry.before(batch) if task.carried else None)
@@ -198,7 +198,7 @@ def tested(model: Watcher, task: Task) -> tuple[list[float], float]:
 
 
 def numbers_of(tasks: list[Task], outcomes: list[tuple[list[float], float]]) -> dict[str, Any]:
-    """What is drawn and told."""
+    """Return the numbers to draw and print."""
     found: dict[str, Any] = {}
     for name, carried in (("carried", True), ("reset", False)):
         runs = [outcome for task, outcome in zip(tasks, outcomes, strict=True) if task.carried == carried]

@@ -1,4 +1,4 @@
-"""What it costs to ask a batch of packed windows what it holds: `is_first`, `mask` and the others, made on request.
+"""Cost of the bookkeeping fields of packed batches: `is_first`, `mask` and the others, made on request.
 
 Sixteen lanes of 1,024 time steps, some forty streams in a batch. Each field is asked of batches of which nothing was
 asked before, so a figure is the whole cost of it; `seq_idx`, `cu_seqlens` and `position_ids` are those of

@@ -1,4 +1,4 @@
-"""What got better or worse since figures were saved: ratios alone, as machines differ, and beyond their spread alone.
+"""Comparison with saved figures: only ratios, as machines differ, and only changes beyond their spread.
 
 A ratio has changed if the spreads of its rounds, then and now, are apart by more than half of the wider one. Of two
 runs of the same code, with three rounds each, one ratio in forty would; that the spreads do not overlap is so for one
@@ -24,7 +24,7 @@ Key = tuple[str, str, str]
 
 @dataclass
 class Comparison:
-    """What is different.
+    """Differences between two runs.
 
     Attributes:
         judged: How many ratios were compared.

@@ -1,4 +1,4 @@
-"""What it costs that a loader counts what it does: the same loaders, with counting taken out of the code.
+"""Cost of a loader's counters: the same loaders, with counting removed from the code.
 
 Guarantee: contenders take turns, see `interleaved`; both read the same, and only the counters differ. Run it as
 `python benchmarks/counting.py [--quick] [--json PATH]`.
@@ -57,7 +57,7 @@ class Windows:
 
 
 def seconds(window: Any, batches: int, workers: int, *, counted: bool) -> float:
-    """How long an epoch takes, from its second batch on."""
+    """Return the seconds of an epoch, from its second batch on."""
     dataset = StreamDataset(range(LANES), Windows(window, batches), LANES, windows="given")
     if counted:
         return _read(dataset, workers)

@@ -1,4 +1,4 @@
-"""What it costs to bring batches to a CUDA device, and whether anything waits that need not.
+"""Cost of bringing batches to a CUDA device, and unnecessary waits.
 
 - `check`: all numbers arrive while the device lags behind and slots are written again; of two loaders at once; under
   autograd; to each device there is, while another is current; and after memory ran out. Nothing is measured if this
@@ -332,7 +332,7 @@ def waiting(quick: bool, device: torch.device) -> Iterator[Row]:
 
 
 def traced(quick: bool, device: torch.device, path: Path | None) -> Iterator[Row]:
-    """What happens within `next`, by torch's profiler."""
+    """Trace `next` with torch's profiler."""
     if device.type != "cuda":
         yield LeftOut("Within next", "calls that wait", "needs a CUDA device")
         return

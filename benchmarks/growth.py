@@ -1,4 +1,4 @@
-"""How costs grow: with lanes, leaves, workers, reserved streams, the length of an epoch, ranks and sources.
+"""Growth of costs with lanes, leaves, workers, reserved streams, the length of an epoch, ranks and sources.
 
 What a batch costs is the time of processors, of this process and its workers together, so that waiting does not count,
 and a machine that does other things too matters little. Items are small: it is the loader's cost, not that of copies.
@@ -101,7 +101,7 @@ class Steps:
 
 
 def microseconds(loader: Iterable[Any]) -> float:
-    """What a batch costs of an epoch that is long enough, from one batch of it to a later one."""
+    """Return the CPU time of a batch in microseconds, averaged over enough batches of one epoch."""
     batches, count, chunk = iter(loader), 0, 4
     for _ in range(WARM_UP):
         next(batches)

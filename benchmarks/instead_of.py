@@ -1,4 +1,4 @@
-"""What six published programs put into their batches, against this library over the same streams, by `testing.audit`.
+"""Batches of six published programs against this library over the same streams, by `testing.audit`.
 
 Their order of reading is written anew in `hand_written.py`, after these files:
 

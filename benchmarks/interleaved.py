@@ -59,7 +59,7 @@ class Result:
 
 
 class LeftOut(NamedTuple):
-    """What was not measured.
+    """A measurement that was left out.
 
     Attributes:
         section: What it belongs to.

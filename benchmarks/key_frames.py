@@ -127,7 +127,7 @@ class Policy(nn.Module):
 
 
 class Fed(NamedTuple):
-    """What one step of the optimiser, or of the test, is made of: rows of chunks, each with its bank."""
+    """Input of one step of the optimiser, or of the test: rows of chunks, each with its bank."""
 
     predicted: Tensor
     actions: Tensor
@@ -261,7 +261,7 @@ def tested(model: Policy, task: Task) -> float:
 
 
 def numbers_of(tasks: list[Task], outcomes: list[float]) -> dict[str, Any]:
-    """What is drawn and told."""
+    """Return the numbers to draw and print."""
     found: dict[str, Any] = {"epochs": tasks[0].epochs, "episodes": [tasks[0].learned, tasks[0].unseen]}
     for name, told_at_end in (("to remember", False), ("told at the end", True)):
         found[name] = {}

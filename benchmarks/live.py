@@ -17,7 +17,7 @@ _section = ""
 
 
 def begin(section: str) -> None:
-    """What follows is of this section, and takes its time from now."""
+    """Begin a section, whose time starts now."""
     global _begun, _section
     _begun, _section = time.monotonic(), section
 

@@ -1,4 +1,4 @@
-"""What map-style datasets cost: read as streams, against torch's own `DataLoader`, and drawn as indices.
+"""Cost of map-style datasets: read as streams, against torch's own `DataLoader`, and drawn as indices.
 
 - `streams`: items a second of `StreamDataset.from_map_style` with two workers, against torch's `DataLoader` with as
   many workers and a plain sequential batch sampler over the same dataset, the same number of items a batch. Items
@@ -104,7 +104,7 @@ def leave(_batch: list[int]) -> None:
 
 
 def look_at_each(batch: list[int]) -> None:
-    """What a worker does: each index is asked for."""
+    """Do a worker's part: request each index."""
     deque(batch, maxlen=0)
 
 

@@ -1,4 +1,4 @@
-"""What the programs' commands share: their options, and telling what their sections measure as soon as it is there.
+"""Common parts of the programs' commands: options, and printing results as soon as they are there.
 
 Guarantee: what was measured before a program failed or was stopped is printed, and written where `--json` says. A
 program fails if a thread that it started fails, if a section has no row, and if a time or a rate is 0 or no number.

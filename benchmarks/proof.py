@@ -1,4 +1,4 @@
-"""What the proofs share: runs side by side, figures that all can read, and numbers beside them.
+"""Common parts of the proofs: runs side by side, figures that all can read, and numbers beside them.
 
 A proof trains or measures something several times with fixed seeds. It draws the mean of the runs, and the span from
 the lowest to the highest, and writes the same as JSON. `docs/proof.md` shows both; a test compares them.

@@ -1,4 +1,4 @@
-"""What several ranks cost: padding, by the rule that deals sources to them, and agreeing on where the epoch ends.
+"""Cost of several ranks: padding, by the rule that deals sources to them, and agreeing on where the epoch ends.
 
 - `padding`: the share of real items in all cells of all ranks' batches, simulated: the schedule alone, no process.
 - `agreement`: four ranks on this machine, of which one has much more to read: what the start of an epoch costs, and a
@@ -144,7 +144,7 @@ def _slowly(iterator: Iterator[Any], told: dict[str, list[float]], *, busy: bool
 
 
 def measure_agreement(quick: bool) -> Iterator[Result]:
-    """What a step of the tail costs, with all processes on this machine's cores."""
+    """Measure a step of the tail, with all processes on this machine's cores."""
     for world_size in (2, 4):
         port, steps = free_port(), 200 if quick else 1000
         arguments = [(rank, world_size, port, steps) for rank in range(world_size)]

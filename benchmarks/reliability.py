@@ -44,7 +44,7 @@ _RUNS_A_PROCESS = 25  # few enough for a failure to depend on little but the see
 
 
 class Outcome(NamedTuple):
-    """What came of one run.
+    """Result of one run.
 
     Attributes:
         run: Its name within the section.
@@ -214,7 +214,7 @@ def print_tables(outcomes: dict[str, list[Outcome]]) -> None:
 
 
 def results_of(section: str, found: Sequence[Outcome]) -> list[Result]:
-    """What went wrong, and how long runs took, for the table of all programs."""
+    """Return the failures and durations of runs, for the table of all programs."""
     wrong, hangs = sum(bool(outcome.problem) for outcome in found), sum(outcome.hang for outcome in found)
     seconds = [outcome.seconds for outcome in found]
     title = f"{section}: {_TITLES[section]}"

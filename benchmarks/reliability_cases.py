@@ -89,7 +89,7 @@ class Stateful:
         return np.array([self._source[0], self._position - 1, self._sum])
 
     def state_dict(self) -> dict[str, int]:
-        """Where it stands."""
+        """Return the place."""
         return {"position": self._position, "sum": self._sum}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
@@ -161,7 +161,7 @@ class Case:
         return [self.key(batch) for batch in itertools.islice(loader, self.limit)], skipped(loader)
 
     def key(self, batch: Any) -> Any:
-        """What is to be the same in another run: the whole batch, or the items in it."""
+        """Return the part that must be the same in another run: the whole batch, or the items in it."""
         if self.options["deterministic"]:
             return batch_key(batch)
         items = [_item(batch.data, t, lane) for t, lane in batch.mask.nonzero().tolist()]
@@ -185,7 +185,7 @@ class Case:
 
     @property
     def limit(self) -> int | None:
-        """How many batches are looked at; None for all."""
+        """Number of batches to compare; None for all."""
         return MOST_BATCHES if self.options["padding_mode"] == "cycle" else None
 
 

@@ -1,4 +1,4 @@
-"""How the faults of `reliability_faults` are judged, and some that are of no stream: states, iterators, processes.
+"""Checks of the faults of `reliability_faults`, and of states, iterators and processes.
 
 Guarantee: what is returned was seen; what should not be raises an AssertionError that says what was seen instead.
 """

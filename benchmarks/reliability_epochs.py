@@ -28,7 +28,7 @@ _MOST_GROWTH_BYTES = 4 << 20
 
 
 class Held(NamedTuple):
-    """What this process holds."""
+    """Resources that this process holds."""
 
     descriptors: int
     threads: int
@@ -50,7 +50,7 @@ def held() -> Held:
 
 
 def written_bytes(pid: int) -> int:
-    """What a process has written, shared pages in equal shares."""
+    """Return the memory that a process has written, with shared pages in equal shares."""
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     return sum(int(line.split()[1]) << 10 for line in lines if line.startswith(("Pss_Anon:", "Pss_Shmem:")))
 

@@ -70,7 +70,7 @@ class Fault:
 
 
 def item(source: int, position: int) -> Array:
-    """What the streams yield as long as nothing is wrong."""
+    """Return the item that streams yield if nothing is wrong."""
     return np.array([source, position])
 
 

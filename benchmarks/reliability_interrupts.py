@@ -38,7 +38,7 @@ _MOST_SECONDS = 0.05
 
 
 class Arrived(BaseException):
-    """What the handler raises: nothing that anybody handles."""
+    """Raised by the handler; no other code handles it."""
 
 
 class Shooter:

@@ -24,7 +24,7 @@ from reliability_cases import Case, random_options, skipped
 
 @dataclass(frozen=True)
 class Finding:
-    """What a run found, all else being right.
+    """A fault that a run found.
 
     Attributes:
         cells: Text for the table, by heading.

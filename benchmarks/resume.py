@@ -1,4 +1,4 @@
-"""How long it takes from a saved state to the next batch, at 10, 50 and 90 % of an epoch.
+"""Time from a saved state to the next batch, at 10, 50 and 90 % of an epoch.
 
 Eight lanes read eight streams of 20,000 items, each of which costs 20 microseconds, with two workers:
 
@@ -82,7 +82,7 @@ class StatefulWindows(Windows):
             yield window
 
     def state_dict(self) -> dict[str, int]:
-        """Where it stands."""
+        """Return the place."""
         return {"position": self._position}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
@@ -102,7 +102,7 @@ def torchdata(kind: type[Windows], length: int) -> StatefulDataLoader[Array]:
 
 
 def first_position(batch: Any) -> int:
-    """Where a batch begins, as its items tell."""
+    """Return the first position in a batch, from its items."""
     return int((batch.data if hasattr(batch, "data") and hasattr(batch, "mask") else batch)[0, 0, 0])
 
 

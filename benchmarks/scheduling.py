@@ -1,4 +1,4 @@
-"""What scheduling and regrouping cost: without workers, for determinism, and in the main process.
+"""Cost of scheduling and regrouping: without workers, for determinism, and in the main process.
 
 - `overhead`: batches a second with `num_workers=0` and streams that cost nothing, against pytorch-stream-dataloader.
 - `determinism`: time of an epoch of jittery streams, sources assigned in logical time against first come, first served.
@@ -50,7 +50,7 @@ def ready_windows(count: int) -> Iterable[torch.Tensor]:
 
 
 def stack_all(windows: Iterable[torch.Tensor]) -> torch.Tensor:
-    """What `torch.stack` does, for the peer, which passes an iterator."""
+    """Stack tensors, for the peer, which passes an iterator."""
     return torch.stack(list(windows))
 
 

@@ -49,7 +49,7 @@ class Section(NamedTuple):
 
 
 def sections_of(paths: list[str], frames: int, how: str, rng: np.random.Generator) -> list[Section]:
-    """What is read, in order."""
+    """Return the sections to read, in order."""
     if how == ORDER:
         return [Section(path, 0, frames) for path in paths]
     steps, count = SAMPLED[how]

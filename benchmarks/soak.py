@@ -55,7 +55,7 @@ NOTED: dict[str, tuple[str, float]] = {
 
 @dataclass
 class Soak:
-    """What was seen on the way.
+    """Measurements of the run.
 
     Attributes:
         minutes: When each sample was taken.
@@ -142,7 +142,7 @@ def soaked(minutes: float, quick: bool, pause: float) -> Soak:
 
 
 def draw(soak: Soak, path: Path) -> None:
-    """What was noted, by time."""
+    """Draw the measurements over time."""
     from matplotlib.figure import Figure  # needed only here
 
     image = Figure(figsize=(8, 1.2 * len(NOTED)), dpi=110, layout="constrained")

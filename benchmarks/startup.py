@@ -1,4 +1,4 @@
-"""What a start costs: from `iter()` to the first batch, and with a long list of sources.
+"""Cost of a start: from `iter()` to the first batch, and with a long list of sources.
 
 - `first`: seconds from `iter()` to the first batch of 4 workers, against torch's own `DataLoader`, for each start
   method. Each run is a process of its own, in which a second loader is timed, too: the server of `forkserver` runs by
@@ -39,7 +39,7 @@ OURS, TORCH = "stream_dataloader", "torch DataLoader"
 
 
 class Numbers(IterableDataset[int]):
-    """What torch's workers read."""
+    """Numbers, for torch's workers."""
 
     def __iter__(self) -> Iterator[int]:
         return iter(range(10))
@@ -167,7 +167,7 @@ def start(sources: list[str], method: str) -> float:
 
 
 def seconds(call: Callable[[], object]) -> float:
-    """How long a call takes."""
+    """Return the seconds of a call."""
     begun = time.perf_counter()
     call()
     return time.perf_counter() - begun

@@ -162,7 +162,7 @@ def tables(numbers: dict[str, Any]) -> list[str]:
 
 
 def results(numbers: dict[str, Any]) -> Iterator[Result]:
-    """How much lower the loss is than that of the same run whose state was always reset."""
+    """Return how much lower the loss is than that of the same run whose state was always reset."""
     for model, found in numbers["models"].items():
         for how in (FINISH, CARRIED):
             mean, low, high = (-found[how]["against reset"]["later"][name] for name in ("mean", "high", "low"))

@@ -1,4 +1,4 @@
-"""How fast streams that yield single small steps are read, against a bare loop over the same streams.
+"""Speed of streams that yield single small steps, against a bare loop over the same streams.
 
 The bare loop calls `next` on eight streams in turn and assigns what they yield into new arrays `(T, B, ...)`. It keeps
 no account of what was read, checks nothing, and pads nothing. The streams are generators that yield the same objects
@@ -36,7 +36,7 @@ Streams = Sequence[Iterator[Any]]
 
 
 class Work(NamedTuple):
-    """What is read.
+    """Streams that are read.
 
     Attributes:
         open_stream: Opens an endless stream.
@@ -140,7 +140,7 @@ class Rate(NamedTuple):
 
 
 def cpu_seconds() -> float:
-    """What this process and its workers have taken until now."""
+    """Return the CPU time of this process and its workers until now."""
     processes = [psutil.Process(child.pid) for child in multiprocessing.active_children()]
     return time.process_time() + float(sum(sum(process.cpu_times()[:2]) for process in processes))
 

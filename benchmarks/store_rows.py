@@ -1,4 +1,4 @@
-"""What the parts of `stores.py` share: what a row is, how rates are taken, and whether a peer is there."""
+"""Common parts of `stores.py`: rows, rates, and the check whether a peer is installed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def in_turns(contenders: Mapping[str, Callable[[], Outcome]], what: str, quick: 
 
 
 def rate_of(batches: Iterable[Any], count: Callable[[Any], int], first: int = 1, most: int | None = None) -> float:
-    """What batches hold, a second, without the start of workers.
+    """Return the content of batches per second, without the start of workers.
 
     Args:
         batches: A loader.
@@ -48,14 +48,14 @@ def rate_of(batches: Iterable[Any], count: Callable[[Any], int], first: int = 1,
 
 
 def bytes_of(path: str | os.PathLike[str]) -> int:
-    """What a file, or all files below a folder, take."""
+    """Return the bytes of a file, or of all files below a folder."""
     path = Path(path)
     files = (file for file in path.rglob("*") if file.is_file()) if path.is_dir() else iter([path])
     return sum(file.stat().st_size for file in files)
 
 
 def without(package: str, name: str) -> LeftOut | None:
-    """What to tell of a row if a peer is not there."""
+    """Return the text of a row whose peer is not installed."""
     if importlib.util.find_spec(package) is not None:
         return None
     return LeftOut(SECTION, name, f"the package {package} is not installed")

@@ -77,7 +77,7 @@ def proportional_bytes(processes: list[psutil.Process]) -> int:
 
 
 def taken(paths: list[str], options: dict[str, Any]) -> float:
-    """What a loader in the middle of an epoch takes, in megabytes, of this process and of those it starts."""
+    """Return the megabytes of a loader in the middle of an epoch, in this process and those it starts."""
     here = psutil.Process()
     stream = VideoStream(size=(240, 360))(paths[0])
     next(iter(stream))  # loads the libraries

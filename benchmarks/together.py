@@ -22,7 +22,7 @@ Outcome = TypeVar("Outcome")
 
 
 def in_threads(tasks: Sequence[Callable[[], Outcome]], barrier: threading.Barrier | None = None) -> list[Outcome]:
-    """What the tasks return, in order.
+    """Return the results of the tasks, in order.
 
     Args:
         tasks: Each runs in a thread of its own.
@@ -38,7 +38,7 @@ def in_threads(tasks: Sequence[Callable[[], Outcome]], barrier: threading.Barrie
 
 
 def in_processes(context: BaseContext, task: Callable[..., Any], arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
-    """What a task returns for each of the arguments, in order; each call is in a process of its own."""
+    """Return a task's result for each argument, in order; each call runs in a process of its own."""
     processes, answers = [], dict[Connection, int]()
     found: list[Any] = [None] * len(arguments)
     try:

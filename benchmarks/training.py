@@ -1,4 +1,4 @@
-"""What it costs to train with the loader: to carry a model's state from batch to batch.
+"""Cost of training with the loader: to carry a model's state from batch to batch.
 
     python benchmarks/training.py [--quick] [--json PATH]
 

@@ -1,4 +1,4 @@
-"""How fast batches get from two worker processes to the main process, what they cost it, and the memory they take.
+"""Speed, cost and memory of batches on their way from two worker processes to the main process.
 
 - `throughput`: batches a second, or bytes, of streams that have their windows ready, against pytorch-stream-dataloader,
   torch's own `DataLoader` and a plain `copy_` of one thread.
@@ -50,7 +50,7 @@ Window = np.ndarray[Any, Any]
 
 
 class Work(NamedTuple):
-    """What the lanes' windows look like, and what is to be reached with them.
+    """Shape of the lanes' windows, and the targets for them.
 
     Attributes:
         of_peer: Least throughput in units of pytorch-stream-dataloader's.
@@ -245,7 +245,7 @@ class Resident(NamedTuple):
 
 
 def proportional_bytes(pid: int) -> int:
-    """What a process holds, its share of what it shares; without files, whose share others on the machine change."""
+    """Return the bytes of a process, with its share of shared memory; without files, whose share depends on others."""
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     return sum(1024 * int(line.split()[1]) for line in lines if line.startswith(("Pss_Anon:", "Pss_Shmem:")))
 

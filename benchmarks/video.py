@@ -48,7 +48,7 @@ Array = np.ndarray[Any, Any]
 
 
 def some_clips(quick: bool) -> list[str]:
-    """What is read."""
+    """Return the clips to read."""
     return make_clips(16, 150 if quick else 600)
 
 
@@ -207,7 +207,7 @@ def one_of(lanes: int, paths: list[str]) -> tuple[int, int]:
 
 
 def footprint(quick: bool) -> list[Result]:
-    """What a lane takes."""
+    """Return the memory of a lane."""
     paths = some_clips(quick)
     spawn = multiprocessing.get_context("spawn")
     taken = {lanes: in_processes(spawn, one_of, [(lanes, paths)])[0] for lanes in (1, 64)}
