@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from stream_dataloader import StreamDataLoader, StreamDataset
-from stream_dataloader.errors import OpenError, ReadError
+from stream_dataloader.errors import ItemError, LengthError, OpenError, ReadError
 from stream_dataloader.protocols import ReadsInto
 from stream_dataloader.streams.array import hdf5
 from stream_dataloader.streams.array.stream import ArrayStream
@@ -332,3 +332,39 @@ def test_h5py_is_asked_for_by_name(tmp_path, monkeypatch):
     assert np.array_equal(rows(saved(tmp_path / "a.npy", TABLE)), TABLE)
     with pytest.raises(ValueError, match="is neither"):
         ArrayStream()(written(tmp_path / "a.txt", b"hello world"))
+
+
+@pytest.mark.parametrize("other", [np.arange(4, dtype=np.int32), np.zeros((4, 2), np.int64), {"a": np.arange(4)}])
+@pytest.mark.parametrize("windows", ["aligned", "packed"])
+def test_arrays_of_another_kind_in_memory_are_no_neighbours(other, windows):
+    dataset = StreamDataset([np.arange(3), np.arange(4), other], ArrayStream(), 1, time_steps=5, windows=windows)
+    with pytest.raises(ItemError, match="source 2 .*item 0"):
+        list(StreamDataLoader(dataset))
+
+
+@pytest.mark.parametrize("rows", [3, 4, 5])
+@pytest.mark.parametrize("claimed", [-1, 1])
+@pytest.mark.parametrize("windows", ["aligned", "packed"])
+def test_a_wrong_length_of_an_array_in_memory_is_an_error(rows, claimed, windows):
+    lengths = [2, rows + claimed, 2]
+    sources = [np.arange(2), np.arange(rows), np.arange(2)]
+    dataset = StreamDataset(sources, ArrayStream(), 1, time_steps=4, windows=windows, lengths=lengths)
+    with pytest.raises(LengthError, match=f"has {'only' if claimed > 0 else 'at least'} {rows} items") as caught:
+        list(StreamDataLoader(dataset))
+    assert caught.value.source_index == 1
+
+
+@pytest.mark.parametrize("lengths", [None, "known"])
+@pytest.mark.parametrize("windows", ["aligned", "packed"])
+def test_short_arrays_in_memory_are_read_whole(lengths, windows):
+    rng = np.random.default_rng(0)
+    sources = [rng.integers(0, 99, length) for length in (0, 1, 4, 3, 8, 0, 5, 2)]
+    known = None if lengths is None else list(map(len, sources))
+    dataset = StreamDataset(sources, ArrayStream(), 2, time_steps=4, windows=windows, lengths=known)
+    seen: dict[int, list[int]] = {}
+    for batch in StreamDataLoader(dataset):
+        for lane in range(2):
+            for t in range(4):
+                if batch.mask[t, lane]:
+                    seen.setdefault(int(batch.source_index[t, lane]), []).append(int(batch.data[t, lane]))
+    assert seen == {i: source.tolist() for i, source in enumerate(sources) if len(source)}
