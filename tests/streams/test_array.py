@@ -338,7 +338,7 @@ def test_h5py_is_asked_for_by_name(tmp_path, monkeypatch):
 @pytest.mark.parametrize("windows", ["aligned", "packed"])
 def test_arrays_of_another_kind_in_memory_are_no_neighbours(other, windows):
     dataset = StreamDataset([np.arange(3), np.arange(4), other], ArrayStream(), 1, time_steps=5, windows=windows)
-    with pytest.raises(ItemError, match="source 2 .*item 0"):
+    with pytest.raises(ItemError, match=r"source 2 .*item 0"):
         list(StreamDataLoader(dataset))
 
 
