@@ -374,6 +374,14 @@ def test_what_a_batch_says_of_itself_does_not_count_context_as_padding():
     assert batch.host.without_context().mask.tolist() == [[True]] * 3
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_batch_that_the_user_changes_does_not_change_the_context_of_the_next(workers):
+    dataset = StreamDataset([9, 7], lambda n: map(float, range(1, n + 1)), 2, time_steps=3, context=2)
+    for batch in StreamDataLoader(dataset, workers):
+        assert torch.equal(batch.data, (batch.position + 1) * (batch.position >= 0))
+        batch.data.zero_()
+
+
 def test_a_length_counts_no_context():
     dataset = StreamDataset([5, 2, 7], range, 2, time_steps=2, context=3, lengths=[5, 2, 7])
     loader = StreamDataLoader(dataset)

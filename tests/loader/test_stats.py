@@ -298,3 +298,16 @@ def test_the_time_of_a_worker_that_was_killed_ends(tmp_path):
         come.touch()
         reads.join()
     assert worker.reading_seconds < 0.2
+
+
+def test_streams_that_were_opened_ahead_are_counted():
+    class Early:
+        open_early = True
+
+        def __call__(self, length):
+            return range(length)
+
+    loader = loader_of(1, 1, 2, Early(), [4] * 9, lookahead=3)
+    list(loader)
+    assert loader.stats().opened == 9
+    assert any(event.kind == "open ahead" for event in loader.stats().events)

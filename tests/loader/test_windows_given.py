@@ -75,3 +75,12 @@ def test_stores_yield_time_steps_whatever_is_said(tmp_path):
     stores.pack(([3, 4], range), tmp_path / "store")
     with pytest.raises(ValueError, match="MemmapStore yields single time steps; pass time_steps="):
         StreamDataset(*stores.open(tmp_path / "store"), 1, windows="given")
+
+
+def test_windows_are_padded_to_the_length_of_their_streams_first():
+    dataset = StreamDataset([0], lambda _: map(np.ones, (2, 1, 1)), batch_size=1, windows="given")
+    assert [batch.mask.tolist() for batch in StreamDataLoader(dataset)] == [
+        [[True], [True]],
+        [[True], [False]],
+        [[True], [False]],
+    ]

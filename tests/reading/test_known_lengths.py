@@ -97,3 +97,10 @@ def test_a_stream_that_is_skipped_makes_room_at_once_whoever_reads_it(worker_met
     dataset = StreamDataset(lengths, breaking, 3, time_steps=2, lengths=declared, on_error="skip")
     alone = keys(StreamDataLoader(dataset))
     assert keys(StreamDataLoader(dataset, 3, worker_method=worker_method)) == alone
+
+
+def test_a_stream_that_is_too_long_is_an_error_at_the_first_item_too_many():
+    dataset = StreamDataset([5], range, 1, time_steps=2, lengths=[3])
+    with pytest.raises(LengthError, match=r"item 3, .* at least 4 items, and lengths\[0\] is 3") as raised:
+        list(StreamDataLoader(dataset))
+    assert raised.value.position == 3

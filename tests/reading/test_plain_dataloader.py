@@ -1,6 +1,7 @@
 """torch's own `DataLoader` over a `StreamDataset`: parts tagged with their worker id."""
 
 import itertools
+import multiprocessing
 import re
 import traceback
 import warnings
@@ -191,3 +192,14 @@ def test_a_source_that_is_skipped_again_and_again_warns_once():
             warnings.simplefilter("always")
             assert list(parts) == []
         assert sorted(re.findall(r"source (\d)", " ".join(str(one.message) for one in caught))) == ["0", "1"]
+
+
+def test_set_epoch_holds_in_processes_that_iterate_later():
+    dataset = StreamDataset([3, 2], range, 1, time_steps=1)
+    dataset.set_epoch(7)
+    read, told = multiprocessing.get_context("fork").Pipe(duplex=False)
+    child = multiprocessing.get_context("fork").Process(target=lambda: told.send(next(iter(dataset)).epoch))
+    child.start()
+    assert read.recv() == 7
+    child.join()
+    assert next(iter(dataset)).epoch == 7
