@@ -181,7 +181,7 @@ class StreamInfo:
 
 class _Current(threading.local):
     info: StreamInfo | None = None
-    step: int | None = None  # differs for each step that a reader of this process reads
+    step: tuple[int, int] | None = None  # differs for each step that a reader of this process reads
 
 
 #: The stream that runs in this thread; `run_as` sets it, and inner loops set it directly.

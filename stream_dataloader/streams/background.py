@@ -103,7 +103,7 @@ class LiveStream:
 class _Deadline(threading.local):
     """The time until which streams of this thread wait, in the step that is being read."""
 
-    step: int | None = None
+    step: tuple[int, int] | None = None
     until = 0.0
 
     def of_step(self, seconds: float) -> float:

@@ -119,7 +119,7 @@ def alone(**changed):
         ({"workers": (worker(9, 0, 0, 1),) * 4, "setup": FOUR_WORKERS}, 16, "more lanes"),
         ({"workers": (worker(0.9, 0, 0, 0.1),) * 2}, 2, "smaller items"),
         ({"workers": (worker(2, 7, 0, 1, 3),) * 2}, 2, "open ahead"),
-        ({"cells": 3200, "late_cells": 1500}, 2, "late lanes"),
+        ({"cells": 3200, "late_cells": 1500}, 2, "late streams"),
         ({"cells": 3200, "late_cells": 300}, 2, "sections"),
         ({"cells": 2050, "late_cells": 380}, 2, "prefetch"),  # little of each, and much only together
         ({"wait_seconds": 0.05}, 2, "nothing"),

@@ -180,7 +180,7 @@ def have_data(parts: Sequence[Part | None], padding_mode: PaddingMode, lanes: in
     for part in parts:
         if part is not None:
             is_fresh, lanes_read = is_fresh or part.fresh, lanes_read + part.lanes_read
-    return lanes_read == lanes if padding_mode == "drop" else is_fresh
+    return is_fresh and (lanes_read == lanes or padding_mode != "drop")
 
 
 def are_late(parts: Sequence[Part | None]) -> bool:

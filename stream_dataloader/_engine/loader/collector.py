@@ -38,9 +38,17 @@ class Begun(NamedTuple):
 
 
 class StepCollector:
-    """The parts of an epoch, step after step."""
+    """The parts of an epoch, step after step.
 
-    session: Session | None  # of the workers; None without workers
+    Attributes:
+        session: The session of the workers; None without workers.
+        slot: Returns the slot with the parts of a step, as workers count steps; called once for each.
+        passed_over: Number of steps of which no batch was made, since workers began.
+    """
+
+    session: Session | None
+    slot: Callable[[int], Slot | None]
+    passed_over: int
 
     def __init__(self, begin: Callable[[PackedSnapshot, Recovery], Begun | None], work: Assignment) -> None:
         self.readers = work.readers
@@ -60,7 +68,8 @@ class StepCollector:
         self.elsewhere[:] = () if self.session is None else (self.session,)
         self._fifos: list[deque[Part | Failure]] = [deque() for _ in self.readers]
         self._ended = [False] * len(self.readers)
-        self._passed_over = 0
+        self.slot = _no_slot if self.session is None else self.session.slot
+        self.passed_over = 0
         return True
 
     def begin_epoch(self) -> None:
@@ -71,7 +80,7 @@ class StepCollector:
         """Return each reader's part of the next step, None for a reader that has ended."""
         # Credit counts the steps that workers know, including those of which no batch was made.
         if self.session is not None:
-            self.session.give_credit(epoch.step + self._passed_over)
+            self.session.give_credit(epoch.step + self.passed_over)
         parts: list[Part | None] = []
         while len(parts) < len(self.readers):
             fifo = self._fifos[len(parts)]
@@ -91,14 +100,10 @@ class StepCollector:
                 parts = []
         return parts
 
-    def slot(self, epoch: Epoch) -> Slot | None:
-        """Return the slot with the parts of the step that was collected last, if any; called once for it."""
-        return None if self.session is None else self.session.slot(epoch.step + self._passed_over)
-
     def pass_over(self, epoch: Epoch) -> None:
         """Make no batch of the step that was collected last; readers count it all the same."""
-        self.slot(epoch)  # frees it
-        self._passed_over += 1
+        self.slot(epoch.step + self.passed_over)  # frees it
+        self.passed_over += 1
 
     def _receive(self, epoch: Epoch) -> bool:
         """Take the next parts in; return False if a worker died and the step starts over."""
@@ -151,3 +156,7 @@ class StepCollector:
         self._work.counts.totals["restarts"] += 1
         log.warning("%s; restart %d of %d, at step %d", str(death), self._restarts, self._most, record.step)
         return self.start(record, Recovery(self._killers, cautious=True, number=self._restarts))
+
+
+def _no_slot(step: int) -> None:
+    """Return None: without workers no batch lies in shared memory."""

@@ -171,20 +171,26 @@ class Iteration:
         if self.closed:
             raise StopIteration
         epoch, delivered = self.epoch, False
+        parts: list[Part | None]
         slot: Slot | None = None
         try:
-            sent = self._collect()
-            # No lane has an item yet, so there is nothing to deliver. The step is passed over and gets no number,
-            # because numbers of batches must not depend on how long a live source took.
-            while are_late(sent):
+            rules = epoch.dataset._rules
+            while True:
+                sent, parts = self._collector.collect(epoch), []
+                for part in sent:
+                    if part is not None and part.failures:
+                        self._note_failures(part)
+                    # A part without runs is that of a reader that ends here, or whose streams all had no item yet.
+                    parts.append(None if part is None or not (part.contents.runs or part.faults) else part)
+                has_data = have_data(sent, rules.padding_mode, rules.lanes)
+                if has_data or not are_late(sent):
+                    break
+                # No lane has an item yet, so there is nothing to deliver. The step is passed over and gets no number,
+                # because numbers of batches must not depend on how long a live source took.
                 epoch.pass_over([None if part is None else part.reports for part in sent])
                 self._collector.pass_over(epoch)
-                sent = self._collect()
-            # A part without runs is that of a reader that ends here, or whose streams all had no item yet.
-            parts = [None if part is None or not (part.contents.runs or part.faults) else part for part in sent]
-            rules = epoch.dataset._rules
-            if delivered := epoch.steps.delivers(epoch.step, have_data(sent, rules.padding_mode, rules.lanes)):
-                slot = self._collector.slot(epoch) if any(parts) else None
+            if delivered := epoch.steps.delivers(epoch.step, has_data):
+                slot = self._collector.slot(epoch.step + self._collector.passed_over) if any(parts) else None
                 self._raise_first_error(parts, slot)
                 # Advance only now: after an error, the state is still that of the last delivered batch.
                 epoch.advance([None if part is None else part.reports for part in sent])
@@ -197,13 +203,6 @@ class Iteration:
             self.close()
             raise StopIteration
         return parts, slot
-
-    def _collect(self) -> list[Part | None]:
-        parts = self._collector.collect(self.epoch)
-        for part in parts:
-            if part is not None and part.failures:
-                self._note_failures(part)
-        return parts
 
     def _note_failures(self, part: Part) -> None:
         for report in part.failures:

@@ -43,7 +43,7 @@ class PartReader:
         rules, resume = reading.plan.rules, reading.resume
         self.queue, self.reading = queue, reading
         self.ended = False
-        self._number = number
+        self._number, self._token = number, next(_tokens)
         self._total = rules.lanes
         cuts_windows = rules.windows == "aligned" and (rules.time_steps or 0) > 1
         #: The queue if other readers may wait for this one's first items; None: windows are read in one go.
@@ -82,7 +82,7 @@ class PartReader:
             self.close()
             raise StopIteration
         begin = self._meter.begin(BUSY_NS)
-        running.step = next(_steps)
+        running.step = self._token, self.step
         try:
             with worker_info_hidden:
                 part = self._next_part()
@@ -217,7 +217,7 @@ def read_here(reading: Reading) -> PartReader:
 
 
 _local: WeakItems[PartReader] = WeakItems()
-_steps = itertools.count()  # of all readers in this process
+_tokens = itertools.count()  # one for each reader of this process
 
 
 @atexit.register
