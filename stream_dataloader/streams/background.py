@@ -1,4 +1,4 @@
-"""`live`: streams that keep nobody waiting, made of streams that wait for cameras, servers or queues.
+"""`live`: streams that never block a batch for long, made of streams that wait for cameras, servers or queues.
 
 ::
 

@@ -43,7 +43,7 @@ class StepCollector:
     Attributes:
         session: The session of the workers; None without workers.
         slot: Returns the slot with the parts of a step, as workers count steps; called once for each.
-        passed_over: Number of steps of which no batch was made, since workers began.
+        passed_over: Number of steps that made no batch, since workers began.
     """
 
     session: Session | None
@@ -78,7 +78,7 @@ class StepCollector:
 
     def collect(self, epoch: Epoch) -> list[Part | None]:
         """Return each reader's part of the next step, None for a reader that has ended."""
-        # Credit counts the steps that workers know, including those of which no batch was made.
+        # Credit counts the steps that workers know, including those that made no batch.
         if self.session is not None:
             self.session.give_credit(epoch.step + self.passed_over)
         parts: list[Part | None] = []

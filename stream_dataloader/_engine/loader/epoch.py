@@ -37,7 +37,7 @@ class Epoch(Delivery[PackedSnapshot]):
         self.keep(self._progress.last)
 
     def pass_over(self, reports: Sequence[LaneReports | None]) -> None:
-        """Note what lanes did in a step of which no batch is made."""
+        """Note what lanes did in a step that makes no batch."""
         # Draws and positions of lanes advance, the number of delivered steps does not.
         self._progress.advance(reports, steps=0)
 

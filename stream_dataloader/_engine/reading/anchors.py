@@ -1,4 +1,4 @@
-"""Streams of which only some items are read: the anchors of `StreamDataset(..., anchors=)`.
+"""Streams that are read at some items only: the anchors of `StreamDataset(..., anchors=)`.
 
 Guarantee: the stream that a lane reads consists of the anchors alone, so positions, resumed states and windows count
 anchors. The user's stream is asked to go to the next one if it has `seek_item`; otherwise it is read up to there.

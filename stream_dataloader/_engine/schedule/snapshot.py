@@ -155,7 +155,7 @@ class PackedSnapshot(NamedTuple):
 def uncounted_lane(place: Snapshot) -> int | None:
     """Return the first lane whose position counts windows, not time steps; None if there is none."""
     for lane, state in enumerate(place.lanes):
-        # A stream that has yielded windows, but whose first one has no length: nobody looked into them.
+        # A stream that has yielded windows, but whose first one has no length: they were not looked into.
         if state.draw != NONE and state.position and not state.first_window:
             return lane
     return None

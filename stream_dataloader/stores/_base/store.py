@@ -84,7 +84,7 @@ class OpenedStore(NamedTuple):
 
 
 class _ItemStream(NamedTuple):
-    """The stream that `Store.item` keeps open: of which source, and in which process."""
+    """The stream that `Store.item` keeps open, with its source and process."""
 
     stream: StoreStream
     place: tuple[int, int, int | None]
