@@ -290,7 +290,7 @@ def drawn(seeds, *keys):
 def augmented():
     total = 0.0
     for source, length in enumerate([7, 8, 9, 10]):
-        seed = drawn(0, 0, source, 0)  # the dataset's seed, epoch, source, and it is not repeated
+        seed = drawn(0, 0, 0, source)  # the dataset's seed, epoch, it is not repeated, source
         top, left, flip = ((drawn(seed, key) >> 40) / 2**24 for key in range(3))
         top, left = int(top * 3), int(left * 5)
         for t in range(length):
