@@ -135,7 +135,7 @@ class LaneBatchSampler(Sampler[list[int]]):
         if self._anchors is not None:
             lengths_with(self._anchors, self._groups.lengths, "groups")
         self._sections = None if cut is None else with_lengths(cut, self._groups.lengths)
-        self._shuffles = options.flag("shuffle", shuffle)
+        options.flag("shuffle", shuffle)
         draws = len(self._lengths(seed)) if self._sections else len(self._groups)
         rules = Rules(
             draws, batch_size, padding_mode, windows, time_steps, 0, shuffle, schedule, seed, deterministic=True

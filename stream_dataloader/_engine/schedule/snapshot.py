@@ -167,12 +167,6 @@ def beginning(rules: Rules) -> Snapshot:
     return Snapshot(0, (0,) * rules.groups.count, (), (lane,) * rules.lanes)
 
 
-def nothing_left(rules: Rules) -> Snapshot:
-    """Return a place behind the epoch's last item, where all lanes are idle."""
-    idle = LaneState(idle=1)
-    return Snapshot(0, (0,) * rules.groups.count, (), (idle,) * rules.lanes)
-
-
 def none_reserved(rules: Rules) -> tuple[int, ...] | None:
     """Return the reservations of a lane before it takes its first source."""
     return () if rules.lookahead else None

@@ -12,7 +12,7 @@ from typing import Any
 
 from stream_dataloader._engine.assembly.part import Part
 from stream_dataloader._engine.items.layout import Layout, storage_dtype
-from stream_dataloader._engine.reading.activity import Meters, WorkerStatus, clock
+from stream_dataloader._engine.reading.activity import Meters, clock
 from stream_dataloader._engine.schedule.rules import NONE, Reader
 from stream_dataloader.stats import Events, LoaderStats, TraceEvent
 
@@ -26,7 +26,6 @@ class BatchCounts:
 
     def __init__(self, readers: Sequence[Reader], time_steps: int | None, *, shared: bool) -> None:
         self._lanes, self._time_steps = readers[-1].lanes.stop, time_steps
-        self.status: WorkerStatus | None = None  # of the workers that were started last
         self.meters = Meters(len(readers), shared=shared)
         names = ("batches", "items", "begun", "cells", "late_cells", "bytes", "copies", "skipped", "gaps", "restarts")
         self.totals: dict[str, Any] = dict.fromkeys(names, 0)  # by names of `LoaderStats`

@@ -71,7 +71,7 @@ class Pool:
     def _renew_memory(self) -> None:
         shared = self._processes
         # Threads that were abandoned still write to the old status.
-        self.status = self.work.counts.status = WorkerStatus(self.work.readers, shared=shared)
+        self.status = WorkerStatus(self.work.readers, shared=shared)
         several = len(self.work.readers) > 1
         self._rows = Rows(self.work.dataset._rules, shared=shared) if several else None
 

@@ -73,7 +73,7 @@ class Shared:
     """State that all workers of a loader have.
 
     Attributes:
-        in_threads: Readers are threads, of this process or of a worker process. As threads cannot be killed, they check
+        in_threads: Readers are threads of the loader's process. As threads cannot be killed, they check
             between two lanes whether to stop, and a message carries one step.
     """
 
