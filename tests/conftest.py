@@ -170,9 +170,13 @@ def leaks(processes, threads, fds):
     return new_processes, new_threads, new_fds.items()
 
 
+#: Imported by the forkserver before it forks the first worker.
+PRELOADED = ["stream_dataloader"]
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _helpers_running():
-    multiprocessing.set_forkserver_preload(["stream_dataloader"])
+    multiprocessing.set_forkserver_preload(PRELOADED)
     multiprocessing.get_context("forkserver").Process(target=int).start()
     multiprocessing.get_context("spawn").Process(target=int).start()
     with suppress(ImportError):

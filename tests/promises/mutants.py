@@ -38,14 +38,7 @@ from hypothesis import Phase
 
 settings.register_profile("mutants", settings.get_profile("default"), phases=[Phase.generate], database=None)
 settings.load_profile("mutants")
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _helpers_running():
-    for method in ("forkserver", "spawn"):  # without the package, which takes seconds to come
-        multiprocessing.get_context(method).Process(target=int).start()
-    while multiprocessing.active_children():
-        time.sleep(0.01)
+PRELOADED.clear()  # the package takes seconds to come
 
 
 import mmap, re, zlib
