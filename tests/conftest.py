@@ -16,6 +16,7 @@ import importlib
 import io
 import itertools
 import json
+import logging
 import multiprocessing
 import pathlib
 import subprocess
@@ -27,6 +28,7 @@ from contextlib import suppress
 
 import pytest
 import torch
+from _pytest.doctest import DoctestModule
 from file_server import serving
 from helpers import FULL, random_cases, soon
 from huge_pages import use_huge_pages
@@ -71,6 +73,12 @@ def pytest_ignore_collect(collection_path, config):
     """Trainers take long to import, and change seldom: `make integrations` runs them, or whoever names the folder."""
     named = config.getoption("--full") or any(TRAINERS in argument for argument in config.args)
     return True if collection_path.name == TRAINERS and collection_path.is_dir() and not named else None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collect_file():
+    """Examples in docstrings are the package's: to look for some in tests takes a second."""
+    return [found for found in (yield) if not isinstance(found, DoctestModule)]
 
 
 #: Of the streams' contracts, these start workers again and again. Of two streams they are run always.
@@ -166,8 +174,7 @@ _KINDS = ("processes", "threads", "descriptors")
 def leaks(processes, threads, fds):
     new_processes = [process for process in multiprocessing.active_children() if process not in processes]
     new_threads = [thread for thread in threading.enumerate() if thread not in threads and not is_fsspecs(thread)]
-    new_fds = {fd: target for fd, target in descriptors().items() if fd not in fds}
-    return new_processes, new_threads, new_fds.items()
+    return new_processes, new_threads, descriptors().items() - fds.items()
 
 
 #: Imported by the forkserver before it forks the first worker.
@@ -186,6 +193,9 @@ def _helpers_running():
     gc.collect()
     gc.freeze()
     use_huge_pages()
+    for name, logger in logging.root.manager.loggerDict.items():
+        if name.startswith("torch"):  # pytest adds its handlers to each that does not propagate, six times a test
+            logger.propagate = True
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -224,7 +234,6 @@ def pytest_make_collect_report(collector):
 
 @pytest.fixture(autouse=True)
 def _no_leaks(_frozen, request):
-    gc.collect()
     processes = multiprocessing.active_children()  # of a module's fixtures
     threads, fds = set(threading.enumerate()), descriptors()
     yield

@@ -6,9 +6,7 @@ Both count batches. They save and load the loader along with the model, one as a
 
 import pytest
 import torch
-import torch.distributed.checkpoint as checkpointing
 from cases import key
-from torch.distributed.checkpoint.stateful import Stateful
 
 from stream_dataloader import StreamDataLoader, StreamDataset, get_stream_info
 
@@ -38,6 +36,9 @@ def train(model, dataloader, until):
 @pytest.mark.parametrize(("before", "after", "way"), [(2, 0, "objects"), (0, 2, "one file")])
 @pytest.mark.filterwarnings("ignore:torch.distributed is")
 def test_a_loop_goes_on_bit_for_bit(before, after, stop, way, tmp_path):
+    import torch.distributed.checkpoint as checkpointing  # takes a second
+    from torch.distributed.checkpoint.stateful import Stateful
+
     whole = train(**things(0), until=16)
     assert whole[10][-1] == 1, "the second epoch"
     first, second = things(before), things(after)
