@@ -144,6 +144,16 @@ def packed(folder, name, tag="DX50"):
     return folder / name
 
 
+def unmarked(folder, name, encoder, *, whole=None, first_only=False, **options):
+    """A clip that marks no packet as a key frame, or not the first one."""
+
+    def change(_, packet):
+        packet.is_keyframe = packet.is_keyframe and first_only and packet.pts > 0
+        return bytes(packet)
+
+    return remuxed(encoded(folder / (whole or f"whole.{name}"), encoder, **options), folder / name, change)
+
+
 def hidden(number, packet):
     """Frames of VP8 that are only referred to, as alternate references are (RFC 6386, 9.1)."""
     data = bytearray(packet)
@@ -168,6 +178,13 @@ def joined(folder, encoder, second, **options):
     return folder / "joined.ts"
 
 
+def later(number, packet):
+    """Let the clock jump, between a key frame and the B pictures before it."""
+    if number > 11:
+        packet.pts, packet.dts = packet.pts + 9_000_000, packet.dts + 9_000_000
+    return bytes(packet)
+
+
 def shifted(folder, name, ticks):
     """A clip of MP4 whose first frames an edit list cuts off, as their times are below 0."""
 
@@ -180,6 +197,7 @@ def shifted(folder, name, ticks):
 
 MPEG2 = {"bf": "2"}
 REFRESH = {"x264-params": "intra-refresh=1:keyint=12:bframes=0:scenecut=0"}
+X265 = {"x265-params": "keyint=12:log-level=none"}
 #: Makers of clips, each of which takes a folder.
 MAKERS = {
     "fields": lambda f: fields(f, "a.mkv"),
@@ -216,6 +234,13 @@ MAKERS = {
     "open-gop": lambda f: encoded(f / "a.mkv", "libx264", bf="3", **{"x264-params": "open-gop=1"}),
     "refreshed": lambda f: encoded(f / "a.mkv", "libx264", **REFRESH, size=(96, 128)),
     "refreshed-mp4": lambda f: encoded(f / "a.mp4", "libx264", **REFRESH, size=(96, 128)),
+    "unmarked-flv": lambda f: unmarked(f, "a.flv", "flv"),
+    "unmarked-first-flv": lambda f: unmarked(f, "a.flv", "flv", first_only=True),
+    "unmarked-h265": lambda f: unmarked(f, "a.mkv", "libx265", **X265),
+    "unmarked-first-h265": lambda f: unmarked(f, "a.mkv", "libx265", first_only=True, **X265),
+    "unmarked-first-h265-mp4": lambda f: unmarked(f, "a.mp4", "libx265", whole="w.mkv", first_only=True, **X265),
+    "unmarked-swf": lambda f: encoded(f / "a.swf", "flv"),
+    "jump": lambda f: remuxed(encoded(f / "whole.ts", "mpeg2video", **MPEG2), f / "a.ts", later),
     "program-small": lambda f: encoded(f / "a.mpg", "mpeg2video", **MPEG2),
     "program": lambda f: encoded(f / "a.vob", "mpeg2video", **MPEG2, size=(96, 128)),
     "program-keys": lambda f: encoded(f / "a.mpg", "mpeg2video", g="1"),

@@ -13,29 +13,27 @@ import itertools
 import os
 import zlib
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 from typing import Any, NamedTuple
 
 import av
 import av.error
-import av.video.frame
 import numpy as np
 from numpy.typing import NDArray
 
 from stream_dataloader.streams._media.container import choose_stream, open_container, ticks_of_untimed
 from stream_dataloader.streams.cache import FileCache, keep_tables, kept_tables, open_local
+from stream_dataloader.streams.video.first_key import from_first_key, is_key_picture
 from stream_dataloader.streams.video.pictures import Shown, inspector
 
-__all__ = ["FrameIndex", "FrameTimes", "frame_index", "index_by_decoding", "is_key_picture", "segment_videos"]
+__all__ = ["FrameIndex", "FrameTimes", "frame_index", "index_by_decoding", "segment_videos"]
 
 #: Time stamps of all frames in the order of display; None if the container has none, or if they do not rise.
 FrameTimes = NDArray[np.int64] | None
 
-_INTRA = av.video.frame.PictureType.I
-
-_RULES = 2  # version of the rules for an index: a cached index with another version is not used
+_RULES = 3  # version of the rules for an index: a cached index with another version is not used
 
 
 class FrameIndex(NamedTuple):
@@ -77,11 +75,6 @@ def index_by_decoding(path: str, stream: int = 0) -> FrameIndex:
     return found
 
 
-def is_key_picture(frame: Any) -> bool:
-    """Return True if a decoded frame refers to no other frame, according to its decoder."""
-    return bool(frame.key_frame) and frame.pict_type == _INTRA
-
-
 def _identity(path: str) -> tuple[str, int, int]:
     status = os.stat(path)
     return os.path.abspath(path), status.st_size, status.st_mtime_ns
@@ -113,7 +106,7 @@ def _fingerprint(packet: Any) -> int:
 
 
 def _scan(path: str, stream: int) -> FrameIndex:
-    """Read all packets. Frames before the first key frame cannot be decoded."""
+    """Read all packets from the first key frame on."""
     packets = _Packets()
     with open_container(path) as container:
         video = choose_stream(container, "video", stream)
@@ -123,10 +116,10 @@ def _scan(path: str, stream: int) -> FrameIndex:
         look = inspector(video)
         sure = look is not None
         try:
-            for packet in container.demux(video):
-                if look is None:
-                    break
-                if packet.size and not (sure := packets.add(packet, look.look(packet), timed=ticks is None)):
+            found = from_first_key(path, stream, _readings(container, video, path, stream))
+            for packet in found if look is not None else ():
+                assert look is not None
+                if not (sure := packets.add(packet, look.look(packet), timed=ticks is None)):
                     break
         except av.error.FFmpegError:  # the index ends here; reading the frames reports the damage
             pass
@@ -134,6 +127,17 @@ def _scan(path: str, stream: int) -> FrameIndex:
     if not sure:
         return _decoded(path, stream)
     return packets.index(ticks, exact=exact)
+
+
+def _readings(container: Any, video: Any, path: str, stream: int) -> Callable[[], Iterator[Any]]:
+    """Return a function that reads the packets of an open container, and at its second call those of the file anew."""
+
+    def packets() -> Iterator[Any]:
+        yield (packet for packet in container.demux(video) if packet.size)
+        with open_container(path) as again:
+            yield (packet for packet in again.demux(choose_stream(again, "video", stream)) if packet.size)
+
+    return functools.partial(next, packets())
 
 
 class _Packets:
@@ -155,8 +159,6 @@ class _Packets:
         if frames is None:
             return False
         if not timed:
-            if self._first_key is None and packet.is_keyframe:
-                self._first_key, self._count = 0, 0
             self._count += frames
             return True
         if frames > 1 or (frames and packet.pts is None):
@@ -165,20 +167,18 @@ class _Packets:
             if self._decoded_at is not None and packet.dts < self._decoded_at:
                 return False  # the clock jumps back: files were joined
             self._decoded_at = packet.dts
-        if packet.is_keyframe and self._first_key is None:
+        if self._first_key is None:
             if not key:
                 return False
             self._first_key = packet.pts
-            self._times.clear()
         if not frames:
             return True
-        if key and self._first_key is not None:
+        if key:
             if self._latest is not None and packet.pts <= self._latest:
                 return False
             self._keys.append((packet.pts, _fingerprint(packet)))
         self._latest = packet.pts if self._latest is None else max(packet.pts, self._latest)
-        leads = self._first_key is not None and packet.pts < self._first_key
-        if not packet.is_discard and not leads:  # an edit list cuts off frames that others refer to
+        if not packet.is_discard and packet.pts >= self._first_key:  # an edit list cuts off frames that others refer to
             self._times.append(packet.pts)
         return True
 
@@ -206,11 +206,11 @@ def _decoded(path: str, stream: int) -> FrameIndex:
         untimed = ticks_of_untimed(container, video)
         first_key: Any = None
         try:
-            for packet in itertools.chain((packet for packet in container.demux(video) if packet.size), (None,)):
-                if packet is not None and packet.is_keyframe:
-                    first_key = packet if first_key is None else first_key
-                    if packet.pts is not None:
-                        fingerprints[packet.pts] = _fingerprint(packet)
+            packets = from_first_key(path, stream, _readings(container, video, path, stream))
+            for packet in itertools.chain(packets, (None,)):
+                first_key = packet if first_key is None else first_key
+                if packet is not None and packet.is_keyframe and packet.pts is not None:
+                    fingerprints[packet.pts] = _fingerprint(packet)
                 for frame in video.decode(packet) if first_key is not None else ():
                     if frame.is_corrupt:
                         return _NOTHING_KNOWN

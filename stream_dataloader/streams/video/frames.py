@@ -32,7 +32,8 @@ from stream_dataloader.streams._media.container import check_not_cut, choose_str
 from stream_dataloader.streams._media.limits import DEFAULT, Limits
 from stream_dataloader.streams._media.section import OnCorrupt, closed_on_error
 from stream_dataloader.streams.video.device import DeviceDecoder
-from stream_dataloader.streams.video.frame_index import FrameIndex, frame_index, index_by_decoding, is_key_picture
+from stream_dataloader.streams.video.first_key import from_first_key, is_key_picture
+from stream_dataloader.streams.video.frame_index import FrameIndex, frame_index, index_by_decoding
 from stream_dataloader.streams.video.pictures import Inspector, Shown, inspector
 
 __all__ = ["FrameReader"]
@@ -66,6 +67,7 @@ class FrameReader:
 
     def _open(self) -> None:
         self._begun = False
+        self._packets_read = 0  # number of packets read from the beginning
         self._container = open_container(self._path) if self._device is None else self._device.open()
         with closed_on_error(self._container):
             self.stream: Any = choose_stream(self._container, "video", self._index, self._limits)
@@ -106,7 +108,7 @@ class FrameReader:
 
     def frames(self, start: int = 0) -> Iterator[Any]:
         if start == 0:
-            return self._decoded(_from_key(self._packets_from_start()))
+            return self._decoded(from_first_key(self._path, self._index, self._packets_from_start))
         time, whole = self.time_of(start), self.on_corrupt == "raise"
         count = self.count()
         if count is not None and start >= count and whole:
@@ -129,12 +131,12 @@ class FrameReader:
         else:
             if number == len(times):
                 return
-        known = index_by_decoding(self._path, self._index)
-        given = times[start:number]
-        if known.times is None or not np.array_equal(known.times[start:number], given):
+        self._known = index_by_decoding(self._path, self._index)
+        frames = itertools.islice(self.frames(), start, None)
+        given = [frame.pts for frame in itertools.islice(frames, number - start)]
+        if given != times[start:number].tolist():
             self._refuse(f"frame {number} is not shown when its packets say")
-        self._known = known
-        yield from itertools.islice(self.frames(), number, None)
+        yield from frames
 
     def frames_from(self, time: int) -> Iterator[Any]:
         """Yield the frames from a key frame at or before `time`, in the track's time base."""
@@ -150,7 +152,7 @@ class FrameReader:
                 self._container.seek(target, stream=self.stream, backward=True)
             except av.error.FFmpegError:
                 break
-            packets = _from_key(self._packets())
+            packets = itertools.dropwhile(lambda packet: packet is not None and not packet.is_keyframe, self._packets())
             first = next(packets, None)
             if first is None or first.pts is None or first.pts > time or not self._known.has_key(first):
                 continue
@@ -186,6 +188,7 @@ class FrameReader:
             self.close()
             self._open()
         self._begun = True
+        self._packets_read = 0
         return self._packets()
 
     def _packets(self) -> Iterator[Any]:
@@ -195,6 +198,7 @@ class FrameReader:
                 for packet in self._container.demux(self.stream):
                     if packet.size:
                         failed = 0
+                        self._packets_read += 1
                         yield packet
                 break
             except av.error.FFmpegError as error:
@@ -257,8 +261,8 @@ class FrameReader:
         if self._container.format.name.startswith(("mov,", "avi")) and self.stream.index_entries:
             # Frames that an edit list cuts off do not count, nor those of an AVI file that only repeat a picture.
             declared = min(declared, len(self.stream.index_entries))
-        if declared and counts.packets < declared:
-            what = f"{self._path} is cut off: it has {counts.packets} frames, and its header declares {declared}"
+        if declared and self._packets_read < declared:
+            what = f"{self._path} is cut off: it has {self._packets_read} frames, and its header declares {declared}"
             raise ValueError(f'{what}; use on_corrupt="drop" for what there is')
         if not counts.frames:
             raise ValueError(f"{self._path}: its video track {self._index} has no frame that can be decoded")
@@ -267,11 +271,6 @@ class FrameReader:
         if self.on_corrupt == "raise":
             remedy = 'use on_corrupt="keep" or "drop" to go on, or on_error="skip" to leave the video'
             raise ValueError(f"{self._path}: {what}; {remedy}") from error
-
-
-def _from_key(packets: Iterator[Any]) -> Iterator[Any]:
-    """Yield the packets from a key frame on, because nothing before it can be decoded."""
-    return itertools.dropwhile(lambda packet: packet is not None and not packet.is_keyframe, packets)
 
 
 class FrameCounts:
