@@ -168,7 +168,7 @@ class _Packets:
                 return False  # the clock jumps back: files were joined
             self._decoded_at = packet.dts
         if self._first_key is None:
-            if not key:
+            if packet.is_keyframe and not key:
                 return False
             self._first_key = packet.pts
         if not frames:
