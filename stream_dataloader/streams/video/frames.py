@@ -26,7 +26,6 @@ from fractions import Fraction
 from typing import Any
 
 import av.error
-import numpy as np
 
 from stream_dataloader.streams._media.container import check_not_cut, choose_stream, open_container, ticks_of_untimed
 from stream_dataloader.streams._media.limits import DEFAULT, Limits
