@@ -57,6 +57,35 @@ def test_packed_sources_are_a_sequence_of_equal_sources(sources):
         packed[len(sources)]
 
 
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.array(5),
+        np.zeros((0, 3), np.float32),
+        np.asfortranarray(np.arange(6).reshape(2, 3)),
+        np.arange(12)[::2],
+        np.array([1.5], ">f8"),
+        np.array([1], np.longdouble),
+        np.array([1j]),
+        np.array(["text"]),
+        np.zeros(3, [("field", "i4")]),
+        np.array(["2020-01-01"], "M8[D]"),
+        np.broadcast_to(np.arange(3.0), (2, 3)),  # read-only
+        np.frombuffer(b"abc", np.uint8),
+    ],
+    ids=repr,
+)
+def test_a_source_holds_the_arrays_that_it_was_given(array):
+    (copied,) = PackedSources([{"one": array, "same": array}])
+    found = copied["one"]
+    assert copied["same"] is found
+    assert (found.dtype, found.shape) == (array.dtype, array.shape)
+    assert np.array_equal(found, array)
+    if array.flags.forc:
+        assert found.flags.writeable == array.flags.writeable
+        assert found.flags.f_contiguous == array.flags.f_contiguous
+
+
 def growth_by_reading_all(_):
     """Bytes of its own that a worker adds by looking at every source."""
     sources, process = growth_by_reading_all.sources, psutil.Process()

@@ -261,7 +261,7 @@ class Meter:
     def opened(self, begin: int, source: int, *, ahead: bool) -> int:
         """Count a stream that was opened, or could not be; return the nanoseconds that it took."""
         stop, numbers, time = clock(), self._numbers, AHEAD_NS if ahead else OPENING_NS
-        self.stop(time)
+        numbers[_SINCE + time] = 0
         numbers[time] += stop - begin
         numbers[OPENED_AHEAD if ahead else OPENED] += 1
         self._note(OPEN_AHEAD if ahead else OPEN, begin, stop, source)

@@ -46,7 +46,7 @@ class Opener:
     def __init__(self, reading: Reading, number: int, queue: SourceQueue, meter: Meter) -> None:
         self.reading, self.reader, self.queue = reading, reading.readers[number], queue
         self._number, self.lanes = number, self.reader.lanes
-        self._plan, self._sources = reading.plan, reading.plan.lists.sources
+        self._plan, self._sources, self._killers = reading.plan, reading.plan.lists.sources, reading.recovery.killers
         self._factories = reading.plan.factories()
         self._lookahead = reading.plan.rules.lookahead
         self._reads, self._opens = reading.status.reading.data, reading.status.opening.data
@@ -139,7 +139,7 @@ class Opener:
         start = start or self._waiting.get(draw)
         stream = self._unopened(draw, lane)
         if not ahead:
-            self._count_retries(stream)
+            stream.on_retry = self._meter.retried
         if start is not None:
             if resumes and start.items != stream.stop:
                 start = start.back(min(self._plan.context, start.items - stream.section.start))
@@ -152,7 +152,7 @@ class Opener:
         self._opens[self._number] = index + 1
         try:
             stream.open(stream.items, None if start is None else start.stream)
-            if is_start_ignored(stream):
+            if stream.has_item and is_start_ignored(stream):
                 stream.fail(stream.error(OpenError, IGNORES_START))
         except BaseException as error:
             # sys.exit() in the factory, or before the first item, ends the worker: note which source did it.
@@ -171,14 +171,14 @@ class Opener:
         number, epoch, repeat, fresh = self.queue.order[draw]
         section = plan.section(number, epoch)
         index = section.source
-        is_cut = section.stop >= 0 and plan.cuts is not None and not plan.cuts.skips(index)
+        is_cut = plan.cuts is not None and section.stop >= 0 and not plan.cuts.skips(index)
         place = (section.start, section.stop) if is_cut else (0, None)
         info = StreamInfo(index, epoch, lane, self.reader.worker_id, plan.rules.seed, repeat, *place)
         try:
             source = self._sources[index]
         except Exception as error:
             source, failure = "?", error
-        factory = self._factories[plan.lists.list_of(index)]
+        factory = self._factories[plan.lists.list_of(index) if plan.rules.mix is not None else 0]
         stream = OpenedStream(info, factory, source, section, self._retries, fresh=fresh)
         if plan.seed_globals:
             stream.draws = GlobalDraws(info)
@@ -186,7 +186,7 @@ class Opener:
             found = stream.error(OpenError, f"the source cannot be read from the list: {shorten(failure)}")
             found.__cause__ = failure
             stream.fail(found)
-        elif self.reading.recovery.killers.get(index) == -1:
+        elif self._killers and self._killers.get(index) == -1:
             stream.fail(stream.error(OpenError, "workers died again and again while they opened it"))
         return stream
 

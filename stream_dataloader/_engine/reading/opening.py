@@ -33,7 +33,7 @@ from stream_dataloader._engine.reading.global_draws import GlobalDraws
 from stream_dataloader._engine.schedule.sections import Section
 from stream_dataloader.errors import OpenError, ReadError, StreamError, shorten
 from stream_dataloader.protocols import NOTHING_YET
-from stream_dataloader.stream_info import StreamInfo, run_as
+from stream_dataloader.stream_info import StreamInfo, running
 
 #: Returned by `next` and `OpenedStream.next_item` after the last item, because None may be an item.
 END = object()
@@ -133,9 +133,14 @@ _readers: WeakValues[int, Any] = WeakValues()
 _begun: dict[weakref.ref[Any], weakref.ref[Any]] = {}
 
 
+@functools.lru_cache(maxsize=64)
+def _is_generator(kind: type) -> bool:
+    return issubclass(kind, Generator)
+
+
 def _why_not_own(iterator: Iterator[Any], reader: Any) -> str:
     """Return the reason why an iterator is not the reader's own; empty if it is."""
-    is_generator = type(iterator) is GeneratorType or isinstance(iterator, Generator)
+    is_generator = type(iterator) is GeneratorType or _is_generator(type(iterator))
     if not is_generator:
         other = _readers.get(id(iterator))
     elif (ref := weakref.ref(iterator, _begun.pop)) in _begun:
@@ -191,14 +196,14 @@ class Handle:
 
         If the stream has its own global generators, they stay active until the reader calls `give_back`.
         """
-        before = run_as(self.info)
+        before, running.info = running.info, self.info
         if self.draws is not None:
             self.draws.enter()
         return before
 
     def leave(self, before: StreamInfo | None) -> None:
         """Undo `enter`."""
-        run_as(before)
+        running.info = before
 
     def _begin(self, *, live: bool = False) -> Iterator[Any]:
         """Open it behind the items that were handed out, and return its iterator at that item.

@@ -14,6 +14,7 @@ import functools
 import io
 import pickle
 from abc import abstractmethod
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, MutableSequence, Sequence
 from typing import Any, overload
 
@@ -142,7 +143,7 @@ class PackedSources(Sources, SharedFields):
         self._length, self._sizes = length, (len(blocks), int(ends[-1]) if blocks else 0)
         self._array_sizes = sum(len(block.arrays) for _, block in blocks), tuple(sizes), tuple(shared)
         SharedFields.__init__(self)
-        self._firsts[:], self._ends[:] = [first for first, _ in blocks], ends
+        np.asarray(self._firsts)[:], np.asarray(self._ends)[:] = [first for first, _ in blocks], ends
         self._used_ends[:] = np.cumsum([len(block.arrays) for _, block in blocks], dtype=np.int64)
         self._used[:] = [number for _, block in blocks for number in block.arrays]
         for (_, block), end in zip(blocks, ends.tolist(), strict=True):
@@ -152,8 +153,8 @@ class PackedSources(Sources, SharedFields):
 
     def _lay_out(self, carve: Carver) -> None:
         (blocks, blob_bytes), (used, sizes, _) = self._sizes, self._array_sizes
-        self._firsts = carve(blocks)  # the index of each block's first source
-        self._ends = carve(blocks)  # where each block ends
+        self._firsts = carve(blocks).data  # the index of each block's first source
+        self._ends = carve(blocks).data  # where each block ends
         self._used_ends = carve(blocks)  # where the numbers of its arrays end
         self._used = carve(used)
         self._blob = memoryview(carve(blob_bytes, dtype=np.uint8).data)  # the blocks, one behind the other
@@ -163,8 +164,9 @@ class PackedSources(Sources, SharedFields):
         return self._length
 
     def _source(self, index: int) -> Any:
-        number = int(self._firsts.searchsorted(index, side="right")) - 1
-        return self._load(number)[index - int(self._firsts[number])]
+        firsts = self._firsts
+        number = bisect_right(firsts, index) - 1
+        return self._load(number)[index - firsts[number]]
 
     def _block(self, number: int) -> Block:
         begin, first = (self._ends[number - 1], self._used_ends[number - 1]) if number else (0, 0)
@@ -192,7 +194,7 @@ class PackedSources(Sources, SharedFields):
         found = map(self._block, range(len(self._firsts)))
         blocks = [Block(bytes(block.pickled), block.arrays) for block in found]
         contents, (_, _, shared) = [bytes(array) for array in self._arrays], self._array_sizes
-        return {"given": (self._length, list(zip(self._firsts.tolist(), blocks, strict=True)), contents, shared)}
+        return {"given": (self._length, list(zip(self._firsts, blocks, strict=True)), contents, shared)}
 
     @functools.cached_property
     def _portable(self) -> PackedSources | None:

@@ -35,24 +35,24 @@ class StreamWindows:
         waits: Whether the stream had no item yet, so that the rest of the window that was read last stays padding.
     """
 
+    # As in `Handle`, what most streams never change.
+    behind = first_window = 0
+    waits = False
+    between: StreamError | None = None
+    new_layout: Layout | None = None
+    _layout: Layout | None = None  # of the stream's first item
+
     def __init__(self, stream: OpenedStream, writer: PartWriter, row: int, time_steps: int | None) -> None:
-        self.stream = stream
-        self.position, self.first_window = stream.section.start, 0
+        self.stream, self._writer, self._row, self._time_steps = stream, writer, row, time_steps
+        self.begin = self.position = stream.section.start
         if stream.place is not None:
             self.position, self.first_window = stream.place.position, stream.place.first_window
-        self.begin = stream.section.start
-        self.behind = 0
-        self.waits = False
-        self.between: StreamError | None = None
-        self._writer = writer
-        self._row = row
-        self._time_steps = time_steps
-        self._layout: Layout | None = None  # of the stream's first item
-        self.new_layout: Layout | None = None
 
     def read_steps(self, t: int, stop: int) -> bool:
         """Read single steps from `t` up to `stop`; return False if the stream ended before."""
-        stream, at_once, self.waits = self.stream, True, False
+        stream, at_once = self.stream, True
+        if self.waits:
+            self.waits = False
         while t < stop:
             known, alike = self._layout, stream.alike
             if known is None and (alike is not None or stream.first is not END):

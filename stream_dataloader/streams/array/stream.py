@@ -86,10 +86,14 @@ class ArrayStream:
             ImportError: The package for this kind of file is not installed.
         """
         whole, first, stop = section_of(source)
-        if _in_memory(whole):
-            return _rows_of(self._open(whole, None), first, start, stop, None)
+        arrays = whole if isinstance(whole, Mapping) else {_ALONE: whole}
+        if not arrays:
+            raise ValueError("the source is an empty mapping")
+        if not any(type(one) is not np.ndarray and isinstance(one, (str, os.PathLike)) for one in arrays.values()):
+            in_memory: dict[Any, Table] = {key: MemoryTable(one, _name_of(key)) for key, one in arrays.items()}
+            return _rows_of(in_memory, first, start, stop, None)
         with ExitStack() as opened:
-            tables = self._open(whole, opened)
+            tables = self._open(arrays, opened)
             for table in tables.values():
                 opened.callback(table.close)
             return _rows_of(tables, first, start, stop, opened)
@@ -99,28 +103,23 @@ class ArrayStream:
         with closing(self(source)) as rows:
             return rows.stop - rows.position
 
-    def _open(self, whole: Any, opened: ExitStack | None) -> dict[Any, Table]:
-        """Open the arrays of a source, by key."""
-        if not isinstance(whole, Mapping):
-            return self._open_one(whole, "the source", opened)
-        if not whole:
-            raise ValueError("the source is an empty mapping")
-        tables = {}
-        for key, one in whole.items():
-            found = self._open_one(one, f"the source's {key!r}", opened)
+    def _open(self, arrays: Mapping[Any, Any], opened: ExitStack) -> dict[Any, Table]:
+        """Open the arrays of a source, some of which are in files, by key."""
+        tables: dict[Any, Table] = {}
+        for key, one in arrays.items():
+            if not isinstance(one, (str, os.PathLike)):
+                tables[key] = MemoryTable(one, _name_of(key))
+                continue
+            local = opened.enter_context(open_local(one, self.cache))
+            found = self._open_file(local.path, os.fspath(one), opened)
+            if key is _ALONE:
+                return found
             if _ALONE not in found:
                 raise ValueError(
                     f"the source's {key!r} has several datasets, {[*found]}; give dataset= one name, or none"
                 )
             tables[key] = found[_ALONE]
         return tables
-
-    def _open_one(self, one: Any, name: str, opened: ExitStack | None) -> dict[Any, Table]:
-        """Open the arrays of a file by key, or one array in memory."""
-        if opened is None or not isinstance(one, (str, os.PathLike)):
-            return {_ALONE: MemoryTable(one, name)}
-        local = opened.enter_context(open_local(one, self.cache))
-        return self._open_file(local.path, os.fspath(one), opened)
 
     def _open_file(self, path: str, name: str, opened: ExitStack) -> dict[Any, Table]:
         check_file(path)
@@ -171,12 +170,14 @@ class Rows:
         return row
 
     def read_into(self, out: Any) -> int:
-        leaves = {_ALONE: out} if _ALONE in self._tables else out
-        room = len(next(iter(leaves.values())))
-        count = min(room, self.stop - self.position)
-        for key, table in self._tables.items() if count else ():
-            table.read(self.position, leaves[key] if count == room else leaves[key][:count])
-        self.position += count
+        position, tables = self.position, self._tables
+        leaves = {_ALONE: out} if _ALONE in tables else out
+        count = room = len(next(iter(leaves.values())))
+        if position + room > self.stop:
+            count = self.stop - position
+        for key, table in tables.items() if count else ():
+            table.read(position, leaves[key] if count == room else leaves[key][:count])
+        self.position = position + count
         return count
 
     def close(self) -> None:
@@ -189,18 +190,14 @@ class Rows:
 _ALONE: Any = object()
 
 
-def _in_memory(whole: Any) -> bool:
-    """Return whether no array of a source is in a file."""
-    for one in whole.values() if isinstance(whole, Mapping) else (whole,):
-        if type(one) is not np.ndarray and isinstance(one, (str, os.PathLike)):
-            return False
-    return True
+def _name_of(key: Any) -> str:
+    return "the source" if key is _ALONE else f"the source's {key!r}"
 
 
 def _rows_of(tables: dict[Any, Table], first: Any, start: Any, stop: Any, opened: ExitStack | None) -> Rows:
     first, start = _rows("start", first), _rows("start", start)
-    rows, *others = map(len, tables.values())
-    if others and any(length != rows for length in others):
+    rows, *others = [len(table) for table in tables.values()]
+    if others and others.count(rows) < len(others):
         lengths = {name: len(table) for name, table in tables.items()}
         raise ValueError(f"arrays side by side have other numbers of rows: {lengths}")
     stop = rows if stop is None else _rows("stop", stop)
@@ -212,4 +209,6 @@ def _rows_of(tables: dict[Any, Table], first: Any, start: Any, stop: Any, opened
 
 
 def _rows(name: str, value: Any) -> int:
+    if type(value) is int and value >= 0:
+        return value
     return whole_number(name, value, "rows are counted, from 0", 0)
