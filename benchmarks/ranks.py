@@ -35,6 +35,7 @@ from stream_dataloader._engine.ranks.agreement import AgreedSteps
 from stream_dataloader._engine.ranks.place import RankPlace
 from stream_dataloader._engine.ranks.rendezvous import Rendezvous
 from stream_dataloader._engine.schedule.order import Order
+from stream_dataloader._engine.schedule.place import Place
 from stream_dataloader._engine.schedule.replay import steps_of_groups
 from stream_dataloader._engine.schedule.rules import Groups, IntArray
 
@@ -73,7 +74,7 @@ def dealt(
     options: dict[str, Any] = {"lengths": lengths, "schedule": schedule, "shuffle": schedule != "longest_first"}
     rules = StreamDataset(range(len(lengths)), iter, ranks * LANES, time_steps=1, seed=seed, **options)._rules
     rules = dataclasses.replace(rules, groups=Groups(total, 0, total))
-    order = None if known else Order(rules, 0, None)
+    order = None if known else Order(rules, Place(0), None)
     steps = max(steps_of_groups(rules, 0, lengths, order))
     return float(lengths.sum() / (steps * ranks * LANES))
 

@@ -173,7 +173,7 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
         position, starter, turn = self._position, self._starter, self._turn
         with turn.taken():
             reader, iteration = (turn.reader(), starter.newest) if starter.is_reading else (None, None)
-            is_inside = reader is not None or position.coming()[0].resume is not None
+            is_inside = reader is not None or position.coming().step > 0
             if is_inside:
                 self._ranks.check_growth()
             state = position.coming_state() if reader is None else position.reached_state()
@@ -201,7 +201,7 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
     def _find_place(self) -> None:
         """Find this rank, which may be known only now, and adopt its rules, with new workers."""
         before = self._ranks.dataset
-        moved = self._ranks.find_place(self._position.coming_past)
+        moved = self._ranks.find_place(self._position.coming().past)
         if self._ranks.dataset is before:
             return
         self._starter.end()

@@ -24,10 +24,10 @@ from stream_dataloader._engine.reading.growth import Followers, as_listed
 from stream_dataloader._engine.reading.lists import SourceList, SourceLists
 from stream_dataloader._engine.reading.plan import OnError, ReadingPlan
 from stream_dataloader._engine.schedule.mix import Schedule
+from stream_dataloader._engine.schedule.place import Place
 from stream_dataloader._engine.schedule.replay import count_steps, steps_behind, steps_of_groups
 from stream_dataloader._engine.schedule.rules import IntArray, PaddingMode, Rules, Windows
 from stream_dataloader._engine.schedule.sections import Cuts, Lengths
-from stream_dataloader._engine.schedule.snapshot import Snapshot
 from stream_dataloader._engine.torch_dataset.sessions import SessionTable
 from stream_dataloader.anchors import Anchors, check_anchors
 from stream_dataloader.batch import StreamBatch
@@ -410,17 +410,17 @@ class StreamDataset(IterableDataset[StreamBatch]):
             self._steps = epoch, steps_of_groups(self._rules, epoch, lengths)
         return self._steps[1]
 
-    def _steps_of(self, epoch: int, changed: Snapshot | None = None) -> int:
+    def _steps_of(self, epoch: int, place: Place | None = None) -> int:
         """Return the number of batches of an epoch; raise a `TypeError` without `lengths`, or without an end.
 
         Args:
-            changed: A place in the epoch, if it goes on under other options than it began with.
+            place: A place in the epoch, needed if it goes on under other options than it began with.
         """
-        if changed is None:
+        if place is None or not place.has_changed:
             return count_steps(self._rules, self._steps_of_groups(epoch))
         if self._rules.groups.count < self._rules.groups.total:
             raise TypeError("the number of batches depends on the places of all ranks, as options were changed")
-        return steps_behind(changed, self._rules, epoch, self._scheduled_lengths())
+        return steps_behind(place, self._rules, self._scheduled_lengths())
 
     def __iter__(self) -> Iterator[StreamBatch]:
         """Iterate over the parts of this process's lanes, with torch's own `DataLoader` or without.

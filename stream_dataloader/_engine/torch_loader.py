@@ -24,8 +24,8 @@ from stream_dataloader._engine.assembly.part import Contents, Part
 from stream_dataloader._engine.assembly.regroup import Regrouper
 from stream_dataloader._engine.items.layout import Layout, Spec, as_array
 from stream_dataloader._engine.items.structure import flatten
+from stream_dataloader._engine.schedule.follower import LaneReports
 from stream_dataloader._engine.schedule.rules import deal_lanes
-from stream_dataloader._engine.schedule.snapshot import LaneReports
 from stream_dataloader.batch import StreamBatch
 from stream_dataloader.dataset import StreamDataset
 

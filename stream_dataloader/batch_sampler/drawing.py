@@ -17,11 +17,10 @@ import numpy.typing as npt
 from stream_dataloader._engine.assembly.part import Run, runs_of
 from stream_dataloader._engine.map_style.index_groups import IndexGroups
 from stream_dataloader._engine.schedule.order import Order
-from stream_dataloader._engine.schedule.position import EpochStart
+from stream_dataloader._engine.schedule.place import Place
 from stream_dataloader._engine.schedule.replay import Piece, Replay
 from stream_dataloader._engine.schedule.rules import IntArray, Rules
 from stream_dataloader._engine.schedule.sections import Cuts, Lengths
-from stream_dataloader._engine.schedule.snapshot import Snapshot
 from stream_dataloader.stream_info import StreamInfo, stream_seed
 
 __all__ = ["LaneIndex"]
@@ -169,21 +168,20 @@ class Drawing:
         groups: IndexGroups,
         rules: Rules,
         lengths: Lengths,
-        start: EpochStart,
+        start: Place,
         total: int | None,
         context: int = 0,
     ) -> None:
         self.start = start
         self.total = total
-        self.fetched = start.epoch.delivered
+        self.fetched = start.delivered
         self._groups, self._rules, self._lengths, self._context = groups, rules, lengths, context
-        self.first_step = 0 if start.place is None else start.place.step
-        self._kept: deque[Snapshot] = deque(maxlen=_KEPT_PLACES)
+        self._kept: deque[Place] = deque(maxlen=_KEPT_PLACES)
         self._origins: dict[tuple[int, ...], tuple[int, int, int]] = {}
 
     def batches(self) -> Iterator[LaneIndices]:
-        replay = self._replay(self.start.place)
-        lanes, flat, epoch = self._rules.lanes, self._groups.flat, self.start.epoch.number
+        replay = self._replay(self.start)
+        lanes, flat, epoch = self._rules.lanes, self._groups.flat, self.start.number
         while (left := (_ALL if self.total is None else self.total) - self.fetched) > 0:
             self._kept.append(replay.place())
             places, pieces = replay.read(left)
@@ -266,25 +264,25 @@ class Drawing:
         found = self._origins[drawn] = source, begin, stream_seed(info)
         return found
 
-    def reached(self) -> Snapshot:
+    def reached(self) -> Place:
         """Return the place after all batches that were drawn."""
         return self.place(self.fetched)
 
-    def place(self, batches: int) -> Snapshot:
+    def place(self, batches: int) -> Place:
         """Return the place after some of the epoch's batches.
 
         Raises:
             ValueError: It is not known.
         """
-        number, first = self.start.epoch
+        number, first = self.start.number, self.start.delivered
         if not first <= batches <= self.fetched:
             what = f"the state after {batches} batches is not known: batches {first} to {self.fetched}"
             raise ValueError(f"{what} of epoch {number} were drawn; pass the number that the trainer has used")
-        step = self.first_step + batches - first
+        step = self.start.step + batches - first
         before = [place for place in self._kept if place.step <= step]
-        replay = self._replay(before[-1] if before else self.start.place)
+        replay = self._replay(before[-1] if before else self.start)
         replay.skip_to(step)
         return replay.place()
 
-    def _replay(self, place: Snapshot | None) -> Replay:
-        return Replay(self._rules, Order(self._rules, self.start.run, self._lengths), self._lengths, place)
+    def _replay(self, place: Place) -> Replay:
+        return Replay(self._rules, Order(self._rules, place, self._lengths), self._lengths, place)

@@ -21,9 +21,10 @@ from stream_dataloader._engine.map_style.given_groups import given_groups
 from stream_dataloader._engine.ranks.place import OwnRank
 from stream_dataloader._engine.schedule import saved_state
 from stream_dataloader._engine.schedule.anchors import AnchorCut
+from stream_dataloader._engine.schedule.epochs import Epochs
 from stream_dataloader._engine.schedule.mix import Schedule
 from stream_dataloader._engine.schedule.order import Order as SourceOrder
-from stream_dataloader._engine.schedule.position import EpochPlace, EpochStart, Position
+from stream_dataloader._engine.schedule.place import EpochPlace, Place
 from stream_dataloader._engine.schedule.replay import Replay, count_steps, steps_of_groups
 from stream_dataloader._engine.schedule.rules import Groups, PaddingMode, Rules, Windows
 from stream_dataloader._engine.schedule.sections import Cuts, Lengths
@@ -145,7 +146,7 @@ class LaneBatchSampler(Sampler[list[int]]):
         options.check_ranks(virtual_ranks, rank, world_size, None)
         self._total_groups, self._rank = virtual_ranks, OwnRank(rank, world_size)
         self.batches_per_epoch = options.batches_per_epoch(batches_per_epoch, self._rules.padding_mode)
-        self._position = Position(self.batches_per_epoch)
+        self._epochs = Epochs(self.batches_per_epoch)
         self._drawing: Drawing | None = None  # the epoch that began last
         self._steps: tuple[Rules, int, int] | None = None  # of the epoch whose length was computed last
         self._find_rank()
@@ -173,12 +174,12 @@ class LaneBatchSampler(Sampler[list[int]]):
     def __iter__(self) -> Iterator[list[int]]:
         """Draw the next epoch, which begins with the first `next`."""
         rules = self._find_rank()
-        if (text := self._position.renaming("sampler")) is not None:
+        if (text := self._epochs.renaming("sampler")) is not None:
             warnings.warn(text, RuntimeWarning, stacklevel=3)
-        start = self._position.coming()
-        total = self._total(start.run)
+        start = self._epochs.coming()
+        total = self._total(start.epoch)
         drawing = self._drawing = Drawing(self._groups, rules, self._lengths(rules.seed), start, total, self.context)
-        self._position.begin(drawing.first_step, drawing.reached)
+        self._epochs.begin(drawing.reached)
         yield from drawing.batches()
 
     def __len__(self) -> int:
@@ -190,10 +191,10 @@ class LaneBatchSampler(Sampler[list[int]]):
             TypeError: The epoch has no end.
         """
         self._find_rank()
-        if self._drawing is not None and not self._position.is_set:
+        if self._drawing is not None and not self._epochs.is_set:
             total = self._drawing.total  # also when all batches were drawn, as the trainer may still use some of them
         else:
-            total = self._total(self._position.coming().run)
+            total = self._total(self._epochs.coming().epoch)
         if total is None:
             raise TypeError('padding_mode="cycle" has no last batch, so there is no len(); pass batches_per_epoch=')
         return total
@@ -219,7 +220,7 @@ class LaneBatchSampler(Sampler[list[int]]):
 
         See `StreamDataLoader.set_epoch`.
         """
-        self._position.set_epoch(options.integer("epoch", epoch, 0, 2**62))
+        self._epochs.set_epoch(options.integer("epoch", epoch, 0, 2**62))
 
     def state_dict(self, batches: int | StreamBatch | None = None) -> dict[str, Any]:
         """Return the sampler's position as plain data.
@@ -242,33 +243,33 @@ class LaneBatchSampler(Sampler[list[int]]):
         if batches is not None:
             batches = options.integer("batches", batches, 0)
         drawing = self._drawing
-        if drawing is None or self._position.was_left:
-            coming = self._position.coming()
-            if batches not in (None, coming.epoch.delivered):
-                begins = f"epoch {coming.epoch.number} begins with batch {coming.epoch.delivered}"
+        if drawing is None or self._epochs.was_left:
+            coming = self._epochs.coming()
+            if batches not in (None, coming.delivered):
+                begins = f"epoch {coming.number} begins with batch {coming.delivered}"
                 raise ValueError(f"the state after {batches} batches is not known: {begins}, and has not begun yet")
             return self._plain(coming)
-        run, _, (number, _) = drawing.start
+        number = drawing.start.number
         batches = drawing.fetched if batches is None else batches
         place = drawing.place(batches)
         if batches != drawing.total:
-            return self._plain(EpochStart(run, place, EpochPlace(number, batches)))
+            return self._plain(place._replace(counted=EpochPlace(number, batches)))
         if self.batches_per_epoch is None:
-            return self._plain(EpochStart(run + 1, None, EpochPlace(run + 1, 0)))
-        return self._plain(EpochStart(run, place, EpochPlace(number + 1, 0)))
+            return self._plain(Place(place.epoch + 1))
+        return self._plain(place._replace(counted=EpochPlace(number + 1, 0)))
 
     def _count_of(self, batch: StreamBatch) -> int:
         """Return the number of batches that a trainer has used, given the last one."""
         drawing = self._drawing
-        if drawing is not None and batch.epoch != (number := drawing.start.epoch.number):
+        if drawing is not None and batch.epoch != (number := drawing.start.number):
             what = f"the batch is batch {batch.batch_index} of epoch {batch.epoch}, and epoch {number} is being drawn"
             raise ValueError(f"{what}; save the state before the next epoch begins")
         return batch.batch_index + 1
 
-    def _plain(self, start: EpochStart) -> dict[str, Any]:
-        rules, length = self._rules, self.batches_per_epoch
-        state = saved_state.to_plain(rules, start.run, start.place, self._identity(), [()] * rules.groups.count)
-        return state if length is None else state | saved_state.plain_epoch(start.epoch, length)
+    def _plain(self, place: Place) -> dict[str, Any]:
+        failures: list[tuple[()]] = [()] * self._rules.groups.count
+        length = self.batches_per_epoch
+        return saved_state.to_plain(self._rules, place, self._identity(), failures, batches_per_epoch=length)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a saved state with the next `iter()`, at the cost of a lookup per lane.
@@ -281,9 +282,9 @@ class LaneBatchSampler(Sampler[list[int]]):
             StateError: The state belongs to other groups, to a dataset of another length, or to other options; the
                 message says which.
         """
-        total, place = saved_state.groups_of(state), self._rank.now()
+        total, rank = saved_state.groups_of(state), self._rank.now()
         try:
-            groups = Groups.of_rank(total, place.rank, place.world_size)
+            groups = Groups.of_rank(total, rank.rank, rank.world_size)
         except ValueError as error:
             raise StateError(f"the state cannot be loaded here: {error}") from None
         if self._rules.lanes % groups.count:
@@ -294,16 +295,16 @@ class LaneBatchSampler(Sampler[list[int]]):
             raise StateError(f"the state cannot be loaded here: {what}")
         rules = replace(self._rules, groups=groups)
         loaded = saved_state.from_plain(self._with_own(state, rules), rules, self._identity())
-        if loaded.snapshot is not None and loaded.snapshot.changed is not None:
+        if loaded.place.has_changed:
             raise StateError("options were changed in the state's epoch; load it into a StreamDataLoader")
         self._total_groups, self._seed_is_given = total, True
         self._rules = replace(self._rules, seed=loaded.seed)
         rules = self._find_rank()
-        run, snapshot = loaded.epoch, loaded.snapshot
+        place = loaded.place
         has_end = self.batches_per_epoch is None and rules.padding_mode != "cycle"
-        if has_end and snapshot is not None and snapshot.step >= (self._total(run) or 0):  # after the last batch
-            run, snapshot = run + 1, None
-        self._position.load(run, snapshot, loaded.epoch_place)
+        if has_end and place.step and place.step >= (self._total(place.epoch) or 0):  # after the last batch
+            place = Place(place.epoch + 1)
+        self._epochs.load(place)
         self._drawing = None
 
     def _with_own(self, state: Mapping[str, Any], rules: Rules) -> Mapping[str, Any]:
@@ -311,13 +312,11 @@ class LaneBatchSampler(Sampler[list[int]]):
         if not saved_state.missing_groups(state, rules.groups) or not {"seed", "epoch", "step"} <= state.keys():
             return state
         saved_state.check_held(state)  # a damaged step could make the replay below take for ever
-        rules, place = replace(rules, seed=state["seed"]), None
-        if state["step"]:
-            lengths = self._lengths(rules.seed)
-            replay = Replay(rules, SourceOrder(rules, state["epoch"], lengths), lengths)
-            replay.skip_to(state["step"])
-            place = replay.place()
-        own = saved_state.to_plain(rules, state["epoch"], place, self._identity(), [()] * rules.groups.count)
+        rules, place = replace(rules, seed=state["seed"]), Place(state["epoch"])
+        lengths = self._lengths(rules.seed)
+        replay = Replay(rules, SourceOrder(rules, place, lengths), lengths, place)
+        replay.skip_to(state["step"])
+        own = saved_state.to_plain(rules, replay.place(), self._identity(), [()] * rules.groups.count)
         return {**own, **state}
 
     def _identity(self) -> saved_state.SourceIdentity:

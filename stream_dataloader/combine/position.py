@@ -19,8 +19,7 @@ from stream_dataloader._engine import options
 from stream_dataloader._engine.items.layout import Layout
 from stream_dataloader._engine.loader.base_position import BasePosition, KeptLanes
 from stream_dataloader._engine.loader.delivery import Delivery
-from stream_dataloader._engine.reading.plan import Start
-from stream_dataloader._engine.schedule.position import EpochStart
+from stream_dataloader._engine.schedule.place import Place
 from stream_dataloader._engine.schedule.state_check import number as check_number
 from stream_dataloader.errors import StateError
 
@@ -33,8 +32,8 @@ State = dict[str, Any]
 _VERSION = 1  # of states
 
 
-class Place(NamedTuple):
-    """A place in an epoch.
+class JointPlace(NamedTuple):
+    """A place in an epoch of all members.
 
     Attributes:
         step: Number of its batches before the place.
@@ -64,7 +63,7 @@ class JointEpoch(Delivery[Record]):
 
     epochs = None  # the joint loader has no run; endless members continue in epochs of their own
 
-    def __init__(self, number: int, place: Place, first: Record) -> None:
+    def __init__(self, number: int, place: JointPlace, first: Record) -> None:
         self.number = number
         self.place = place
         self.members_over = list(place.over)
@@ -83,6 +82,7 @@ class JointPosition(BasePosition[JointEpoch]):
     def __init__(self, dataset: SideBySide, loaders: Sequence[StreamDataLoader[Any]], length: int | None) -> None:
         self._dataset, self._loaders, self._length = dataset, loaders, length
         super().__init__(None)  # endless members continue in epochs of their own
+        self._loaded_place: JointPlace | None = None
         self._resting: dict[int, State] = {}  # states of endless members, which continue in the next epoch
 
     @property
@@ -92,7 +92,7 @@ class JointPosition(BasePosition[JointEpoch]):
         return next((layout for layout in found if layout is not None), None)
 
     def set_epoch(self, epoch: int) -> None:
-        self._position.set_epoch(options.integer("epoch", epoch, 0, 2**62))
+        self._epochs.set_epoch(options.integer("epoch", epoch, 0, 2**62))
         self._rest()
         self.epoch = None
 
@@ -103,15 +103,15 @@ class JointPosition(BasePosition[JointEpoch]):
                 if self._dataset.endless[number] and state is not None:
                     self._resting[number] = state()
 
-    def _coming(self) -> tuple[EpochStart, Place]:
-        """Return the coming start, and the members' place in it."""
+    def _coming(self) -> tuple[int, JointPlace]:
+        """Return the number of the coming epoch, and the members' place in it."""
         self._rest()
-        coming = self._position.coming()
-        if coming.place is not None:
-            return coming, coming.place
-        resting = self._resting if self._position.is_by_itself else {}  # if another epoch was set, all start over
+        coming, is_by_itself = self._epochs.coming().epoch, self._epochs.is_by_itself
+        if self._loaded_place is not None and is_by_itself:
+            return coming, self._loaded_place
+        resting = self._resting if is_by_itself else {}  # if another epoch was set, all start over
         count = len(self._loaders)
-        return coming, Place(0, (False,) * count, tuple(resting.get(number) for number in range(count)))
+        return coming, JointPlace(0, (False,) * count, tuple(resting.get(number) for number in range(count)))
 
     @property
     def coming_step(self) -> int:
@@ -140,14 +140,14 @@ class JointPosition(BasePosition[JointEpoch]):
             if state is not None:
                 loader.load_state_dict(state)
             elif not over:
-                loader._position.begin_anew(coming.run)
-        return JointEpoch(coming.run, place, self._record(place.step, place.over))
+                loader._position.begin_anew(coming)
+        return JointEpoch(coming, place, self._record(place.step, place.over))
 
     def begin(self, epoch: JointEpoch) -> None:
         """Note that the coming epoch has begun; this uses up the loaded state."""
         self._rest()
-        self._position.begin(epoch.step, lambda: None)
-        self.loaded, self.epoch = None, epoch
+        self._epochs.begin(lambda: Place(epoch.number))
+        self.loaded, self.epoch, self._loaded_place = None, epoch, None
 
     def _record(self, step: int, over: Sequence[bool]) -> Record:
         # Functions are kept, not states, as making a state of each member at each batch would take too long.
@@ -166,10 +166,10 @@ class JointPosition(BasePosition[JointEpoch]):
         """Return the state of what comes next."""
         coming, place = self._coming()
         states = [
-            _beginning(loader, coming.run) if state is None else state
+            _beginning(loader, coming) if state is None else state
             for loader, state in zip(self._loaders, place.states, strict=True)
         ]
-        return self._whole(coming.run, place.step, place.over, states)
+        return self._whole(coming, place.step, place.over, states)
 
     def state_of(self, epoch: JointEpoch, record: Record) -> State:
         """Return the state at a place in an epoch; at its end, the state of the next epoch's beginning."""
@@ -235,8 +235,9 @@ class JointPosition(BasePosition[JointEpoch]):
         for loader, own, saved, endless, read in ended:
             loader.load_state_dict(own, changes)
             states.append(loader.state_dict())
-            over.append(bool(saved) or (not endless and read.epoch > run))
-        self._position.load(run, Place(state["step"], tuple(over), tuple(states)), None)
+            over.append(bool(saved) or (not endless and read.place.epoch > run))
+        self._epochs.load(Place(run))
+        self._loaded_place = JointPlace(state["step"], tuple(over), tuple(states))
         self._resting, self.epoch, self.loaded = {}, None, (state, changes)
         saved_lanes, lanes = 0, list[int]()
         for loader in self._loaders:
@@ -251,8 +252,8 @@ class JointPosition(BasePosition[JointEpoch]):
 
     def forget_place(self) -> None:
         """Forget the loaded or reached place, because it belongs to another rank."""
-        self._position.forget_place()
-        self._resting, self.epoch = {}, None
+        self._epochs.forget_place()
+        self._resting, self.epoch, self._loaded_place = {}, None, None
 
     # Lengths
 
@@ -278,4 +279,4 @@ class JointPosition(BasePosition[JointEpoch]):
 
 def _beginning(loader: StreamDataLoader[Any], epoch: int) -> State:
     """Return the state of a loader at the beginning of an epoch."""
-    return loader._position.states.of(loader._ranks.dataset, Start(epoch))
+    return loader._position.states.of(loader._ranks.dataset, Place(epoch))

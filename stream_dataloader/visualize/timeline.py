@@ -13,6 +13,7 @@ import numpy as np
 
 from stream_dataloader._engine.html import runs_of
 from stream_dataloader._engine.schedule.order import Order
+from stream_dataloader._engine.schedule.place import Place
 from stream_dataloader._engine.schedule.replay import Replay
 from stream_dataloader._engine.schedule.rules import deal_lanes
 from stream_dataloader.batch import StreamBatch
@@ -78,9 +79,10 @@ def _of_lengths(dataset: StreamDataset, most: int | None, workers: int, epoch: i
         count = min(count, dataset._steps_of(epoch))
     time_steps = plan.rules.time_steps or 1  # of a window that a stream cuts
     rules = replace(plan.rules, time_steps=time_steps, deterministic=True)
-    order = Order(rules, epoch, lengths)
+    place = Place(epoch)
+    order = Order(rules, place, lengths)
     segments = []
-    for lane, run in Replay(rules, order, lengths).sources_before(count):
+    for lane, run in Replay(rules, order, lengths, place).sources_before(count):
         taken = order[run.draw]
         section = plan.section(taken.source, taken.epoch)
         stop = min(run.end, count * time_steps)

@@ -255,7 +255,7 @@ def test_the_sampler_draws_the_same_context(lengths, lanes, time_steps, context,
         if left < len(found):
             resumed = LaneBatchSampler(lanes, groups=groups, dataset_length=len(items), **given, **place)
             resumed.load_state_dict(sampler.state_dict(found[left]))
-            if resumed._position.coming().epoch.number == 0:
+            if resumed._epochs.coming().epoch == 0:
                 loader = DataLoader(lane_dataset(items), batch_sampler=resumed, collate_fn=collate_lanes)
                 rest = list(map(_key_of, itertools.islice(loader, 7 - left)))
                 assert rest == expected[left + 1 : 8]

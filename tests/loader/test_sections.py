@@ -20,6 +20,7 @@ from stream_dataloader import (
     merge_states,
 )
 from stream_dataloader._engine.schedule.order import Order
+from stream_dataloader._engine.schedule.place import Place
 from stream_dataloader.testing import check_resume
 
 # What is read: sources are (index, length). Items tell source, position, and a random draw that depends on both.
@@ -229,7 +230,7 @@ def test_an_empty_section_marks_no_end_where_a_stream_was_cut_short():
 @pytest.mark.parametrize("schedule", ["longest_first", "balanced"])
 def test_schedules_go_by_the_lengths_of_sections(schedule):
     dataset = Case([30, 5, 9], steps=8).dataset(schedule=schedule, lookahead=0)
-    order = Order(dataset._rules, 1, dataset._plan().scheduled_lengths)
+    order = Order(dataset._rules, Place(1), dataset._plan().scheduled_lengths)
     lengths = dataset._cuts.lengths(1).tolist()
     drawn = [lengths[order[draw].source] for draw in range(len(lengths))]
     assert sorted(drawn) == sorted(lengths)

@@ -18,6 +18,7 @@ from worker_streams import acting, raising
 
 from stream_dataloader import LaneBatchSampler, StreamDataLoader, StreamDataset, errors, merge_states
 from stream_dataloader._engine.schedule.order import Order, dealt_by_length
+from stream_dataloader._engine.schedule.place import Place
 from stream_dataloader._engine.schedule.rules import Groups
 
 
@@ -25,7 +26,7 @@ def alone(case, known, group, total):
     """What the serial model says of one group, which has the sources that were dealt to it and no others."""
     dataset = case.dataset(lengths=case.lengths) if known else case.dataset()
     groups = Groups(total, group, 1)
-    order = Order(dataclasses.replace(dataset._rules, groups=groups), 0, dataset.lengths)
+    order = Order(dataclasses.replace(dataset._rules, groups=groups), Place(0), dataset.lengths)
     share = groups.share(group, len(case.lengths))
     sources = [order[n * total + group].source for n in range(share)]
     return list(case.expected(dataset, drawn=sources)), sources

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from stream_dataloader import StreamDataLoader, StreamDataset, split_batch_size
 from stream_dataloader._engine.schedule.order import Order
+from stream_dataloader._engine.schedule.place import Place
 from stream_dataloader._engine.schedule.rules import deal_lanes
 
 
@@ -48,7 +49,7 @@ def test_len_is_a_type_error_where_it_is_not_known(options):
 def permutation(epoch, **options):
     options = {"shuffle": True, "seed": 3} | options
     dataset = StreamDataset(range(50), range, 4, time_steps=1, **options)
-    order = Order(dataset._rules, epoch, dataset.lengths)
+    order = Order(dataset._rules, Place(epoch), dataset.lengths)
     return [order[i].source for i in range(50)]
 
 

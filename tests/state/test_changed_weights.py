@@ -17,6 +17,7 @@ from serial_model import changed
 from stream_dataloader import StateError, StreamDataLoader, merge_states, side_by_side
 from stream_dataloader._engine.schedule.mix import Replaced
 from stream_dataloader._engine.schedule.order import Order
+from stream_dataloader._engine.schedule.place import Place
 
 MOST = 30
 THREAD = {"num_workers": 1, "worker_method": "thread"}
@@ -36,7 +37,7 @@ def other_weights(dataset, new, cursor):
         turn, draw = 0, rules.draws
     elif cursor and not draw:  # a pass was handed out, and nothing of the next one
         turn, draw = turn - 1, rules.draws
-    order = Order(rules, 0, dataset._plan().scheduled_lengths)
+    order = Order(rules, Place(0), dataset._plan().scheduled_lengths)
     begin = 0 if rules.endless_mix else turn * rules.draws
     lists = [bisect_right(mix.starts, order[begin + number].source) - 1 for number in range(draw)]
     counts = tuple(lists.count(number) for number in range(len(mix.sizes)))

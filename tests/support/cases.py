@@ -12,6 +12,7 @@ from serial_model import Serial
 
 from stream_dataloader import StreamDataset, get_stream_info
 from stream_dataloader._engine.schedule.order import Order
+from stream_dataloader._engine.schedule.place import Place
 
 
 @dataclass
@@ -61,7 +62,7 @@ class Case:
             turn, place = (0, draw) if dataset._rules.endless_mix else divmod(draw, total)
             number = epoch + turn * (self.padding_mode == "cycle")
             if number not in orders:
-                orders[number] = Order(dataset._rules, number, scheduled)
+                orders[number] = Order(dataset._rules, Place(number), scheduled)
             source, number, *_ = orders[number][place] if drawn is None else (drawn[place], number)
             if cut is None:
                 return source, 0, self.lengths[source]

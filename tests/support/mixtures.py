@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from stream_dataloader import Sections, StreamDataset, get_stream_info, interleave
 from stream_dataloader._engine.schedule.order import Order
+from stream_dataloader._engine.schedule.place import Place
 
 # What is read: sources are (list, index over all lists, length)
 
@@ -65,7 +66,7 @@ class Mixture(cases.Case):
         return interleave(self.datasets(), self.weights, padding_mode=self.padding_mode, **(given | options))
 
     def drawn(self, dataset, epoch=0):
-        order = Order(dataset._rules, epoch, dataset.lengths)
+        order = Order(dataset._rules, Place(epoch), dataset.lengths)
         return [order[draw].source for draw in range(dataset._rules.draws)]
 
 

@@ -73,12 +73,12 @@ class SimulatedPool:
     def died(self):
         return {}
 
-    def start(self, start, recovery):
+    def start(self, place, recovery, *, whole_windows):
         dataset, workers = self._loader._ranks.dataset, self._loader.num_workers
-        alone = Reading.alone(dataset._plan(), start, workers)
+        alone = Reading.alone(dataset._plan(), place.epoch, workers)
         rows = Rows(dataset._rules, shared=False) if workers > 1 else None
         shared = Shared(dataset, alone.readers, alone.status, alone.meters, rows, None, in_threads=False)
-        begin = Begin(1, start, recovery, NEVER, 0)
+        begin = Begin(1, place, whole_windows, recovery, NEVER, 0)
 
         def open_reader(worker, closed):
             return shared.enter(worker, closed, begin)

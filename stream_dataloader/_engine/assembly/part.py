@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 from stream_dataloader._engine.assembly.block import Block
 from stream_dataloader._engine.items.bookkeeping import RUN_NUMBERS
 from stream_dataloader._engine.items.layout import Layout
+from stream_dataloader._engine.schedule.follower import LaneReports
 from stream_dataloader._engine.schedule.rules import PaddingMode
-from stream_dataloader._engine.schedule.snapshot import LaneReports
 from stream_dataloader.errors import ErrorReport, StreamError
 
 IS_FRESH = operator.attrgetter("fresh")

@@ -11,7 +11,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from stream_dataloader._engine.loader.delivery import Delivery
 from stream_dataloader._engine.reading.deferred import Turn
-from stream_dataloader._engine.schedule.position import Position
+from stream_dataloader._engine.schedule.epochs import Epochs
 from stream_dataloader.errors import StreamError
 
 EpochT = TypeVar("EpochT", bound=Delivery[Any])
@@ -44,7 +44,7 @@ class BasePosition(ABC, Generic[EpochT]):
     """
 
     def __init__(self, length: int | None) -> None:
-        self._position = Position(length)
+        self._epochs = Epochs(length)
         self.epoch: EpochT | None = None
         self.kept_lanes: KeptLanes | None = None
         self.loaded: tuple[Mapping[str, Any], Collection[str]] | None = None
@@ -57,17 +57,17 @@ class BasePosition(ABC, Generic[EpochT]):
     @property
     def number(self) -> int:
         """The number of the epoch that began last."""
-        return 0 if self._position.begun is None else self._position.begun.epoch.number
+        return 0 if self._epochs.begun is None else self._epochs.begun.number
 
     @property
     def coming_number(self) -> int:
         self._follow_dataset()
-        return self._position.coming().epoch.number
+        return self._epochs.coming().number
 
     def state_dict(self, step: int | None) -> dict[str, Any]:
         self._follow_dataset()
         epoch = self.epoch
-        if epoch is not None and not self._position.was_left:
+        if epoch is not None and not self._epochs.was_left:
             record = epoch.record(step)
             # A state at the very end of an epoch would resume to an epoch without batches, and a trainer that waits for
             # one would find none. It is a state of the next epoch's beginning instead.
@@ -100,7 +100,7 @@ class BasePosition(ABC, Generic[EpochT]):
     def __getstate__(self) -> dict[str, Any]:
         """Return the state of a copy, which goes on at the same place."""
         # An epoch belongs to workers that are running, which a copy does not share.
-        return self.__dict__ | {"epoch": None, "_position": self._position.at_rest()}
+        return self.__dict__ | {"epoch": None, "_epochs": self._epochs.at_rest()}
 
 
 def is_being_read(iteration: Any, turn: Turn) -> bool:

@@ -22,7 +22,7 @@ from stream_dataloader._engine.loader.epoch import Epoch
 from stream_dataloader._engine.notices import log
 from stream_dataloader._engine.reading.plan import NO_RECOVERY, Recovery
 from stream_dataloader._engine.reading.reader import PartReader
-from stream_dataloader._engine.schedule.snapshot import PackedSnapshot
+from stream_dataloader._engine.schedule.place import Place
 from stream_dataloader._engine.workers.session import Failure, Session
 from stream_dataloader._engine.workers.workers import Assignment
 from stream_dataloader.errors import WorkerDeathError, shorten
@@ -50,7 +50,7 @@ class StepCollector:
     slot: Callable[[int], Slot | None]
     passed_over: int
 
-    def __init__(self, begin: Callable[[PackedSnapshot, Recovery], Begun | None], work: Assignment) -> None:
+    def __init__(self, begin: Callable[[Place, Recovery], Begun | None], work: Assignment) -> None:
         self.readers = work.readers
         self.elsewhere: list[Session] = []  # sessions to end when the iteration is dropped
         self._begin = begin
@@ -60,9 +60,9 @@ class StepCollector:
         self._deaths: Counter[tuple[int, int]] = Counter()  # by suspect
         self._killers: dict[int, int] = {}
 
-    def start(self, record: PackedSnapshot, recovery: Recovery = NO_RECOVERY) -> bool:
+    def start(self, place: Place, recovery: Recovery = NO_RECOVERY) -> bool:
         self._work.counts.meters.stop_clocks()  # workers that died left their times running
-        if (begun := self._begin(record, recovery)) is None:
+        if (begun := self._begin(place, recovery)) is None:
             return False
         self.session, self._local = begun
         self.elsewhere[:] = () if self.session is None else (self.session,)
@@ -122,7 +122,7 @@ class StepCollector:
     def _restart_or_raise(self, error: Exception, epoch: Epoch) -> None:
         """Start again after a worker's death; raise any other error, or the death if no restart is left."""
         self.close()
-        if not isinstance(error, WorkerDeathError) or not self._start_again(error, epoch.last):
+        if not isinstance(error, WorkerDeathError) or not self._start_again(error, epoch.place(epoch.last)):
             raise error
 
     def close(self) -> None:
@@ -132,8 +132,8 @@ class StepCollector:
         if self.session is not None:
             self.session.close()
 
-    def _start_again(self, death: WorkerDeathError, record: PackedSnapshot) -> bool:
-        """Let new workers go on from a record; return False after too many deaths."""
+    def _start_again(self, death: WorkerDeathError, place: Place) -> bool:
+        """Let new workers go on from a place; return False after too many deaths."""
         dataset = self._work.dataset
         # One death proves nothing, as the system may kill a worker for lack of memory. Several at one place do.
         self._deaths.update(death.suspects)
@@ -151,11 +151,11 @@ class StepCollector:
             self._killers |= proven
         elif self._restarts >= self._most:
             return False
-        # The record is that of the last delivered batch. What dead workers had read ahead is read again.
+        # The place is that of the last delivered batch. What dead workers had read ahead is read again.
         self._restarts += 1
         self._work.counts.totals["restarts"] += 1
-        log.warning("%s; restart %d of %d, at step %d", str(death), self._restarts, self._most, record.step)
-        return self.start(record, Recovery(self._killers, cautious=True, number=self._restarts))
+        log.warning("%s; restart %d of %d, at step %d", str(death), self._restarts, self._most, place.step)
+        return self.start(place, Recovery(self._killers, cautious=True, number=self._restarts))
 
 
 def _no_slot(step: int) -> None:

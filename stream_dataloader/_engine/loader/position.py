@@ -1,6 +1,6 @@
 """`LoaderPosition`: the position of a loader, from one epoch to the next, for the loader's methods.
 
-`schedule/position.py` decides which epoch comes next and where it begins. This module connects it with reading.
+`schedule/epochs.py` decides which epoch comes next and where it begins. This module connects it with reading.
 
 Guarantee: a state describes what was delivered, not what workers have read ahead.
 """
@@ -19,12 +19,10 @@ from stream_dataloader._engine.loader.epoch import Epoch
 from stream_dataloader._engine.loader.skipping import place_later
 from stream_dataloader._engine.loader.states import States
 from stream_dataloader._engine.ranks.ranks import Ranks, known_count
-from stream_dataloader._engine.reading.plan import Start
-from stream_dataloader._engine.schedule.mix import Replaced
-from stream_dataloader._engine.schedule.position import EpochPlace
+from stream_dataloader._engine.schedule.follower import PackedPlace
+from stream_dataloader._engine.schedule.place import EpochPlace, Place
 from stream_dataloader._engine.schedule.rules import NONE
 from stream_dataloader._engine.schedule.saved_state import LoadedState
-from stream_dataloader._engine.schedule.snapshot import PackedSnapshot, Snapshot
 from stream_dataloader.dataset import StreamDataset
 from stream_dataloader.errors import StreamError
 
@@ -65,13 +63,13 @@ class LoaderPosition(BasePosition[Epoch]):
     @property
     def left(self) -> int | None:
         """Number of batches of the epoch that began last, if it is part of a run; None otherwise."""
-        return self._position.left
+        return self._epochs.left
 
     @property
     def goes_on(self) -> bool:
         """Whether the next iterator goes on with the current run."""
         self._follow_dataset()
-        return self._position.continues
+        return self._epochs.continues
 
     @property
     def layout(self) -> Layout | None:
@@ -84,8 +82,8 @@ class LoaderPosition(BasePosition[Epoch]):
         self._set_epoch(epoch)
 
     def _set_epoch(self, epoch: int) -> None:
-        self._position.set_epoch(epoch)
-        if self._position.length is None:  # a run goes on, so its epoch is kept
+        self._epochs.set_epoch(epoch)
+        if self._epochs.length is None:  # a run goes on, so its epoch is kept
             self.epoch = None
 
     def _follow_dataset(self) -> None:
@@ -95,51 +93,41 @@ class LoaderPosition(BasePosition[Epoch]):
             self._requests_followed = count
             self._set_epoch(epoch)
 
-    def coming(self) -> tuple[Start, EpochPlace]:
-        """Return the start of what comes next, and the epoch with its place."""
+    def coming(self) -> Place:
+        """Return the place of what comes next."""
         self._follow_dataset()
-        run, place, epoch = self._position.coming()
-        return Start(run, place), epoch
+        return self._epochs.coming()
 
     @property
     def coming_step(self) -> int:
-        place = self.coming()[0].resume
-        return 0 if place is None else place.step
+        return self.coming().step
 
     @property
     def coming_count(self) -> int:
         """Number of batches of the coming epoch before its place."""
-        return self.coming_step if self._position.length is None else self.coming()[1].delivered
-
-    @property
-    def coming_past(self) -> tuple[Replaced, ...]:
-        """Earlier weights of the coming epoch, see `Mix`."""
-        place = None if self._dataset._rules.mix is None else self.coming()[0].resume
-        return () if place is None else place.past
+        return self.coming().delivered
 
     @property
     def coming_begun(self) -> int:
         """Number of sources that lanes have begun before the coming epoch's place."""
-        if (at := self.coming()[0].resume) is None:
-            return 0
+        at = self.coming()
         reserved = sum(draw != NONE for lane in at.lanes for draw in lane.reserved or ())
         return sum(at.cursors) - len(at.returned) - reserved
 
     def coming_epoch(self, readers: int) -> Epoch:
         """Create the coming epoch for a number of readers; call `begin` once it has begun."""
-        return Epoch(self._ranks.dataset, self.coming()[0], readers)
+        return Epoch(self._ranks.dataset, self.coming(), readers)
 
     def begin(self, epoch: Epoch) -> None:
         """Note that the coming epoch, or its run, has begun; this uses up the loaded state."""
         continued = self.goes_on  # asked before `begin` of the position, which changes the answer
-        if (text := self._position.renaming("loader")) is not None:
+        if (text := self._epochs.renaming("loader")) is not None:
             warnings.warn(text, RuntimeWarning, stacklevel=7)
-        record = epoch.record()
-        start = self._position.begin(record.step, lambda: epoch.record().unpack(epoch.dataset._rules))
-        epoch.epochs = self._position.epochs
-        self._resumed_at = record.step if start.epoch.delivered and not continued else None
+        start = self._epochs.begin(lambda: epoch.place(epoch.record()))
+        epoch.epochs = self._epochs.of_run
+        self._resumed_at = start.step if start.delivered and not continued else None
         self.loaded, self.epoch = None, epoch
-        if not record.step:  # a new epoch may have items of another layout
+        if not start.step:  # a new epoch may have items of another layout
             self.states.layout = None
 
     def note_failure(self, failure: StreamError) -> None:
@@ -165,31 +153,30 @@ class LoaderPosition(BasePosition[Epoch]):
     def load(self, state: Mapping[str, Any], changes: Collection[str], loaded: LoadedState) -> None:
         # The state overrules an epoch that was set on the dataset before: the last call wins.
         self._requests_followed = self._dataset._epoch_request[0]
-        start = self.states.load(loaded)
-        self._position.load(start.epoch, start.resume, loaded.epoch_place)
+        self._epochs.load(self.states.load(loaded))
         self.epoch, self.loaded = None, (state, changes)
         self.kept_lanes = _kept_lanes(self._ranks, loaded)
 
     def later(self, state: Mapping[str, Any], count: int) -> tuple[dict[str, Any], int] | None:
         """Compute the state some batches after another, and their number; None if this needs reading."""
-        loaded, length = self.read(state), self._length
-        at = loaded.epoch_place
+        place, length = self.read(state).place, self._length
+        at = place.counted
         if length is not None:  # the run goes on after the epoch's end, but skipping stops there
             count = min(count, length - (0 if at is None else at.delivered))
-        later = place_later(self.states, Start(loaded.epoch, loaded.snapshot), count)
+        later = place_later(self.states, place, count)
         if later is None:
             return None
         # The number of batches in the run is counted on, so that a state says which of its epochs comes next.
         if at is not None and length is not None:
             whole, delivered = divmod(at.delivered + count, length)
             at = EpochPlace(at.number + whole, delivered)
-        return self.states.of(self._ranks.dataset, later[0], at), later[1]
+        return self.states.of(self._ranks.dataset, later[0]._replace(counted=at)), later[1]
 
     def forget_place(self) -> None:
         """Forget the loaded or reached place, because it belongs to another rank."""
-        self._position.forget_place()
+        self._epochs.forget_place()
         self.states.forget_place()
-        if self._position.length is not None:
+        if self._epochs.length is not None:
             self.epoch = None
 
     def mark_as_reached(self) -> None:
@@ -198,24 +185,22 @@ class LoaderPosition(BasePosition[Epoch]):
 
     def begin_anew(self, epoch: int) -> None:
         """Make an epoch the coming one, from its beginning, regardless of what was read or loaded."""
-        self._position.load(epoch, None, None)
+        self._epochs.load(Place(epoch))
         self.epoch = self.loaded = None
 
     def coming_state(self) -> dict[str, Any]:
         """Return the state of what comes next."""
-        return self.states.of(self._ranks.dataset, *self.coming())
+        return self.states.of(self._ranks.dataset, self.coming())
 
-    def state_of(self, epoch: Epoch, record: PackedSnapshot) -> dict[str, Any]:
+    def state_of(self, epoch: Epoch, record: PackedPlace) -> dict[str, Any]:
         """Return the state at a place in an epoch; at its end, the state of the next epoch's beginning."""
-        return self.states.of_record(epoch.dataset, epoch.number, record, epoch.place_at(record.step))
+        return self.states.of_record(epoch, record)
 
     def reached_state(self) -> dict[str, Any]:
         """Return the state of the epoch that is being read, also behind what is known to be its last batch."""
         epoch = self.epoch
         assert epoch is not None
-        record = epoch.record()
-        start = Start(epoch.number, record.unpack(epoch.dataset._rules))
-        return self.states.of(epoch.dataset, start, epoch.place_at(record.step))
+        return self.states.of(epoch.dataset, epoch.place(epoch.record()))
 
     def state_later(self) -> Callable[[], dict[str, Any]]:
         """Return a function for the state after the last batch; it may be called after later batches, too."""
@@ -236,25 +221,24 @@ class LoaderPosition(BasePosition[Epoch]):
             raise TypeError("the number of batches depends on what streams yield")
         return count
 
-    def _changed_in(self, epoch: int) -> Snapshot | None:
+    def _changed_in(self, epoch: int) -> Place | None:
         """Return the place of the current or coming epoch, if it began under other options; None otherwise."""
         if self.epoch is not None and not self.epoch.over and self.epoch.number == epoch:
             return self.epoch.changed
-        start = self.coming()[0]
-        place = start.resume if start.epoch == epoch else None
-        return None if place is None or place.changed is None else place
+        place = self.coming()
+        return place if place.epoch == epoch else None
 
     def warn_of_rest(self) -> None:
         """Warn if a loaded state was left after one batch, so that the rest of its epoch is not read."""
         self._follow_dataset()
         epoch = self.epoch
-        if epoch is None or epoch.over or self._resumed_at is None or self._position.was_left:
+        if epoch is None or epoch.over or self._resumed_at is None or self._epochs.was_left:
             return
-        record, length, left = epoch.record(), self._position.length, self._position.left
+        record, length, left = epoch.record(), self._epochs.length, self._epochs.left
         count = record.step - self._resumed_at
         # Not a run: the next iteration begins another epoch. In a run it continues with the following batches instead.
         if left is None:
-            is_used_up = count <= 1 and not self.states.is_end(epoch.dataset, epoch.number, record)
+            is_used_up = count <= 1 and not self.states.is_end(epoch, record)
             of, then = f"epoch {epoch.number}", f"reads epoch {epoch.number + 1} from its beginning"
         else:
             is_used_up = count == 1 and left > 1

@@ -7,15 +7,14 @@ from __future__ import annotations
 
 from stream_dataloader._engine.loader.states import States
 from stream_dataloader._engine.ranks.ranks import known_count
-from stream_dataloader._engine.reading.plan import Start
 from stream_dataloader._engine.schedule.order import Order
+from stream_dataloader._engine.schedule.place import Place
 from stream_dataloader._engine.schedule.replay import Replay
-from stream_dataloader._engine.schedule.snapshot import beginning
 
 __all__ = ["place_later"]
 
 
-def place_later(states: States, start: Start, count: int) -> tuple[Start, int] | None:
+def place_later(states: States, place: Place, count: int) -> tuple[Place, int] | None:
     """Compute the place `count` batches later, or the next epoch's beginning, and the number of batches skipped.
 
     Return None if this needs reading: without lengths, if streams may be skipped, or if they cut their own windows.
@@ -28,12 +27,10 @@ def place_later(states: States, start: Start, count: int) -> tuple[Start, int] |
     # changes what all lanes read after it.
     if not rules.deterministic or reading.on_error != "raise":
         return None
-    place = start.resume or beginning(rules)
-    changed = None if place.changed is None else place
-    total = None if rules.padding_mode == "cycle" else known_count(reading, start.epoch, changed)
+    total = None if rules.padding_mode == "cycle" else known_count(reading, place.epoch, place)
     # A place behind the last batch would resume to an epoch without batches.
     if total is not None and place.step + count >= total:
-        return Start(start.epoch + 1), total - place.step
-    replay = Replay(rules, Order(rules, start.epoch, scheduled, place), scheduled, place)
+        return Place(place.epoch + 1), total - place.step
+    replay = Replay(rules, Order(rules, place, scheduled), scheduled, place)
     replay.skip_to(place.step + count)
-    return start._replace(resume=replay.place()), count
+    return replay.place(), count

@@ -33,9 +33,9 @@ from stream_dataloader._engine.reading.deferred import Begun as Reads
 from stream_dataloader._engine.reading.deferred import Turn
 from stream_dataloader._engine.reading.plan import Reading, Recovery
 from stream_dataloader._engine.reading.reader import read_here
+from stream_dataloader._engine.schedule.place import Place, uncounted_lane
 from stream_dataloader._engine.schedule.rules import deal_lanes
 from stream_dataloader._engine.schedule.saved_state import common
-from stream_dataloader._engine.schedule.snapshot import PackedSnapshot, Snapshot, uncounted_lane
 from stream_dataloader._engine.workers.batch_counts import BatchCounts, clock
 from stream_dataloader._engine.workers.pool import Pool
 from stream_dataloader._engine.workers.settings import WorkerSettings
@@ -146,16 +146,16 @@ class Starter:
         begin, whole_windows = clock(), output.collate_fn is not None
         work = self._work
         work.dataset._source_lists.check_given()
-        epoch = position.coming_epoch(len(work.readers))
+        place, epoch = position.coming(), position.coming_epoch(len(work.readers))
         if not whole_windows and epoch.dataset._rules.time_steps is None:
-            _check_counted(epoch.start(epoch.last).resume)
+            _check_counted(place)
         if self.pool is not None and self.pool.owner != os.getpid():  # the loader was built before a fork
             self.renew(work.settings)
-        begin_again = functools.partial(_begin_again, weakref.ref(self), epoch, whole_windows)
+        begin_again = functools.partial(_begin_again, weakref.ref(self), whole_windows)
         # The collector refers to this starter weakly, and only the iteration holds the collector. So the streams of an
         # iterator that the user drops are closed, even if the loader lives on.
         collector = StepCollector(begin_again, work)
-        collector.start(epoch.last)
+        collector.start(place)
         # A run that goes on has met the other ranks before, and parts are yielded without them.
         if not output.parts and not position.goes_on:
             try:
@@ -171,16 +171,16 @@ class Starter:
 
     def _meet_ranks(self, epoch: Epoch, position: LoaderPosition) -> None:
         terms = {} if self._ranks.alone else common(position.coming_state())
-        changed = epoch.last.changed is not None
-        epoch.steps = self._ranks.begin(epoch.number, epoch.step, terms, changed=changed)
+        epoch.steps = self._ranks.begin(epoch.number, epoch.step, terms, changed=epoch.changed is not None)
 
-    def _read(self, epoch: Epoch, whole_windows: bool, record: PackedSnapshot, recovery: Recovery) -> Begun:
-        start = epoch.start(record)._replace(whole_windows=whole_windows)
+    def _read(self, whole_windows: bool, place: Place, recovery: Recovery) -> Begun:
         if self.pool is not None:
-            return Begun(self.pool.start(start, recovery), None)
-        work = self._work
+            return Begun(self.pool.start(place, recovery, whole_windows=whole_windows), None)
         reading = Reading(
-            work.dataset._plan(), start, work.readers, self._status, work.counts.meters, recovery=recovery, locally=True
+            *(self._work.dataset._plan(), place, self._work.readers, self._status, self._work.counts.meters),
+            recovery=recovery,
+            whole_windows=whole_windows,
+            locally=True,
         )
         return Begun(None, read_here(reading))
 
@@ -213,13 +213,13 @@ def _nothing() -> None:
 
 
 def _begin_again(starter: Callable[[], Starter | None], *how: Any) -> Begun | None:
-    """Begin to read from a record; return None if the loader is gone."""
+    """Begin to read from a place; return None if the loader is gone."""
     found = starter()
     return None if found is None else found._read(*how)
 
 
-def _check_counted(place: Snapshot | None) -> None:
-    if place is not None and (lane := uncounted_lane(place)) is not None:
+def _check_counted(place: Place) -> None:
+    if (lane := uncounted_lane(place)) is not None:
         raise StateError(
             f"lane {lane} is in the middle of a stream whose time steps were not counted, because the loader had a "
             "collate_fn; load the state into a loader with a collate_fn"

@@ -11,14 +11,14 @@ from typing import Any
 
 from stream_dataloader._engine.items.layout import Layout
 from stream_dataloader._engine.items.plain import layout_from_plain, layout_to_plain
+from stream_dataloader._engine.loader.epoch import Epoch
 from stream_dataloader._engine.ranks.ranks import Ranks, identity_of, known_count
-from stream_dataloader._engine.reading.plan import Start
+from stream_dataloader._engine.schedule.follower import PackedPlace
 from stream_dataloader._engine.schedule.order import Order
-from stream_dataloader._engine.schedule.position import EpochPlace
+from stream_dataloader._engine.schedule.place import Place
 from stream_dataloader._engine.schedule.replay import has_rest
 from stream_dataloader._engine.schedule.rules import Rules
-from stream_dataloader._engine.schedule.saved_state import LoadedState, plain_epoch, to_plain
-from stream_dataloader._engine.schedule.snapshot import PackedSnapshot
+from stream_dataloader._engine.schedule.saved_state import LoadedState, to_plain
 from stream_dataloader.dataset import StreamDataset
 from stream_dataloader.errors import FailureLimitError, StateError, StreamError
 
@@ -37,56 +37,53 @@ class States:
         self.layout: Layout | None = None  # of the epoch's items, or of the loaded state's
         self._dataset = dataset
         self._length = length
-        self._order: tuple[Rules, int, Any, Order] | None = None  # of the epoch that `is_end` was called for last
+        self._order: tuple[tuple[Rules, int, Any], Order] | None = None  # of the epoch `is_end` was asked about last
         self._failed: dict[int, set[int]] = {}  # skipped sources by local group, including those of a loaded state
 
-    def load(self, loaded: LoadedState) -> Start:
+    def load(self, loaded: LoadedState) -> Place:
         self._failed = dict(enumerate(loaded.failures))
         self.layout = None
         self._know_layout(loaded.items)
-        return Start(*self.ranks.resumed(loaded))
+        return self.ranks.resumed(loaded.place)
 
     def forget_place(self) -> None:
         """Forget the skipped sources of a loaded state, because it belongs to another rank."""
         self._failed = {}
 
-    def is_end(self, reading: StreamDataset, epoch: int, record: PackedSnapshot) -> bool:
+    def is_end(self, epoch: Epoch, record: PackedPlace) -> bool:
         """Return whether an epoch is known to have no batch after a place in it.
 
         Making the order of very many sources takes seconds, so this is done only near the epoch's end.
         """
-        plan = reading._plan()
+        plan = epoch.dataset._plan()
         rules, lists = plan.rules, plan.lists
         if not lists.knows_lengths or rules.padding_mode == "cycle":
             return False
         if not self.ranks.alone or rules.padding_mode == "drop":
-            changed = record.unpack_changed(rules)
-            steps = known_count(reading, epoch, changed)  # of all ranks; None if a stream can change it
+            place = epoch.place(record) if record.around.has_changed else None
+            steps = known_count(epoch.dataset, epoch.number, place)  # of all ranks; None if a stream can change it
             return steps is not None and record.step >= steps
         to_come = sum(max(0, share - cursor) for share, cursor in zip(rules.shares, record.cursors, strict=True))
         if rules.mix is None and to_come > lists.most_empty:
             return False
-        place = record.unpack(rules)
-        growth = () if place.changed is None else place.changed.growth
-        if self._order is None or self._order[:3] != (rules, epoch, growth):
-            self._order = rules, epoch, growth, Order(rules, epoch, plan.scheduled_lengths, place)
-        return not has_rest(place, rules, self._order[3], plan.section)
+        place = epoch.place(record)
+        key = rules, place.epoch, place.growth
+        if self._order is None or self._order[0] != key:
+            self._order = key, Order(rules, place, plan.scheduled_lengths)
+        return not has_rest(place, rules, self._order[1], plan.section)
 
-    def of_record(
-        self, reading: StreamDataset, epoch: int, record: PackedSnapshot, at: EpochPlace | None = None
-    ) -> dict[str, Any]:
+    def of_record(self, epoch: Epoch, record: PackedPlace) -> dict[str, Any]:
         """Return the state at a place in an epoch; at its end, the state of the next epoch's beginning."""
-        if self.is_end(reading, epoch, record):
-            return self.of(reading, Start(epoch + 1), at)
-        return self.of(reading, Start(epoch, record.unpack(reading._rules)), at)
+        is_end = self.is_end(epoch, record)
+        return self.of(epoch.dataset, Place(epoch.number + 1) if is_end else epoch.place(record))
 
-    def of(self, reading: StreamDataset, start: Start, at: EpochPlace | None = None) -> dict[str, Any]:
+    def of(self, reading: StreamDataset, place: Place) -> dict[str, Any]:
         """Return the state at a place, of the dataset as it was read there."""
-        rules, length = reading._rules, self._length
+        rules = reading._rules
         failed = [self._failed.get(group, ()) for group in range(rules.groups.count)]
         items = None if self.layout is None else layout_to_plain(self.layout)
-        state = to_plain(rules, start.epoch, start.resume, identity_of(reading), failed, items)
-        return state if length is None or at is None else state | plain_epoch(at, length)
+        identity = identity_of(reading)
+        return to_plain(rules, place, identity, failed, items, batches_per_epoch=self._length)
 
     def count_failure(self, failure: StreamError) -> None:
         """Count a skipped stream.

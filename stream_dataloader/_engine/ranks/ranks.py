@@ -14,9 +14,9 @@ from stream_dataloader._engine.ranks.agreement import AgreedSteps, Steps
 from stream_dataloader._engine.ranks.place import OwnRank, RankPlace, is_started
 from stream_dataloader._engine.ranks.rendezvous import Rendezvous
 from stream_dataloader._engine.schedule.mix import Replaced
+from stream_dataloader._engine.schedule.place import Place
 from stream_dataloader._engine.schedule.rules import Groups
 from stream_dataloader._engine.schedule.saved_state import LoadedState, SourceIdentity, from_plain, groups_of
-from stream_dataloader._engine.schedule.snapshot import Snapshot
 from stream_dataloader._engine.schedule.state_check import number
 from stream_dataloader._engine.workers.torch_quirks import default_store
 from stream_dataloader.dataset import StreamDataset
@@ -103,24 +103,24 @@ class Ranks:
             remedy = 'merge all ranks\' states, and load them with changes=["sources"] into a longer dataset'
             raise ValueError(f"{what}; {remedy}")
 
-    def resumed(self, loaded: LoadedState) -> tuple[int, Snapshot | None]:
-        rules, snapshot = self.dataset._rules, loaded.snapshot
-        if snapshot is None or not snapshot.step or not rules.deterministic or snapshot.changed is not None:
-            return loaded.epoch, snapshot
-        dataset = self.dataset_by(snapshot.past)
+    def resumed(self, place: Place) -> Place:
+        """Return the place to go on from after a saved one: the next epoch's beginning if that was the last batch."""
+        if not place.step or not self.dataset._rules.deterministic or place.has_changed:
+            return place
+        dataset = self.dataset_by(place.past)
         lists = dataset._source_lists
         if not lists.knows_lengths:  # the sources that are left may have items, or none
-            return loaded.epoch, snapshot
+            return place
         rules = dataset._rules
         shares = [rules.draws_of(group * rules.lanes_of_a_group) for group in range(rules.groups.count)]
-        left = sum(max(0, share - cursor) for share, cursor in zip(shares, snapshot.cursors, strict=True))
+        left = sum(max(0, share - cursor) for share, cursor in zip(shares, place.cursors, strict=True))
         if rules.padding_mode != "drop" and left > lists.most_empty:  # some sources with items are left
-            return loaded.epoch, snapshot
+            return place
         try:
-            count = dataset._steps_of(loaded.epoch)
+            count = dataset._steps_of(place.epoch)
         except TypeError:  # there is no end
-            return loaded.epoch, snapshot
-        return (loaded.epoch + 1, None) if snapshot.step >= count else (loaded.epoch, snapshot)
+            return place
+        return Place(place.epoch + 1) if place.step >= count else place
 
     def begin(self, epoch: int, step: int, terms: Mapping[str, Any], *, changed: bool) -> Steps:
         """Begin an epoch with all other ranks, which must have the same terms.
@@ -173,12 +173,12 @@ def identity_of(dataset: StreamDataset, scheduled: int | None = None) -> SourceI
     return SourceIdentity(lists.fingerprint, lists.lengths_fingerprint, lists.described_sections)
 
 
-def known_count(dataset: StreamDataset, epoch: int, changed: Snapshot | None = None) -> int | None:
+def known_count(dataset: StreamDataset, epoch: int, place: Place | None = None) -> int | None:
     """Return `StreamDataset._steps_of`; None if it is not known, or if a stream may change it."""
     if not dataset._rules.deterministic or dataset.on_error != "raise":  # a skipped stream changes the number
         return None
     try:
-        return dataset._steps_of(epoch, changed)
+        return dataset._steps_of(epoch, place)
     except TypeError:  # lengths are not known, or there is no end
         return None
 

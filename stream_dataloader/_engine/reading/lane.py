@@ -15,8 +15,8 @@ from stream_dataloader._engine.assembly.writer import PartWriter
 from stream_dataloader._engine.reading.opener import Opener
 from stream_dataloader._engine.reading.stream import OpenedStream
 from stream_dataloader._engine.reading.windows import StreamWindows
+from stream_dataloader._engine.schedule.place import LanePlace
 from stream_dataloader._engine.schedule.rules import NEVER
-from stream_dataloader._engine.schedule.snapshot import LaneState
 from stream_dataloader.errors import ItemError, ReadError, StreamError
 from stream_dataloader.stream_info import running
 
@@ -33,7 +33,7 @@ class Lane:
     """
 
     def __init__(
-        self, index: int, row: int, opener: Opener, writer: PartWriter, start: LaneState | None = None
+        self, index: int, row: int, opener: Opener, writer: PartWriter, start: LanePlace | None = None
     ) -> None:
         reading = opener.reading
         self.index = index
@@ -160,7 +160,7 @@ class Lane:
             self.begun.append(t)
         return self.current
 
-    def _resume(self, start: LaneState) -> None:
+    def _resume(self, start: LanePlace) -> None:
         self._start, stream = None, self._opener.resume(self.index, start)
         if stream is not None:
             self.fresh = stream.fresh

@@ -22,9 +22,9 @@ from stream_dataloader._engine.reading.source_queue import SourceQueue
 from stream_dataloader._engine.reading.starts import IGNORES_START, is_start_ignored
 from stream_dataloader._engine.reading.stream import OpenedStream, Retries
 from stream_dataloader._engine.reading.worker_info import worker_info_hidden
-from stream_dataloader._engine.schedule.requests import Held, next_draw
+from stream_dataloader._engine.schedule.draws import Held, next_draw
+from stream_dataloader._engine.schedule.place import LanePlace
 from stream_dataloader._engine.schedule.rules import NONE, PENDING
-from stream_dataloader._engine.schedule.snapshot import LaneState
 from stream_dataloader.errors import OpenError, shorten
 from stream_dataloader.stream_info import StreamInfo
 
@@ -51,7 +51,6 @@ class Opener:
         self._lookahead = reading.plan.rules.lookahead
         self._reads, self._opens = reading.status.reading.data, reading.status.opening.data
         self._meter = meter
-        self._held: list[Held] = [() if reading.plan.rules.lookahead else None] * reading.plan.rules.lanes
         self.taken: dict[int, list[int]] = {}
         self._told_of_slow = False
         self._retries = Retries(
@@ -66,13 +65,11 @@ class Opener:
         self.opens_early = allowed is not None
         may_open = allowed and (lambda draw: allowed(self._source(draw)))
         self._early = EarlyOpener(queue, may_open, functools.partial(self._open, ahead=True))
-        resume = reading.resume
-        self._waiting = {} if resume is None else resume.waiting
-        if resume is not None:
-            for lane in self.lanes:
-                self._held[lane] = resume.lanes[lane].reserved
-                for draw in self._held[lane] or ():
-                    self._early.reserve(lane, draw)
+        self._waiting = reading.place.waiting
+        self._held: list[Held] = [lane.reserved for lane in reading.place.lanes_by(reading.plan.rules)]
+        for lane in self.lanes:
+            for draw in self._held[lane] or ():
+                self._early.reserve(lane, draw)
 
     def next(self, lane: int, time: int) -> OpenedStream | None:
         """Take the next source for a lane that is out of data; None if there is none left."""
@@ -94,7 +91,7 @@ class Opener:
         self._reads[lane] = 0 if stream is None else stream.info.source_index + 1
         return stream
 
-    def resume(self, lane: int, start: LaneState) -> OpenedStream | None:
+    def resume(self, lane: int, start: LanePlace) -> OpenedStream | None:
         """Open the stream that a lane was reading before, if any, where it stopped."""
         if start.draw == NONE:
             return None
@@ -133,7 +130,7 @@ class Opener:
         number = self.queue.order[draw].source
         return number if self._plan.cuts is None else self._plan.cuts.source(number)
 
-    def _open(self, draw: int, lane: int, start: LaneState | None = None, *, ahead: bool = False) -> OpenedStream:
+    def _open(self, draw: int, lane: int, start: LanePlace | None = None, *, ahead: bool = False) -> OpenedStream:
         """Open the stream of a draw for a lane, at the item where it continues."""
         resumes = start is not None
         start = start or self._waiting.get(draw)

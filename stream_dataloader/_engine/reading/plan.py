@@ -14,11 +14,12 @@ from stream_dataloader._engine.assembly.slots import Slots
 from stream_dataloader._engine.reading.activity import Meters, WorkerStatus
 from stream_dataloader._engine.reading.anchors import OpenAnchors
 from stream_dataloader._engine.reading.lists import SourceLists
+from stream_dataloader._engine.schedule.draws import Draws
 from stream_dataloader._engine.schedule.forecast import Forecast
 from stream_dataloader._engine.schedule.order import Order
+from stream_dataloader._engine.schedule.place import Place
 from stream_dataloader._engine.schedule.rules import Reader, Rules, deal_lanes
 from stream_dataloader._engine.schedule.sections import Cuts, Lengths, Section
-from stream_dataloader._engine.schedule.snapshot import Snapshot
 from stream_dataloader.errors import ReadError, StreamError, shorten
 
 #: A policy is given a `StreamError` and returns "raise" or "skip"; it runs in the worker.
@@ -106,21 +107,6 @@ class ReadingPlan:
         )
 
 
-class Start(NamedTuple):
-    """Start of reading an epoch.
-
-    Attributes:
-        epoch: The epoch's number.
-        resume: The place in it; None at its beginning.
-        whole_windows: A `collate_fn` takes windows lane by lane: windows that streams cut themselves unchanged, others
-            in one piece each.
-    """
-
-    epoch: int
-    resume: Snapshot | None = None
-    whole_windows: bool = False
-
-
 class Recovery(NamedTuple):
     """Changed behaviour of workers after one of them died.
 
@@ -144,46 +130,48 @@ class Reading:
 
     Attributes:
         plan: The dataset's sources and options.
-        start: The start; None: the next epoch of the process that iterates.
+        place: The place to begin at.
         readers: The readers, each with its lanes.
         status: Shows the current work of each reader.
         meters: Count the work of each reader.
         slots: Creates the slots to write to; the argument is `whole_windows`.
         recovery: Changes after a worker died.
+        whole_windows: A `collate_fn` takes windows lane by lane: windows that streams cut themselves unchanged, others
+            in one piece each.
         locally: Whether the thread that asks for batches also reads.
         by_loader: Whether a `StreamDataLoader` reads, which passes over steps without an item.
     """
 
     plan: ReadingPlan
-    start: Start | None
+    place: Place
     readers: Sequence[Reader]
     status: WorkerStatus
     meters: Meters
     slots: Callable[[bool], Slots] = Slots
     recovery: Recovery = NO_RECOVERY
+    whole_windows: bool = False
     locally: bool = False
     by_loader: bool = True
 
     @classmethod
-    def alone(cls, plan: ReadingPlan, start: Start | None, num_workers: int = 0) -> Reading:
+    def alone(cls, plan: ReadingPlan, epoch: int, num_workers: int = 0) -> Reading:
         """Create the reading of a dataset that is used without a loader."""
         readers = deal_lanes(plan.rules.lanes, num_workers)
         status, meters = WorkerStatus(readers, shared=False), Meters(len(readers), shared=False)
-        return cls(plan, start, readers, status, meters, locally=not num_workers, by_loader=False)
+        return cls(plan, Place(epoch), readers, status, meters, locally=not num_workers, by_loader=False)
 
-    def order(self, epoch: int) -> Order:
-        """Return the order in which an epoch's sources are drawn."""
-        return Order(self.plan.rules, epoch, self.plan.scheduled_lengths, self.resume)
+    def order(self) -> Order:
+        """Return the order in which the epoch's sources are drawn."""
+        return Order(self.plan.rules, self.place, self.plan.scheduled_lengths)
 
-    @property
-    def resume(self) -> Snapshot | None:
-        """The place in the epoch to begin at; None at its beginning."""
-        return None if self.start is None else self.start.resume
+    def draws(self, cursors: memoryview[int] | None = None) -> Draws:
+        """Return the draws from the place on; several processes may share the memory of the cursors."""
+        return Draws(self.plan.rules, self.place, cursors)
 
     @property
     def times(self) -> list[int]:
         """The time at which each reader begins; no reader makes a request earlier, so nothing waits for it."""
-        begin = self.resume.step * self.plan.rules.lanes if self.resume else 0
+        begin = self.place.step * self.plan.rules.lanes
         return [begin + reader.lanes.start for reader in self.readers]
 
     @cached_property
@@ -195,7 +183,7 @@ class Reading:
         plan, lengths = self.plan, self.plan.lists.lengths
         if lengths is None or not plan.lists.knows_lengths:  # interleaved datasets may have lengths for some
             return None
-        if self.start is None or not plan.rules.deterministic or plan.rules.time_steps is None:
+        if not plan.rules.deterministic or plan.rules.time_steps is None:
             return None
         if plan.on_error != "raise" or self.recovery.killers:
             return None
@@ -218,8 +206,3 @@ class Reading:
     def marks_ends(self) -> bool:
         """Whether streams' last steps are marked; windows for a `collate_fn` have no field to show it."""
         return self.plan.mark_ends and not self.whole_windows
-
-    @cached_property
-    def whole_windows(self) -> bool:
-        """Whether a `collate_fn` takes windows lane by lane, see `Start`."""
-        return self.start is not None and self.start.whole_windows

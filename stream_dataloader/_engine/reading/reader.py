@@ -25,8 +25,8 @@ from stream_dataloader._engine.reading.opener import Opener
 from stream_dataloader._engine.reading.plan import Reading
 from stream_dataloader._engine.reading.source_queue import Abandoned, SourceQueue
 from stream_dataloader._engine.reading.worker_info import worker_info_hidden
+from stream_dataloader._engine.schedule.follower import LaneReports
 from stream_dataloader._engine.schedule.rules import NEVER
-from stream_dataloader._engine.schedule.snapshot import LaneReports
 from stream_dataloader.errors import ErrorReport, ItemError, StreamError
 from stream_dataloader.stream_info import running
 
@@ -40,7 +40,7 @@ class PartReader:
     """
 
     def __init__(self, reading: Reading, number: int, queue: SourceQueue) -> None:
-        rules, resume = reading.plan.rules, reading.resume
+        rules, place = reading.plan.rules, reading.place
         self.queue, self.reading = queue, reading
         self.ended = False
         self._number, self._token = number, next(_tokens)
@@ -50,7 +50,7 @@ class PartReader:
         self._shared_queue = queue if queue.is_shared and cuts_windows else None
         self._working = reading.status.working.data  # writing a number to it is several times faster than to the array
         self._meter = reading.meters.of(number)
-        self.step = self._first_step = resume.step if resume else 0
+        self.step = self._first_step = place.step
         self.opener = Opener(reading, number, queue, self._meter)
         self.reader = self.opener.reader
         self._writer = PartWriter(
@@ -60,9 +60,9 @@ class PartReader:
             reading.slots(reading.whole_windows),
             runs_ahead=not reading.locally,
         )
-        starts = [None if resume is None else resume.lanes[lane] for lane in self.opener.lanes]
+        starts = dict(enumerate(place.lanes))  # none at an epoch's beginning
         self._lanes = [
-            Lane(lane, row, self.opener, self._writer, starts[row]) for row, lane in enumerate(self.opener.lanes)
+            Lane(lane, row, self.opener, self._writer, starts.get(lane)) for row, lane in enumerate(self.opener.lanes)
         ]
         self._context = Context(self.reader.lanes, reading.plan.context) if reading.plan.context else None
         self._read_again = 0  # items of context in the step
@@ -123,7 +123,7 @@ class PartReader:
         self.opener.taken.clear()
         numbers: list[int] = []
         states: dict[int, Any] = {}
-        for lane in self._lanes:  # see `LaneState.progress`
+        for lane in self._lanes:  # see `LanePlace.progress`
             current = lane.current
             if current is None:
                 numbers += (0, 0, 0, 0, lane.draws_without_item, lane.idle)
@@ -212,8 +212,7 @@ class PartReader:
 
 def read_here(reading: Reading) -> PartReader:
     """Read all lanes in this thread."""
-    assert reading.start is not None
-    return PartReader(reading, 0, SourceQueue(reading.plan.rules, reading.order(reading.start.epoch)))
+    return PartReader(reading, 0, SourceQueue(reading.order(), reading.draws()))
 
 
 _local: WeakItems[PartReader] = WeakItems()

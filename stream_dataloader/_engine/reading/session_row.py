@@ -46,14 +46,13 @@ class SessionRow:
         self.end = carve(rules.lanes)
         self.ledger = Ledger(carve, rules)
 
-    def begin(self, epoch: int, times: Sequence[int], first: Sequence[int]) -> None:
+    def begin(self, epoch: int, times: Sequence[int]) -> None:
         """Begin a session that no worker has joined yet."""
         self.epoch[0] = epoch
         self.workers[0] = len(times)
         self.time[:] = NEVER  # entries beyond the last worker must not delay any decision
         self.time[: len(times)] = times
         self.end[:] = NEVER
-        self.ledger.start(first)
 
     def enter(self, worker: int) -> None:
         """Join as a worker, in this process."""

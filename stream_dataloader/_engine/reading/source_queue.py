@@ -16,11 +16,12 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 
 from stream_dataloader._engine.reading.session_row import FINISHED, LEFT, RUNNING, SessionRow, is_alive
+from stream_dataloader._engine.schedule.draws import Draws
 from stream_dataloader._engine.schedule.order import Order
+from stream_dataloader._engine.schedule.place import Place
 from stream_dataloader._engine.schedule.replay import Replay
-from stream_dataloader._engine.schedule.rules import NEVER, NONE, PENDING, Rules
+from stream_dataloader._engine.schedule.rules import NEVER, PENDING, Rules
 from stream_dataloader._engine.schedule.sections import Lengths
-from stream_dataloader._engine.schedule.snapshot import Snapshot
 
 # Most waits are shorter than the shortest sleep takes: for another worker to open and read a short stream.
 _BUSY_WAIT_SECONDS = 100e-6
@@ -40,6 +41,7 @@ class SourceQueue:
     """Source queue of a reader that reads all lanes alone.
 
     Args:
+        draws: The draws from the place on where it begins.
         closed: See below.
 
     Attributes:
@@ -50,18 +52,17 @@ class SourceQueue:
 
     is_shared = False
 
-    def __init__(self, rules: Rules, order: Order, closed: Callable[[], bool] | None = None) -> None:
+    def __init__(self, order: Order, draws: Draws, closed: Callable[[], bool] | None = None) -> None:
         self.order = order
-        self._rules = rules
         self.closed = closed
-        self._cursors = list(order.again.first)
+        self._draws = draws
 
     def publish(self, time: int) -> None:
         """Publish a time: from now on, make no request for an earlier one."""
 
     def take(self, lane: int, time: int, ahead: bool) -> int:  # noqa: ARG002
         """Make a request: its draw or `NONE`, or a number below `PENDING`."""
-        return self.order.again.decide(lane, self._cursors, ahead)
+        return self._draws.decide(lane, ahead)
 
     def decision(self, lane: int, request: int) -> int:  # noqa: ARG002
         """Return a request's draw, `NONE` or `PENDING`."""
@@ -88,7 +89,7 @@ class KnownQueue(SourceQueue):
     So it waits for no other reader, and needs neither a session nor a lock.
 
     Args:
-        place: The place from which the epoch goes on; None at its beginning.
+        place: The place from which the epoch goes on.
         lanes: The lanes that are read here.
     """
 
@@ -98,12 +99,12 @@ class KnownQueue(SourceQueue):
         order: Order,
         closed: Callable[[], bool] | None,
         lengths: Lengths,
-        place: Snapshot | None,
+        place: Place,
         lanes: Iterable[int],
     ) -> None:
-        super().__init__(rules, order, closed)
+        super().__init__(order, Draws(rules, place, note=self._note), closed)
         self._drawn: dict[int, deque[int]] = {lane: deque() for lane in lanes}
-        replay = Replay(rules, order, lengths, place, self._note)
+        replay = Replay(rules, order, lengths, place, self._draws)
         self._sources = replay.sources_before(NEVER // rules.lanes)
 
     def _note(self, lane: int, draw: int) -> None:
@@ -119,7 +120,11 @@ class KnownQueue(SourceQueue):
 
 
 class SessionQueue(SourceQueue):
-    """Source queue of a reader in a session; with `gives_up`, `closed` is asked between lanes."""
+    """Source queue of a reader in a session; with `gives_up`, `closed` is asked between lanes.
+
+    Args:
+        draws: The draws, with the cursors of the row, which all readers move.
+    """
 
     is_shared = True
 
@@ -129,13 +134,14 @@ class SessionQueue(SourceQueue):
         worker: int,
         rules: Rules,
         order: Order,
+        draws: Draws,
         lock: Callable[[], AbstractContextManager[object]],
         closed: Callable[[], bool],
         *,
         gives_up: bool,
     ) -> None:
-        super().__init__(rules, order, closed if gives_up else None)
-        self._row = row
+        super().__init__(order, draws, closed if gives_up else None)
+        self._row, self._rules = row, rules
         self._time = row.time.data  # writing a number to it is several times faster than to the array
         self._worker = worker
         self._lock = lock
@@ -174,11 +180,11 @@ class SessionQueue(SourceQueue):
             with self._lock():
                 self._grant()
             decision = ledger.decision(lane, number)
-        return decision if decision in (PENDING, NONE) else self.order.again.draw(decision)
+        return decision
 
     def _grant(self) -> None:
         self._horizon = self._reached()
-        self._row.ledger.decide(self._horizon)
+        self._row.ledger.decide(self._horizon, self._draws)
 
     def _reached(self) -> int:
         """Return the time that all readers have reached."""

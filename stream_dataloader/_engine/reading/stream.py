@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 from stream_dataloader._engine.items.step_writer import Taken
 from stream_dataloader._engine.items.structure import Misfit
 from stream_dataloader._engine.reading.opening import END, Handle, takes_start, text_of
+from stream_dataloader._engine.schedule.place import LanePlace
 from stream_dataloader._engine.schedule.sections import Section
-from stream_dataloader._engine.schedule.snapshot import LaneState
 from stream_dataloader.errors import GapError, ItemError, LengthError, ReadError, StreamError, detached, shorten
 from stream_dataloader.protocols import NOTHING_YET
 from stream_dataloader.stream_info import StreamInfo, stream_seed
@@ -63,7 +63,7 @@ class OpenedStream(Handle):
     """
 
     # As in `Handle`, what most streams never change.
-    place: LaneState | None = None
+    place: LanePlace | None = None
     restarted = False
     retried = 0
     on_retry: Callable[[int], None] | None = None

@@ -20,9 +20,10 @@ import numpy as np
 from stream_dataloader._engine.memory.fields import Carver
 from stream_dataloader._engine.reading.plan import Reading
 from stream_dataloader._engine.reading.source_queue import Abandoned, SourceQueue
+from stream_dataloader._engine.schedule.draws import Draws
 from stream_dataloader._engine.schedule.order import Order
 from stream_dataloader._engine.schedule.requests import Ledger
-from stream_dataloader._engine.schedule.rules import NEVER, NONE, PENDING, IntArray, Rules
+from stream_dataloader._engine.schedule.rules import NEVER, PENDING, IntArray
 from stream_dataloader._engine.workers.channel import Begin
 
 _LEAST_SECONDS = 1e-3  # between two messages of a worker that only say how far it is
@@ -43,7 +44,8 @@ class RemoteLedger:
         reading = self._reading(begin)
         self._session, self._rules, self._readers = begin.session, reading.plan.rules, reading.readers
         self._ledger = Ledger(Carver(), self._rules)
-        self._ledger.start(reading.order(begin.start.epoch).again.first)
+        self._draws = reading.draws(self._ledger.cursors)
+        self._ledger.start(self._draws.first)
         self._times = list(reading.times)
         self._taken = [0] * self._rules.lanes
         self._sent = [0] * self._rules.lanes  # decisions that were returned
@@ -62,7 +64,7 @@ class RemoteLedger:
         return self._decide() if self._ledger.has_undecided() else {}
 
     def _decide(self) -> dict[int, IntArray]:
-        self._ledger.decide(min(self._times) if self._rules.deterministic else NEVER)
+        self._ledger.decide(min(self._times) if self._rules.deterministic else NEVER, self._draws)
         decided: dict[int, list[int]] = {}
         for worker, reader in enumerate(self._readers):
             for lane in reader.lanes:
@@ -89,11 +91,11 @@ class RemoteQueue(SourceQueue):
         tell: Callable[[IntArray], None],
         session: int,
         lanes: Iterable[int],
-        rules: Rules,
         order: Order,
+        draws: Draws,
         is_over: Callable[[], bool],
     ) -> None:
-        super().__init__(rules, order)
+        super().__init__(order, draws)
         self._tell, self._session, self._is_over = tell, session, is_over
         self._time = self._told = -1  # the time that was published, and that the loader knows
         self._told_at = 0.0
@@ -135,9 +137,7 @@ class RemoteQueue(SourceQueue):
         if request > PENDING:
             return request
         number, known = PENDING - 1 - request, self._decisions[lane]
-        if number >= len(known):
-            return PENDING
-        return NONE if known[number] == NONE else self.order.again.draw(known[number])
+        return known[number] if number < len(known) else PENDING
 
     def wait(self, lane: int, time: int, request: int) -> int:
         """See `SourceQueue`."""

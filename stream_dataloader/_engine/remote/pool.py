@@ -91,7 +91,7 @@ class RayWorkers(Workers):
 
     def _reading(self, begin: Begin) -> Reading:
         plan, work = self._work.dataset._plan(), self._work
-        return Reading(plan, begin.start, work.readers, self.status, work.counts.meters, recovery=begin.recovery)
+        return Reading(plan, begin.place, work.readers, self.status, work.counts.meters, recovery=begin.recovery)
 
     def start(self, begin: Begin) -> None:
         init = ByValue(self._work.settings.worker_init_fn, "worker_init_fn")

@@ -118,10 +118,9 @@ class RemotePort(QueuePort):
         gives_up: bool,  # noqa: ARG002
     ) -> SourceQueue:
         """Join a session, as `Rows.enter` does on one machine."""
-        assert reading.start is not None
-        order, lanes = reading.order(reading.start.epoch), reading.readers[place].lanes
         self._queue = RemoteQueue(
-            lambda numbers: self._send(lambda: [b"", numbers]), session, lanes, reading.plan.rules, order, closed
+            lambda numbers: self._send(lambda: [b"", numbers]),
+            *(session, reading.readers[place].lanes, reading.order(), reading.draws(), closed),
         )
         return self._queue
 

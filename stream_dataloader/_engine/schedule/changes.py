@@ -17,18 +17,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from stream_dataloader._engine.schedule.draws import returned_by_group
 from stream_dataloader._engine.schedule.mix import DrawOrder, Mix, Replaced
 from stream_dataloader._engine.schedule.order import Order
-from stream_dataloader._engine.schedule.requests import returned_by_group
+from stream_dataloader._engine.schedule.place import LanePlace, Place, none_reserved
 from stream_dataloader._engine.schedule.rules import NONE, Rules
-from stream_dataloader._engine.schedule.snapshot import Changed, LaneState, Snapshot, none_reserved
 from stream_dataloader.errors import StateError
 
 #: Options that the user may change on purpose, each with its name in a state.
 CHANGES = {"time_steps": "time_steps", "batch_size": "batch_size", "sources": "num_sources", "weights": "weights"}
 
 
-def with_changes(place: Snapshot, saved: Rules, rules: Rules, epoch: int, given: Mapping[int, int]) -> Snapshot:
+def with_changes(place: Place, saved: Rules, rules: Rules, given: Mapping[int, int]) -> Place:
     """Return the place from which an epoch goes on under other rules.
 
     Open streams stay in their lanes. Those of removed lanes come next, in the order of these lanes. Streams that
@@ -41,12 +41,12 @@ def with_changes(place: Snapshot, saved: Rules, rules: Rules, epoch: int, given:
     Raises:
         StateError: The list grew, and the state does not hold all groups.
     """
-    growth = () if place.changed is None else place.changed.growth
+    growth = place.growth or ()
     if rules.num_sources > saved.num_sources:
-        growth = *growth, (_pass_to_join(place, saved, epoch, given), saved.num_sources)
-    order, returned = Order(saved, epoch, None, place), returned_by_group(rules, place.returned)
-    states = [lane if lane.draw != NONE and order.is_fresh(lane.draw) else LaneState() for lane in place.lanes]
-    lanes: list[LaneState] = []
+        growth = *growth, (_pass_to_join(place, saved, given), saved.num_sources)
+    order, returned = Order(saved, place, None), returned_by_group(rules, place.returned)
+    states = [lane if lane.draw != NONE and order.is_fresh(lane.draw) else LanePlace() for lane in place.lanes]
+    lanes: list[LanePlace] = []
     waiting = dict(place.waiting)
     again: list[int] = []
     width, before = rules.lanes_of_a_group, saved.lanes_of_a_group
@@ -61,15 +61,15 @@ def with_changes(place: Snapshot, saved: Rules, rules: Rules, epoch: int, given:
         # A lane gives up after some draws without an item. The streams in `line` may have none left, although later
         # sources have some, so these draws do not count.
         draws = -len(line)
-        for lane in (*own[:width], *[LaneState()] * (width - len(own))):
+        for lane in (*own[:width], *[LanePlace()] * (width - len(own))):
             lanes.append(lane._replace(draws_without_item=draws, idle=0, reserved=none_reserved(rules)))
     cursors = place.cursors
     if rules.padding_mode == "data":
         cursors = tuple(map(min, cursors, saved.shares))
-    return Snapshot(place.step, cursors, tuple(again), tuple(lanes), Changed(waiting, growth), place.past)
+    return place._replace(cursors=cursors, returned=tuple(again), lanes=tuple(lanes), waiting=waiting, growth=growth)
 
 
-def _pass_to_join(place: Snapshot, saved: Rules, epoch: int, given: Mapping[int, int]) -> int:
+def _pass_to_join(place: Place, saved: Rules, given: Mapping[int, int]) -> int:
     """Return the pass over the list in which new sources are: with `"cycle"` the first that no group has begun."""
     if saved.padding_mode != "cycle":
         return 0  # the only pass
@@ -78,7 +78,7 @@ def _pass_to_join(place: Snapshot, saved: Rules, epoch: int, given: Mapping[int,
             f"the state holds virtual ranks {sorted(given)} of {saved.groups.total}, and a longer list needs all with "
             'padding_mode="cycle"; load all ranks\' states: merge_states([...])'
         )
-    order = Order(saved, epoch, None, place)
+    order = Order(saved, place, None)
     return 1 + max(order.in_pass(max(count - 1, 0), group)[0] for group, count in given.items())
 
 

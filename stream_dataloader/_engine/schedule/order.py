@@ -15,10 +15,9 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from stream_dataloader._engine.schedule.mix import DrawOrder, Mix
-from stream_dataloader._engine.schedule.requests import Returned
+from stream_dataloader._engine.schedule.place import Place
 from stream_dataloader._engine.schedule.rules import ALONE, NEVER, IntArray, Rules
 from stream_dataloader._engine.schedule.sections import Lengths, lengths_in
-from stream_dataloader._engine.schedule.snapshot import Snapshot
 from stream_dataloader.stream_info import order_rng
 
 #: The most sources whose shuffled order is kept as an array, which takes 32 MiB in each worker.
@@ -93,21 +92,18 @@ class Order:
     """The sources in the order in which they are handed out, over all passes of one epoch.
 
     Args:
+        place: A place in the epoch, which knows whether the list grew.
         lengths: Items of each source, or of each section in each epoch, if known.
-        place: The place from which this order is used; None: the epoch's beginning.
 
     Attributes:
         epoch: The epoch's number.
-        again: Draws that are given again before all others.
     """
 
-    def __init__(self, rules: Rules, epoch: int, lengths: Lengths | None, place: Snapshot | None = None) -> None:
-        self.epoch, self._cycles, self._rules = epoch, rules.padding_mode == "cycle", rules
+    def __init__(self, rules: Rules, place: Place, lengths: Lengths | None) -> None:
+        self.epoch, self._cycles, self._rules = place.epoch, rules.padding_mode == "cycle", rules
         self._groups = rules.groups
         self._draws: dict[int, int] = {}  # number of draws in a pass, by group
-        place = place or Snapshot(0, (0,) * rules.groups.count, (), ())
-        self.again = Returned(rules, place.cursors, place.returned)
-        self._growth = () if place.changed is None else place.changed.growth
+        self._growth = place.growth or ()
         # Two passes are kept, as at the end of a pass some lanes already read the next one.
         self._passes = functools.lru_cache(2)(lambda epoch, sizes: _pass_order(rules, epoch, lengths, sizes))
         self._mixed = None if rules.mix is None else _MixedOrder(rules, rules.mix, lengths)

@@ -24,11 +24,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from stream_dataloader._engine.schedule.draws import Draws
 from stream_dataloader._engine.schedule.order import Order
-from stream_dataloader._engine.schedule.requests import Returned, next_draw
+from stream_dataloader._engine.schedule.place import LanePlace, Place
 from stream_dataloader._engine.schedule.rules import NEVER, NONE, Groups, IntArray, Rules
 from stream_dataloader._engine.schedule.sections import Cuts, Lengths, Section
-from stream_dataloader._engine.schedule.snapshot import LaneState, Snapshot, beginning
 
 #: Steps are replayed several at once: a lane costs a few microseconds, however many cells it fills.
 _LEAST_CELLS = 1 << 15
@@ -90,7 +90,7 @@ class Replay:
         rules: Deterministic rules, with `time_steps`.
         order: The epoch's order.
         place: The place where the replay begins.
-        note: Called with a lane and each decision of one of its requests, in order: a draw or `NONE`.
+        draws: The draws from there on; by default it makes its own.
 
     Attributes:
         step: The next step.
@@ -101,8 +101,8 @@ class Replay:
         rules: Rules,
         order: Order,
         lengths: Lengths,
-        place: Snapshot | None = None,
-        note: Callable[[int, int], None] | None = None,
+        place: Place,
+        draws: Draws | None = None,
     ) -> None:
         assert rules.time_steps is not None
         assert rules.deterministic
@@ -113,22 +113,17 @@ class Replay:
             lambda epoch: lengths.lengths(epoch) if isinstance(lengths, Cuts) else lengths
         )
         self._firsts_in = functools.lru_cache(2)(self._find_firsts)
-        place = _within_sections(place or beginning(rules), order, lengths, -1)
+        # `place` of a stream in a section counts items from the section's start here, and from the source's elsewhere.
+        self._start = place = _within_sections(place._replace(counted=None), order, lengths, -1)
         self.step = place.step
         self._eager = _FIRST_STEPS
-        self._changed, self._past, self._waiting = place.changed, place.past, place.waiting
-        self._again = Returned(rules, place.cursors, place.returned)
-        self._cursors = list(self._again.first)
-        decide = self._again.decide if note is None else functools.partial(self._decide_and_note, note)
-        self._deciders = [functools.partial(decide, lane, self._cursors) for lane in range(rules.lanes)]
-        self._reserved = [lane.reserved for lane in place.lanes]
-        self._draws = [lane.draws_without_item for lane in place.lanes]
-        self._idle = [bool(lane.idle) for lane in place.lanes]
+        self._draws = Draws(rules, place) if draws is None else draws
+        lanes = place.lanes_by(rules)
+        self._without_item = [lane.draws_without_item for lane in lanes]
+        self._idle = [bool(lane.idle) for lane in lanes]
         # A stream that is being read began before this place: its first cell may even lie before cell 0.
         begin = self.step * self._window
-        self._runs = [
-            None if lane.draw == NONE else self._run(lane.draw, begin - lane.items, 0) for lane in place.lanes
-        ]
+        self._runs = [None if lane.draw == NONE else self._run(lane.draw, begin - lane.items, 0) for lane in lanes]
         self._times = [  # heap of the times at which lanes run out of data
             (self.step if run is None else self._step_behind(run)) * rules.lanes + lane
             for lane, run in enumerate(self._runs)
@@ -136,19 +131,16 @@ class Replay:
         ]
         heapq.heapify(self._times)
 
-    def _decide_and_note(self, note: Callable[[int, int], None], lane: int, cursors: list[int], ahead: bool) -> int:
-        draw = self._again.decide(lane, cursors, ahead)
-        note(lane, draw)
-        return draw
-
     def _find_firsts(self, epoch: int) -> IntArray:
         """Return the place of each source's first item in an epoch, `(num_sources,)`."""
         known = self._lengths_in(epoch)
         firsts: IntArray = np.cumsum(known) - known
         return firsts
 
-    def place(self) -> Snapshot:
+    def place(self) -> Place:
         """Return the replay's current place."""
+        if not self.step:
+            return Place(self._start.epoch)
         cell = self.step * self._window
         lanes = []
         for lane, run in enumerate(self._runs):
@@ -156,8 +148,9 @@ class Replay:
             draw, items, idle = NONE, 0, int(self._idle[lane])
             if run and run.end >= cell:
                 draw, items = run.draw, run.read + min(cell, run.end) - run.begin
-            lanes.append(LaneState(draw, items, items, 0, self._draws[lane], idle, self._reserved[lane]))
-        place = Snapshot(self.step, *self._again.rest(self._cursors), tuple(lanes), self._changed, self._past)
+            lanes.append(LanePlace(draw, items, items, 0, self._without_item[lane], idle, self._draws.held[lane]))
+        cursors, returned = self._draws.rest()
+        place = self._start._replace(step=self.step, cursors=cursors, returned=returned, lanes=tuple(lanes))
         return _within_sections(place, self._order, self._lengths, 1)
 
     def skip_to(self, step: int) -> None:
@@ -215,7 +208,7 @@ class Replay:
     def sources_before(self, stop: int) -> Iterator[tuple[int, SourceRun]]:
         """Yield the sources that lanes take before a step, in order of time, without empty ones."""
         lanes, window, packed = self._rules.lanes, self._window, self._rules.windows == "packed"
-        times, runs, draws = self._times, self._runs, self._draws
+        times, runs, draws = self._times, self._runs, self._without_item
         while times and times[0] < stop * lanes:
             step, lane = divmod(times[0], lanes)
             draw = self._next_draw(lane)
@@ -237,17 +230,16 @@ class Replay:
                 draws[lane] += 1
 
     def _next_draw(self, lane: int) -> int:
-        draws = self._draws[lane]
+        draws = self._without_item[lane]
         if draws and self._rules.gives_up(lane, draws):  # without draws, the lane has just read an item
             return NONE
-        draw, self._reserved[lane] = next_draw(self._reserved[lane], self._rules.lookahead, self._deciders[lane])
-        return draw
+        return self._draws.take(lane)
 
     def _run(self, draw: int, begin: int, read: int | None = None) -> SourceRun:
         """Return a lane's run of a source; `read`: items read before, None: as noted for a waiting stream, or 0."""
         source, epoch, repeat, fresh = self._order[draw]
         if read is None:
-            read = self._waiting[draw].items if draw in self._waiting else 0
+            read = self._start.waiting[draw].items if draw in self._start.waiting else 0
         end = begin + int(self._lengths_in(epoch)[source]) - read
         return SourceRun(draw, source, begin, end, fresh, read, epoch, repeat)
 
@@ -263,12 +255,13 @@ class Replay:
 def steps_of_groups(rules: Rules, epoch: int, lengths: Lengths, order: Order | None = None) -> list[int]:
     """Count the steps for which each group of all ranks has new data; with `"drop"`, new data for all of its lanes."""
     assert rules.padding_mode != "cycle"
-    order = order or Order(rules, epoch, lengths)
+    place = Place(epoch)
+    order = order or Order(rules, place, lengths)
     alone = [
         replace(rules, lanes=rules.lanes_of_a_group, groups=Groups(rules.groups.total, group, 1))
         for group in range(rules.groups.total)
     ]
-    return [_steps_of(group, order, lengths) for group in alone]
+    return [_steps_of(group, order, lengths, place) for group in alone]
 
 
 def count_steps(rules: Rules, steps: Sequence[int]) -> int:
@@ -276,12 +269,12 @@ def count_steps(rules: Rules, steps: Sequence[int]) -> int:
     return min(steps) if rules.padding_mode == "drop" else max(steps)
 
 
-def steps_behind(place: Snapshot, rules: Rules, epoch: int, lengths: Lengths) -> int:
+def steps_behind(place: Place, rules: Rules, lengths: Lengths) -> int:
     """Count the steps of an epoch that goes on from a place, if all groups are hosted here."""
-    return _steps_of(rules, Order(rules, epoch, lengths, place), lengths, place)
+    return _steps_of(rules, Order(rules, place, lengths), lengths, place)
 
 
-def _steps_of(rules: Rules, order: Order, lengths: Lengths, place: Snapshot | None = None) -> int:
+def _steps_of(rules: Rules, order: Order, lengths: Lengths, place: Place) -> int:
     """Count the steps of one group."""
     window = rules.time_steps or 1
     replay = Replay(replace(rules, time_steps=window, deterministic=True), order, lengths, place)
@@ -300,29 +293,28 @@ def _steps_of(rules: Rules, order: Order, lengths: Lengths, place: Snapshot | No
     return -(-end // window)
 
 
-def _within_sections(place: Snapshot, order: Order, lengths: Lengths, sign: int) -> Snapshot:
+def _within_sections(place: Place, order: Order, lengths: Lengths, sign: int) -> Place:
     """Return a place with items counted from the start of sections (`sign` -1), or from the start of sources (1)."""
     if not isinstance(lengths, Cuts):
         return place
 
-    def moved(lane: LaneState) -> LaneState:
+    def moved(lane: LanePlace) -> LanePlace:
         found = None if lane.draw == NONE else order[lane.draw]
         first = 0 if found is None else sign * lengths.section(found.source, found.epoch).start
         return lane._replace(items=lane.items + first, position=lane.position + first)
 
-    if changed := place.changed:
-        changed = changed._replace(waiting={draw: moved(lane) for draw, lane in changed.waiting.items()})
-    return place._replace(lanes=tuple(map(moved, place.lanes)), changed=changed)
+    waiting = {draw: moved(lane) for draw, lane in place.waiting.items()}
+    return place._replace(lanes=tuple(map(moved, place.lanes)), waiting=waiting)
 
 
-def has_rest(place: Snapshot, rules: Rules, order: Order, section: Callable[[int, int], Section]) -> bool:
+def has_rest(place: Place, rules: Rules, order: Order, section: Callable[[int, int], Section]) -> bool:
     """Return whether new data is left behind a place in an epoch's first pass, for one rank that hosts all groups.
 
     Args:
         section: Looks up a section by its number and the epoch.
     """
 
-    def is_left(draw: int, stands: LaneState | None) -> bool:
+    def is_left(draw: int, stands: LanePlace | None) -> bool:
         if draw == NONE or not (found := order[draw]).fresh:
             return False
         of = section(found.source, found.epoch)
@@ -331,7 +323,7 @@ def has_rest(place: Snapshot, rules: Rules, order: Order, section: Callable[[int
     total, first = rules.groups.total, rules.groups.first
     to_come = (
         range(cursor * total + group, rules.groups.share(group, rules.draws) * total + group, total)
-        for group, cursor in enumerate(place.cursors, first)
+        for group, cursor in enumerate(place.cursors_by(rules), first)
     )
     reserved = (lane.reserved or () for lane in place.lanes)
     begun = {**place.waiting, **{lane.draw: lane for lane in place.lanes}}

@@ -1,4 +1,4 @@
-"""Inputs of the assignment of sources to lanes, and the single decision that it consists of.
+"""`Rules`: everything that the assignment of sources to lanes depends on. `draws.py` has the assignment itself.
 
 Guarantee: pure functions of plain values, no torch, clock or lock.
 """
@@ -29,9 +29,6 @@ IntArray = npt.NDArray[np.int64]
 NEVER = 2**62
 #: Decisions that are not draws.
 PENDING, NONE = -2, -1
-#: Reservations are refused once at most this many sources per lane are left. Otherwise a source near the end could wait
-#: for a lane with a long stream, while other lanes idle.
-TAIL_SOURCES_PER_LANE = 2
 
 
 def split_batch_size(batch_size: int, num_workers: int) -> list[int]:
@@ -249,27 +246,3 @@ class Rules:
         # First come, first served: other lanes may take the only source that has items, and after a state is loaded,
         # draws that were taken ahead come again first. Without this margin a run with items could be called empty.
         return draws + 8 * self.lanes_of_a_group * (self.lookahead + 1)
-
-    def decide(self, lane: int, cursors: memoryview[int] | list[int], ahead: bool) -> int:
-        """Decide the next request in the order of a lane's group: return its draw, or `NONE`.
-
-        The n-th draw of a group has the number `n * groups + group`. `NONE` means that a reservation is refused, or,
-        for a request that is needed now, that no source is left and the lane idles.
-
-        Args:
-            cursors: Number of draws given so far to each group hosted here; counted up in place.
-        """
-        local = lane // self.lanes_of_a_group
-        cursor = cursors[local]
-        left = self.shares[local] - cursor
-        if ahead:
-            # The last sources are left to the lanes that need one first. A source that was reserved near the end could
-            # wait behind a long stream while other lanes idle.
-            refused = self.padding_mode != "cycle" and left <= TAIL_SOURCES_PER_LANE * self.lanes_of_a_group
-        else:
-            # With these two modes the order has no end: later draws are sources that are read again.
-            refused = left <= 0 and self.padding_mode not in ("data", "cycle")
-        if refused:
-            return NONE
-        cursors[local] = cursor + 1
-        return cursor * self.groups.total + self.groups.first + local

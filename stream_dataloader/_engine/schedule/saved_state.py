@@ -1,4 +1,4 @@
-"""The place of a loader as plain data, which `state_dict` returns and `load_state_dict` takes.
+"""`Place` as plain data, which `state_dict` returns and `load_state_dict` takes.
 
 Guarantee: a state says nothing about workers or ranks. A state of other sources or options is refused with an error
 that names both sides.
@@ -11,11 +11,10 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from stream_dataloader._engine.schedule.changes import CHANGES, past_weights, with_changes
+from stream_dataloader._engine.schedule.draws import returned_by_group
 from stream_dataloader._engine.schedule.mix import Mix, Replaced
-from stream_dataloader._engine.schedule.position import EpochPlace
-from stream_dataloader._engine.schedule.requests import returned_by_group
+from stream_dataloader._engine.schedule.place import EpochPlace, LanePlace, Place
 from stream_dataloader._engine.schedule.rules import NONE, Groups, Rules
-from stream_dataloader._engine.schedule.snapshot import Changed, LaneState, Snapshot
 from stream_dataloader._engine.schedule.state_check import MOST_GROUPS, check_group, check_shared, checksum, number
 from stream_dataloader._engine.schedule.weights_check import plain_weights, weights_of_plain
 from stream_dataloader.errors import StateError, shorten
@@ -39,13 +38,14 @@ class SourceIdentity(NamedTuple):
 
 def to_plain(
     rules: Rules,
-    epoch: int,
-    snapshot: Snapshot | None,
+    place: Place,
     identity: SourceIdentity,
     failures: Sequence[Iterable[int]],
     items: Mapping[str, Any] | None = None,
+    *,
+    batches_per_epoch: int | None = None,
 ) -> dict[str, Any]:
-    """Return a state as plain data; without a snapshot, the state of an epoch that has not begun.
+    """Return a state as plain data.
 
     Each group has its own key, whose value is a tuple, so that `torch.distributed.checkpoint` saves it as one object.
 
@@ -58,18 +58,17 @@ def to_plain(
         "version": VERSION,
         "seed": rules.seed,
         "groups": groups.total,
-        "epoch": epoch,
-        "step": 0 if snapshot is None else snapshot.step,
+        "epoch": place.epoch,
+        "step": place.step,
         **{name: getattr(rules, name) for name in (*_COMPARED, "lanes_of_a_group")},
         **{name: value for name, value in identity._asdict().items() if (name, value) != ("sections", None)},
         **({} if rules.mix is None else {"mix": _plain_mix(rules.mix)}),
     }
-    if snapshot is not None and snapshot.past:
-        state["mix"]["past"] = [[*one[:2], list(one.counts), plain_weights(one.weights)] for one in snapshot.past]
-    waiting = {} if snapshot is None else snapshot.waiting
-    returned = returned_by_group(rules, () if snapshot is None else snapshot.returned)
-    if snapshot is not None and snapshot.changed is not None:
-        state["growth"] = [list(one) for one in snapshot.changed.growth]
+    if place.past:
+        state["mix"]["past"] = [[*one[:2], list(one.counts), plain_weights(one.weights)] for one in place.past]
+    waiting, returned = place.waiting, returned_by_group(rules, place.returned)
+    if place.growth is not None:
+        state["growth"] = [list(one) for one in place.growth]
 
     def plain(draws: Iterable[int]) -> list[Any]:
         """Return draws as plain data; a stream that waits for a lane is saved with its place."""
@@ -79,18 +78,21 @@ def to_plain(
 
     own_state: dict[str, tuple[Any, ...]] = {}
     for local, failed in enumerate(failures):
-        place: tuple[Any, ...] = ()
-        if snapshot is not None:
-            own = snapshot.lanes[local * lanes : (local + 1) * lanes]
+        reached: tuple[Any, ...] = ()
+        if place.lanes:
+            own = place.lanes[local * lanes : (local + 1) * lanes]
             again = plain(returned[local])
             # Another rank may host this group later and find no item left in it. It then needs the layout to pad.
             known = items if groups.total > 1 else None
-            place = (snapshot.cursors[local], again, [_plain_lane(lane, plain) for lane in own], known)
-        own_state[key_of(groups.first + local)] = (sorted(failed) or 0, *place)
+            reached = (place.cursors[local], again, [_plain_lane(lane, plain) for lane in own], known)
+        own_state[key_of(groups.first + local)] = (sorted(failed) or 0, *reached)
     # Each group has its own checksum, because ranks save and load their groups separately.
-    if snapshot is not None:
+    if place.lanes:
         own_state = {name: (*group, checksum(state, group)) for name, group in own_state.items()}
-    return state | own_state
+    state |= own_state
+    if batches_per_epoch is not None and place.counted is not None:
+        state["epoch_place"] = {**place.counted._asdict(), "batches_per_epoch": batches_per_epoch}
+    return state
 
 
 def key_of(group: int) -> str:
@@ -98,7 +100,7 @@ def key_of(group: int) -> str:
     return f"group_{group}"
 
 
-def _plain_lane(lane: LaneState, plain: Callable[[Iterable[int]], list[Any]]) -> dict[str, Any]:
+def _plain_lane(lane: LanePlace, plain: Callable[[Iterable[int]], list[Any]]) -> dict[str, Any]:
     draw, items, position, first_window, draws, idle, reserved, stream = lane
     after = [int(draw != NONE), items, position, first_window, draws, idle]
     found = {"after": after, "draw": draw, "reserved": None if reserved is None else plain(reserved)}
@@ -149,27 +151,18 @@ class LoadedState(NamedTuple):
     """Content of a state.
 
     Attributes:
+        place: The place that was saved, for the present options.
         seed: The seed.
-        epoch: Number of the epoch, or of the run.
-        snapshot: Place in it; None at its beginning.
         failures: The sources whose streams were skipped, by local group.
-        epoch_place: Place in an epoch of n batches; None if the state was saved without such epochs.
         items: The layout of items, if the state has it.
         lanes_of_a_group: Number of lanes that each group had.
     """
 
+    place: Place
     seed: int
-    epoch: int
-    snapshot: Snapshot | None
     failures: list[set[int]]
-    epoch_place: EpochPlace | None
     items: Mapping[str, Any] | None
     lanes_of_a_group: int
-
-
-def plain_epoch(place: EpochPlace, length: int) -> dict[str, Any]:
-    """Return a state's entry for the place in an epoch of n batches, which it has beside the place in the run."""
-    return {"epoch_place": {**place._asdict(), "batches_per_epoch": length}}
 
 
 def _epoch_place_of(state: Mapping[str, Any]) -> EpochPlace | None:
@@ -301,30 +294,29 @@ def _from_plain(state: Mapping[str, Any], rules: Rules) -> LoadedState:
     # A state of an epoch's beginning has no places: its groups only hold the sources that were skipped before.
     failures, *places = zip(*(group[:4] for group in own), strict=True)
     items = next((group[4] for group in own if len(group) > 4), None)
-    step, snapshot = state["step"], None
-    if places:
+    place = Place(state["epoch"], counted=_epoch_place_of(state))
+    if places and state["step"]:
         cursors, returned, lanes = places
-        waiting: dict[int, LaneState] = {}
+        waiting: dict[int, LanePlace] = {}
         again = tuple(_draw_of(draw, waiting) for draws in returned for draw in draws)
         states = tuple(_lane_of(lane, waiting) for own in lanes for lane in own)
-        changed = Changed(waiting, tuple(map(tuple, state["growth"]))) if "growth" in state else None
+        growth = tuple(map(tuple, state["growth"])) if "growth" in state else None
         width = int(state["lanes_of_a_group"]) * groups.count
         saved = replace(before, lanes=width, time_steps=state["time_steps"])
         given = {group: int(state[key_of(group)][1]) for group in groups_in(state)}
-        past = () if rules.mix is None else past_weights(saved, rules.mix, state["epoch"], given)
-        snapshot = Snapshot(step, tuple(cursors), again, states, changed, past)
+        past = () if rules.mix is None else past_weights(saved, rules.mix, place.epoch, given)
+        place = place._replace(step=state["step"], cursors=tuple(cursors), returned=again, lanes=states)
+        place = place._replace(waiting=waiting, growth=growth, past=past)
         here = rules.with_past(past)
         # A place under the same rules is exact as it is. Under others, lanes reserve anew and counts are converted.
         if replace(saved, mix=here.mix, seed=here.seed) != here or saved.draws != here.draws:
-            snapshot = with_changes(snapshot, saved, here, state["epoch"], given)
+            place = with_changes(place, saved, here, given)
     # Older states only count skipped sources. Each gets a negative number, which no source has, to keep the count.
     skipped = [set(range(-failed, 0)) if isinstance(failed, int) else set(failed) for failed in failures]
-    epoch_place = _epoch_place_of(state)
-    width = state["lanes_of_a_group"]
-    return LoadedState(state["seed"], state["epoch"], snapshot, skipped, epoch_place, items, width)
+    return LoadedState(place, state["seed"], skipped, items, state["lanes_of_a_group"])
 
 
-def _draw_of(saved: Any, waiting: dict[int, LaneState]) -> int:
+def _draw_of(saved: Any, waiting: dict[int, LanePlace]) -> int:
     """Read a draw; the place of a stream that waits for a lane is noted in `waiting`."""
     if not isinstance(saved, Mapping):
         return int(saved)
@@ -333,10 +325,10 @@ def _draw_of(saved: Any, waiting: dict[int, LaneState]) -> int:
     return lane.draw
 
 
-def _lane_of(lane: Mapping[str, Any], waiting: dict[int, LaneState]) -> LaneState:
+def _lane_of(lane: Mapping[str, Any], waiting: dict[int, LanePlace]) -> LanePlace:
     reserved = None if lane["reserved"] is None else tuple(_draw_of(draw, waiting) for draw in lane["reserved"])
     _, items, position, first_window, draws, idle = lane["after"]
-    return LaneState(lane["draw"], items, position, first_window, draws, idle, reserved, lane.get("stream"))
+    return LanePlace(lane["draw"], items, position, first_window, draws, idle, reserved, lane.get("stream"))
 
 
 def groups_in(state: Mapping[str, Any]) -> list[int]:

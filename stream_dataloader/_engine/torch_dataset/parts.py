@@ -21,9 +21,10 @@ from stream_dataloader._engine.assembly.layout_check import LayoutCheck
 from stream_dataloader._engine.assembly.part import Part, have_data
 from stream_dataloader._engine.assembly.regroup import Regrouper
 from stream_dataloader._engine.reading.deferred import Begun, Deferred
-from stream_dataloader._engine.reading.plan import Reading, ReadingPlan, Start
+from stream_dataloader._engine.reading.plan import Reading, ReadingPlan
 from stream_dataloader._engine.reading.reader import PartReader, read_here, unsendable, warn_of_skip
-from stream_dataloader._engine.reading.source_queue import Abandoned, SessionQueue, SourceQueue
+from stream_dataloader._engine.reading.source_queue import Abandoned, SessionQueue
+from stream_dataloader._engine.schedule.rules import deal_lanes
 from stream_dataloader._engine.torch_dataset.sessions import SessionKey, SessionTable
 from stream_dataloader.batch import StreamBatch
 from stream_dataloader.errors import GapError
@@ -61,18 +62,19 @@ def _refuse_collation(caller: FrameType | None) -> None:
 
 
 def _parts_here(plan: ReadingPlan, table: SessionTable) -> Begun[StreamBatch]:
-    reader = read_here(Reading.alone(plan, Start(table.take_epoch(os.getpid()))))
+    reader = read_here(Reading.alone(plan, table.take_epoch(os.getpid())))
     return PlainParts(reader, sent=False), reader.close
 
 
 def _read_as_worker(plan: ReadingPlan, table: SessionTable, iteration: int, number: int, workers: int) -> PartReader:
     """Read the lanes of one of several workers; there is no main process that coordinates them."""
-    reading, rules, key = Reading.alone(plan, None, workers), plan.rules, plain_session(number, iteration)
-    if len(reading.readers) == 1:
-        return PartReader(reading, number, SourceQueue(rules, reading.order(table.take_epoch(key.owner))))
-    row, order = table.join(key, number, reading.times, reading.order)
-    queue = SessionQueue(row, number, rules, order, table.locked, lambda: False, gives_up=False)
-    return PartReader(reading, number, queue)
+    key, readers = plain_session(number, iteration), deal_lanes(plan.rules.lanes, workers)
+    if len(readers) == 1:
+        return read_here(Reading.alone(plan, table.take_epoch(key.owner), workers))
+    row = table.join(key, number, [reader.lanes.start for reader in readers])
+    reading = Reading.alone(plan, int(row.epoch[0]), workers)
+    how = reading.order(), reading.draws(row.ledger.cursors), table.locked, lambda: False
+    return PartReader(reading, number, SessionQueue(row, number, plan.rules, *how, gives_up=False))
 
 
 def plain_session(worker_id: int, iteration: int) -> SessionKey:

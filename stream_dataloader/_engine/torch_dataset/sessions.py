@@ -9,7 +9,7 @@ Guarantee: a row is taken over only when all workers of its session have left it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import NamedTuple
@@ -18,7 +18,6 @@ import numpy as np
 
 from stream_dataloader._engine.memory.fields import Carver, SharedFields, bytes_of
 from stream_dataloader._engine.reading.session_row import SessionRow, is_alive
-from stream_dataloader._engine.schedule.order import Order
 from stream_dataloader._engine.schedule.rules import Rules
 
 _SESSIONS = 64  # iterations over one dataset that can be alive at once
@@ -75,37 +74,29 @@ class SessionTable(SharedFields):
         """Keep other workers out of all sessions."""
         return self._memory.locked()
 
-    def join(
-        self, key: SessionKey, worker: int, times: Sequence[int], order_of: Callable[[int], Order]
-    ) -> tuple[SessionRow, Order]:
+    def join(self, key: SessionKey, worker: int, times: Sequence[int]) -> SessionRow:
         """Join a session; the first worker creates it.
 
         Args:
             key: The session's name, the same for all of its workers.
             worker: This worker's number.
             times: The time at which each worker begins.
-            order_of: Makes the order in which an epoch's sources are drawn.
-
-        Returns:
-            The session's state, and its order.
         """
         with self.locked():
             found = np.flatnonzero((self._number > 0) & (self._key == key).all(axis=1))
             if len(found):
                 row = self._row(int(found[0]))
-                order = order_of(int(row.epoch[0]))
             else:
                 place = self._free_place()
                 self._created[0] += 1
                 begun = self._take_epoch(key.owner)
-                order = order_of(begun)
                 self._key[place] = key
                 self._number[place] = self._created[0]
                 self._rows[place] = 0
                 row = self._row(place)
-                row.begin(begun, times, order.again.first)
+                row.begin(begun, times)
             row.enter(worker)
-        return row, order
+        return row
 
     def _row(self, place: int) -> SessionRow:
         return SessionRow(Carver(self._rows[place]), self.rules)

@@ -25,7 +25,8 @@ from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple, TypeAlias
 
 from stream_dataloader._engine.memory.pickling import dumps_by_value, mentions_hidden
-from stream_dataloader._engine.reading.plan import Recovery, Start
+from stream_dataloader._engine.reading.plan import Recovery
+from stream_dataloader._engine.schedule.place import Place
 from stream_dataloader._engine.workers.packet_socket import PacketSocket, Unreadable, make_pair
 
 _FULL_SECONDS = 0.05  # between attempts to send: `poll` does not report the limit of descriptors in transit
@@ -43,14 +44,16 @@ class Begin(NamedTuple):
 
     Attributes:
         session: The number of the iteration, among those of the pool.
-        start: The place.
+        place: The place.
+        whole_windows: Whether a `collate_fn` takes windows lane by lane, see `Reading`.
         recovery: Changes after a worker died.
         limit: The step to read up to, as credit.
         seed: Seeds the global generators of a worker process that is kept, together with the worker's number.
     """
 
     session: int
-    start: Start
+    place: Place
+    whole_windows: bool
     recovery: Recovery
     limit: int
     seed: int

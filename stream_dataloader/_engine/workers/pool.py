@@ -28,7 +28,8 @@ from stream_dataloader._engine.memory.endings import Ending, interrupts_held
 from stream_dataloader._engine.memory.pickling import ByValue
 from stream_dataloader._engine.notices import warn
 from stream_dataloader._engine.reading.activity import WorkerStatus
-from stream_dataloader._engine.reading.plan import Recovery, Start
+from stream_dataloader._engine.reading.plan import Recovery
+from stream_dataloader._engine.schedule.place import Place
 from stream_dataloader._engine.workers import torch_quirks
 from stream_dataloader._engine.workers.channel import Begin, ProcessMail, ThreadMail
 from stream_dataloader._engine.workers.process import Job
@@ -75,7 +76,7 @@ class Pool:
         several = len(self.work.readers) > 1
         self._rows = Rows(self.work.dataset._rules, shared=shared) if several else None
 
-    def start(self, start: Start, recovery: Recovery) -> Session:
+    def start(self, place: Place, recovery: Recovery, *, whole_windows: bool) -> Session:
         """Start an iteration at a place; the one before must be closed."""
         if self._processes and multiprocessing.current_process().daemon:
             raise WorkerError(
@@ -83,12 +84,12 @@ class Pool:
                 'so it cannot start worker processes; pass num_workers=0, or worker_method="thread"'
             )
         try:
-            return self._start(start, recovery)
+            return self._start(place, recovery, whole_windows=whole_windows)
         except BaseException:  # workers of an interrupted start may be half set up
             self.discard()
             raise
 
-    def _start(self, start: Start, recovery: Recovery) -> Session:
+    def _start(self, place: Place, recovery: Recovery, *, whole_windows: bool) -> Session:
         if (workers := self.workers) is not None:
             if died := workers.died():
                 text = f"{'; '.join(died.values())} between two epochs; all workers are started anew"
@@ -100,10 +101,10 @@ class Pool:
         if self.workers is None and self.leases is not None and self.leases.unfit:  # the layout of items has changed
             self.leases = None
         self.sessions += 1
-        step, rules = 0 if start.resume is None else start.resume.step, self.work.dataset._rules
-        seed = base_seed(workers_seed(rules.seed, start.epoch, rules.groups.first, recovery.number, step))
-        limit = step + 1 + self._prefetch
-        begin = Begin(self.sessions, start, recovery, limit, seed)
+        rules = self.work.dataset._rules
+        seed = base_seed(workers_seed(rules.seed, place.epoch, rules.groups.first, recovery.number, place.step))
+        limit = place.step + 1 + self._prefetch
+        begin = Begin(self.sessions, place, whole_windows, recovery, limit, seed)
         if self.workers is None:
             self._start_workers(begin)
         else:

@@ -56,16 +56,18 @@ class Rows(SharedFields):
         self, reading: Reading, session: int, place: int, closed: Callable[[], bool], *, gives_up: bool
     ) -> SourceQueue:
         """Join a session; the first reader begins it."""
-        assert reading.start is not None
-        number, order = session % KEPT_ROWS, reading.order(reading.start.epoch)
+        number = session % KEPT_ROWS
         row = SessionRow(Carver(self._bytes[number]), self._rules)
+        draws = reading.draws(row.ledger.cursors)
         with self.locked():
             if self._session[number] != session:  # the first reader clears the row, which still holds an older session
                 self._bytes[number] = 0
-                row.begin(order.epoch, reading.times, order.again.first)
+                row.begin(reading.place.epoch, reading.times)
+                row.ledger.start(draws.first)
                 self._session[number] = session
             row.enter(place)
-        return SessionQueue(row, place, self._rules, order, self.locked, closed, gives_up=gives_up)
+        how = reading.order(), draws, self.locked, closed
+        return SessionQueue(row, place, self._rules, *how, gives_up=gives_up)
 
 
 @dataclass
@@ -89,14 +91,15 @@ class Shared:
         """Begin to read a session as one of its readers; called in the thread that reads."""
         slots = Slots if self.slots is None else functools.partial(PooledSlots, self.slots, begin.session)
         plan = self.dataset._plan()
-        reading = Reading(plan, begin.start, self.readers, self.status, self.meters, slots, begin.recovery)
+        shared = self.readers, self.status, self.meters, slots
+        reading = Reading(plan, begin.place, *shared, begin.recovery, begin.whole_windows)
         asked = closed if self.in_threads else None
         queue: SourceQueue
         if len(self.readers) == 1:
-            queue = SourceQueue(plan.rules, reading.order(begin.start.epoch), asked)
+            queue = SourceQueue(reading.order(), reading.draws(), asked)
         elif reading.known_lengths is not None:
-            order, lanes = reading.order(begin.start.epoch), self.readers[number].lanes
-            queue = KnownQueue(plan.rules, order, asked, reading.known_lengths, begin.start.resume, lanes)
+            order, lanes = reading.order(), self.readers[number].lanes
+            queue = KnownQueue(plan.rules, order, asked, reading.known_lengths, begin.place, lanes)
         else:
             queue = self.rows.enter(reading, begin.session, number, closed, gives_up=self.in_threads)
         return PartReader(reading, number, queue)

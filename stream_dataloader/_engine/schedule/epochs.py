@@ -1,4 +1,4 @@
-"""The coming epoch and the place where it begins, shared by the loader and the sampler of indices.
+"""`Epochs`: which epoch comes next, and from which place; used by the loader and by the sampler of indices.
 
 ::
 
@@ -18,36 +18,10 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable
-from typing import Any, NamedTuple
 
+from stream_dataloader._engine.schedule.place import EpochPlace, Place
 
-class EpochPlace(NamedTuple):
-    """A place in an epoch.
-
-    Attributes:
-        number: The epoch's number.
-        delivered: Number of its batches before the place.
-    """
-
-    number: int
-    delivered: int
-
-
-class EpochStart(NamedTuple):
-    """The start of an epoch, at its beginning or in the middle of it.
-
-    Attributes:
-        run: Number of the scheduled epoch, or of the endless run if epochs are n batches of a run.
-        place: Place in it, an object with a `step`; None at its beginning.
-        epoch: The epoch, and the number of its batches that come before.
-    """
-
-    run: int
-    place: Any
-    epoch: EpochPlace
-
-
-BEGINNING = EpochStart(0, None, EpochPlace(0, 0))
+_RUN_BEGINS = Place(0, counted=EpochPlace(0, 0))
 
 
 class EpochsOfRun:
@@ -81,80 +55,73 @@ class EpochsOfRun:
         return EpochPlace(self._numbers[begun] + whole, delivered)
 
 
-class Position:
-    """Position of a loader or sampler, from one epoch to the next.
+class Epochs:
+    """The epochs of a loader or sampler, from one to the next.
 
     Args:
         length: Number of batches n in an epoch of an endless run; None: each epoch is scheduled by itself.
 
     Attributes:
-        begun: Start of the epoch that began last; None if none began since the position was built or loaded.
-        epochs: The epochs of the current run; None if epochs are not part of a run.
+        begun: Start of the epoch that began last; None if none began since these were built or a state was loaded.
+        of_run: The epochs of the current run; None if epochs are not part of a run.
     """
 
     def __init__(self, length: int | None = None) -> None:
         self.length = length
-        self.begun: EpochStart | None = None
-        self.epochs: EpochsOfRun | None = None
-        self._origin = BEGINNING  # the coming start until an epoch begins
+        self.begun: Place | None = None
+        self.of_run: EpochsOfRun | None = None
+        self._origin = Place(0) if length is None else _RUN_BEGINS  # the coming start until an epoch begins
         self._unnumbered = False  # the origin has no epoch number: its state was of a run that was not read in epochs
         self._wanted: int | None = None  # the number that set_epoch gave the coming epoch
-        self._first_step = 0  # of the epoch that began last
-        self._reached: Callable[[], Any] | None = None  # returns the current place of the epoch that began last
+        self._reached: Callable[[], Place] | None = None  # returns the current place of the epoch that began last
 
     def set_epoch(self, number: int) -> None:
         """Set the number of the epoch that comes next."""
         self._wanted = number
 
-    def load(self, run: int, place: Any, saved: EpochPlace | None) -> None:
-        """Continue from a saved place.
-
-        Args:
-            saved: Place in an epoch of n batches; None if the state was saved without such epochs.
-        """
-        self.begun = self.epochs = self._reached = self._wanted = None
+    def load(self, place: Place) -> None:
+        """Continue from a saved place, which may have been saved with or without epochs of n batches."""
+        self.begun = self.of_run = self._reached = self._wanted = None
         if self.length is None:
-            self._origin = EpochStart(run, place, EpochPlace(run, 0 if place is None else place.step))
+            self._origin = place._replace(counted=None)
             return
-        self._unnumbered = saved is None and place is not None
-        number, delivered = saved or (0, 0)
+        self._unnumbered = place.counted is None and place.step > 0
+        number, delivered = place.counted or (0, 0)
         # The state may be of longer epochs. With fewer batches an epoch, the saved one may be over already.
         if delivered >= self.length:
             number, delivered = number + 1, 0
-        self._origin = EpochStart(run, place, EpochPlace(number, delivered))
+        self._origin = place._replace(counted=EpochPlace(number, delivered))
 
     def forget_place(self) -> None:
         """Forget the loaded or reached place, because it belongs to another rank."""
         if self.length is None:
-            self._origin = EpochStart(self._origin.run, None, EpochPlace(self._origin.run, 0))
+            self._origin = Place(self._origin.epoch)
             return
-        self._origin, self._unnumbered = BEGINNING, self.begun is not None
-        self.begun = self.epochs = self._reached = None
+        self._origin, self._unnumbered = _RUN_BEGINS, self.begun is not None
+        self.begun = self.of_run = self._reached = None
 
-    def coming(self) -> EpochStart:
+    def coming(self) -> Place:
         """Return the coming start, with the number that `set_epoch` gave it."""
         own, wanted = self._by_itself(), self._wanted
-        if wanted is None or wanted == own.epoch.number:
+        if wanted is None or wanted == own.number:
             return own
         if self.length is None:
-            return EpochStart(wanted, None, EpochPlace(wanted, 0))
+            return Place(wanted)
         if wanted == 0 and not self._unnumbered:
-            return BEGINNING
-        return own._replace(epoch=EpochPlace(wanted, 0))
+            return _RUN_BEGINS
+        return own._replace(counted=EpochPlace(wanted, 0))
 
-    def _by_itself(self) -> EpochStart:
+    def _by_itself(self) -> Place:
         """Return the coming start as if `set_epoch` had not been called."""
         if self.begun is None:
             return self._origin
-        run, _, epoch = self.begun
         if self.length is None:
-            return EpochStart(run + 1, None, EpochPlace(run + 1, 0))
+            return Place(self.begun.epoch + 1)
         assert self._reached is not None
         reached = self._reached()
-        place = reached if reached.step else None
-        if reached.step == self._first_step:  # no batch of the last epoch was delivered, so that epoch comes again
-            return EpochStart(run, place, epoch)
-        return EpochStart(run, place, EpochPlace(epoch.number + 1, 0))
+        if reached.step == self.begun.step:  # no batch of the last epoch was delivered, so that epoch comes again
+            return reached._replace(counted=self.begun.counted)
+        return reached._replace(counted=EpochPlace(self.begun.number + 1, 0))
 
     @property
     def is_by_itself(self) -> bool:
@@ -169,7 +136,7 @@ class Position:
     @property
     def continues(self) -> bool:
         """Whether the coming epoch continues the current run."""
-        return self.length is not None and self.begun is not None and self.coming() is not BEGINNING
+        return self.length is not None and self.begun is not None and self.coming() is not _RUN_BEGINS
 
     @property
     def was_left(self) -> bool:
@@ -183,15 +150,15 @@ class Position:
         """Number of batches of the last epoch from its start here; None if epochs are not part of a run."""
         if self.length is None or self.begun is None:
             return self.length
-        return self.length - self.begun.epoch.delivered
+        return self.length - self.begun.delivered
 
     def renaming(self, what: str) -> str | None:
         """Return a warning if `set_epoch` gave the coming epoch of a run a number that does not match; None if not."""
         if self.length is None or self._wanted is None or self._unnumbered:
             return None
         coming = self.coming()
-        number, own = coming.epoch.number, self._by_itself().epoch.number
-        if number == own or coming is BEGINNING:
+        number, own = coming.number, self._by_itself().number
+        if number == own or coming is _RUN_BEGINS:
             return None
         return (
             f"set_epoch({number}) was called, and epoch {own} comes next. An endless run cannot jump to epoch "
@@ -199,20 +166,25 @@ class Position:
             f"continue where another {what} stopped, load its state; set_epoch(0) starts over"
         )
 
-    def begin(self, step: int, reached: Callable[[], Any]) -> EpochStart:
-        """Begin the coming epoch; this uses up the number or state that was set or loaded."""
+    def begin(self, reached: Callable[[], Place]) -> Place:
+        """Begin the coming epoch; this uses up the number or state that was set or loaded.
+
+        Args:
+            reached: Returns the place that the epoch has reached.
+        """
         start = self.coming()
         if self.length is not None:
-            if self.continues and self.epochs is not None:
-                self.epochs.begin(step, start.epoch)
+            assert start.counted is not None
+            if self.continues and self.of_run is not None:
+                self.of_run.begin(start.step, start.counted)
             else:
-                self.epochs = EpochsOfRun(self.length, step, start.epoch)
-        self.begun, self._first_step, self._reached = start, step, reached
+                self.of_run = EpochsOfRun(self.length, start.step, start.counted)
+        self.begun, self._reached = start, reached
         self._wanted, self._unnumbered = None, False
         return start
 
-    def at_rest(self) -> Position:
-        """Return an independent position with the same coming epoch, for a copy that has read nothing yet."""
-        position = Position(self.length)
-        position._origin, position._unnumbered, position._wanted = self._by_itself(), self._unnumbered, self._wanted
-        return position
+    def at_rest(self) -> Epochs:
+        """Return independent epochs with the same coming one, for a copy that has read nothing yet."""
+        epochs = Epochs(self.length)
+        epochs._origin, epochs._unnumbered, epochs._wanted = self._by_itself(), self._unnumbered, self._wanted
+        return epochs
