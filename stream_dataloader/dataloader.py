@@ -160,7 +160,7 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
         self._position = LoaderPosition(self.dataset, self._ranks, self._batches_per_epoch)
         self._start_anew()
         self._kept_length = KeptLength()
-        self.dataset._followers.add(self)
+        self.dataset._list_readers.add(self)
 
     def _start_anew(self) -> None:
         """Create a starter for this process, with no current iteration."""
@@ -169,7 +169,7 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
 
     @contextlib.contextmanager
     def _hold(self) -> Iterator[Callable[[SourceLists], None]]:
-        """Stand still while the dataset's list becomes longer, see `Follower`."""
+        """Stand still while the dataset's list becomes longer, see `ListReader`."""
         position, starter, turn = self._position, self._starter, self._turn
         with turn.taken():
             reader, iteration = (turn.reader(), starter.newest) if starter.is_reading else (None, None)

@@ -20,7 +20,7 @@ from stream_dataloader._engine.hints import hinted
 from stream_dataloader._engine.items.fill import check_fill
 from stream_dataloader._engine.map_style.streams import map_style
 from stream_dataloader._engine.memory.pickling import by_value, spawning
-from stream_dataloader._engine.reading.growth import Followers, as_listed
+from stream_dataloader._engine.reading.growth import ListReaders, as_listed
 from stream_dataloader._engine.reading.lists import SourceList, SourceLists
 from stream_dataloader._engine.reading.plan import OnError, ReadingPlan
 from stream_dataloader._engine.schedule.mix import Schedule
@@ -159,7 +159,7 @@ class StreamDataset(IterableDataset[StreamBatch]):
             one = SourceList.checked(sources, open_stream, lengths, cut, fingerprint, chosen)
             sources = SourceLists([one])
         options.check_step_factory(open_stream, time_steps)
-        self._followers = Followers()
+        self._list_readers = ListReaders()
         self._source_lists = lists = sources  # `interleave` passes the lists of several datasets
         seed = (
             int(torch.randint(2**62, (), dtype=torch.int64, device="cpu").item())
@@ -288,7 +288,7 @@ class StreamDataset(IterableDataset[StreamBatch]):
             return
         lists = SourceLists([self._source_lists.lists[0].longer(more, lengths)])
 
-        self._followers.while_held(functools.partial(self._take_up, lists), lists)
+        self._list_readers.while_held(functools.partial(self._take_up, lists), lists)
 
     def _hold(self) -> NoReturn:
         """Refuse a longer list of a dataset that this one interleaves: its draws count on the lists as they are."""

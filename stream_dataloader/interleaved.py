@@ -115,7 +115,7 @@ def interleave(
         **agreed,
     )
     for dataset in listed:
-        dataset._followers.add(mixed)
+        dataset._list_readers.add(mixed)
     return mixed
 
 

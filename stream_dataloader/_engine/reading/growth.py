@@ -1,4 +1,4 @@
-"""Lists of sources that grow while they are read: `GivenList` notices changes, `Followers` are told of longer lists.
+"""Lists of sources that grow while they are read: `GivenList` notices changes, `ListReaders` are told of longer lists.
 
 Guarantee: a list changes for its readers between two batches, in all of them at once, or not at all.
 """
@@ -47,7 +47,7 @@ class GivenList:
         return type(self), ()  # another process has no list of the user's
 
 
-class Follower(Protocol):
+class ListReader(Protocol):
     """An object that reads a dataset, and goes on when its list has become longer."""
 
     def _hold(self) -> contextlib.AbstractContextManager[Callable[[Any], None]]:
@@ -58,20 +58,20 @@ class Follower(Protocol):
         """
 
 
-class Followers:
+class ListReaders:
     """All that read one dataset."""
 
     def __init__(self) -> None:
-        self._all: weakref.WeakSet[Follower] = weakref.WeakSet()
+        self._all: weakref.WeakSet[ListReader] = weakref.WeakSet()
 
-    def add(self, follower: Follower) -> None:
+    def add(self, reader: ListReader) -> None:
         """Tell one from now on."""
-        self._all.add(follower)
+        self._all.add(reader)
 
     def while_held(self, change: Callable[[], None], lists: Any) -> None:
         """Make a change while all stand still, and let them go on with longer lists."""
         with contextlib.ExitStack() as held:
-            go_on = [held.enter_context(follower._hold()) for follower in list(self._all)]
+            go_on = [held.enter_context(one._hold()) for one in list(self._all)]
             change()
             for each in go_on:
                 each(lists)
