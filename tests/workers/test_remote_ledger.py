@@ -29,9 +29,9 @@ class RowsByLedger:
 
         with self._turn:
             self._reading = reading
-            self._ledger.begin(Begin(session, reading.start, NO_RECOVERY, 0, 0))
-            lanes, order = reading.readers[place].lanes, reading.order(reading.start.epoch)
-            self._queues[place] = ledger.RemoteQueue(tell, session, lanes, reading.plan.rules, order, closed)
+            self._ledger.begin(Begin(session, reading.place, False, NO_RECOVERY, 0, 0))
+            lanes, draws = reading.readers[place].lanes, reading.draws()
+            self._queues[place] = ledger.RemoteQueue(tell, session, lanes, reading.order(), draws, closed)
         return self._queues[place]
 
 
