@@ -230,7 +230,12 @@ class IteratorError(StreamDataLoaderError, RuntimeError):
 
 def format_traceback(error: BaseException) -> str:
     """Return the full traceback text of `error`, including causes, treated by `shown_lines`."""
-    return shown_lines("".join(traceback.format_exception(type(error), error, error.__traceback__)))
+    try:
+        lines = traceback.format_exception(type(error), error, error.__traceback__)
+    except Exception as broken:  # `traceback` cannot format an exception whose attributes or causes raise
+        why = f"{type(error).__name__}, whose text raised {type(broken).__name__}\n"
+        lines = ["Traceback (most recent call last):\n", *traceback.format_tb(error.__traceback__), why]
+    return shown_lines("".join(lines))
 
 
 def shorten(value: object, limit: int = 200) -> str:
@@ -244,16 +249,21 @@ def shorten(value: object, limit: int = 200) -> str:
     return text if len(text) <= limit else f"{text[:half]} ... {text[-half:]}"
 
 
+def can_be_sent(error: BaseException | None) -> bool:
+    """Return whether another process can unpickle an exception, such as one of the user's own."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return False
+    return True
+
+
 class ErrorReport:
     """An exception on its way to another process, with the cause and traceback that pickle would lose."""
 
     def __init__(self, error: Exception) -> None:
         self._error, self._text = error, format_traceback(error)
-        self._cause = error.__cause__
-        try:
-            pickle.loads(pickle.dumps(self._cause))
-        except Exception:  # a user's exception that cannot be unpickled; only its text is kept
-            self._cause = None
+        self._cause = error.__cause__ if can_be_sent(error.__cause__) else None  # otherwise, only its text is kept
 
     def unpack(self) -> Exception:
         """Return the exception, with the cause that it had in the process it comes from."""

@@ -23,8 +23,8 @@ unless it or its factory has a faster way::
 `seek_item` and `load_state_dict` are looked up on `iter(stream)`. A stream that defines them must return itself from
 `__iter__`.
 
-With the dataset's `mark_ends`, the item after a full window is taken, and copied, before the batch is handed out. A
-leaf that is neither array nor tensor is not copied: yield a new object each time.
+Items are copied when they are taken, so a stream may yield the same array, tensor, list, set, dict or bytearray again
+and again, with other content. Objects of other types are not copied: yield a new one each time.
 """
 
 from __future__ import annotations

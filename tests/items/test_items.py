@@ -124,6 +124,77 @@ def test_a_buffer_that_streams_fill_again_and_again_is_copied_in_time(workers):
     ]
 
 
+#: Objects that a stream changes before it yields them again, and how.
+CHANGED = {
+    "list": ([], lambda held, i: held.append(i)),
+    "in lists": (
+        [[], {"a": []}, ([],)],
+        lambda held, i: (held[0].append(i), held[1]["a"].append(i), held[2][0].append(i)),
+    ),
+    "array in a list": ([np.zeros(1)], lambda held, i: held[0].fill(i)),
+    "set": (set(), lambda held, i: held.add(i)),
+    "deque": (collections.deque(maxlen=2), lambda held, i: held.append(i)),
+    "bytes": (bytearray(1), lambda held, i: held.__setitem__(0, i)),
+    "texts": (np.array([""], "U3"), lambda held, i: held.fill(str(i))),
+    "objects": (np.array([None]), lambda held, i: held.fill(i)),
+    "entry of a table": (np.zeros(1, "i8, f4")[0], lambda held, i: held.__setitem__("f0", i)),
+    "masked": (np.ma.masked_array([0, 0], [False, True]), lambda held, i: held.__setitem__(0, i)),
+    "sparse": (torch.ones(2).to_sparse(), lambda held, i: held._values().fill_(i)),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")
+@pytest.mark.parametrize("options", [{}, {"mark_ends": True}, {"context": 1, "windows": "packed"}], ids=repr)
+@pytest.mark.parametrize("kind", CHANGED)
+def test_objects_that_streams_change_and_yield_again_are_copied_in_time(kind, options):
+    def reuse(start):
+        held, change = copy.deepcopy(CHANGED[kind][0]), CHANGED[kind][1]
+        for i in range(4):
+            change(held, start + i)
+            yield "x", held
+
+    def plain(value):
+        return repr(value.to_dense() if isinstance(value, torch.Tensor) else value)
+
+    expected = {start: [plain(copy.deepcopy(held)) for _, held in reuse(start)] for start in (0, 10, 20)}
+    for workers in (0, 2):
+        loader = StreamDataLoader(StreamDataset(list(expected), reuse, 2, time_steps=3, **options), workers)
+        for batch in loader:
+            for t, lane in (batch.source_index >= 0).nonzero().tolist():
+                source, position = 10 * batch.source_index[t, lane].item(), batch.position[t, lane].item()
+                assert plain(batch.data[1][t][lane]) == expected[source][position], (workers, source, position)
+
+
+def test_a_list_that_a_user_changes_does_not_change_the_context_of_the_next_batch():
+    batches_of_lists = iter(
+        StreamDataLoader(StreamDataset([4], lambda n: ([i] for i in range(n)), 1, time_steps=2, context=1))
+    )
+    next(batches_of_lists).data[-1][0].append("changed")
+    assert next(batches_of_lists).data == [[[1]], [[2]], [[3]]]
+
+
+@pytest.mark.parametrize("make", [collections.namedtuple, dataclasses.make_dataclass])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_type_that_each_stream_makes_anew_is_the_same_if_its_name_and_fields_are(workers, make):
+    def rows(start):  # as `itertuples` of pandas does
+        kind = make("Row", ["x", "y"])
+        for i in range(3):
+            yield kind(start + i, f"{start + i}")
+
+    first, second = StreamDataLoader(StreamDataset([0, 10], rows, 2, time_steps=2), workers)
+    assert first.data.x.tolist() == [[0, 10], [1, 11]]
+    assert second.data.x.tolist() == [[2, 12], [0, 0]]
+    assert second.data.y == [["2", "12"], [None, None]]
+
+    def other(start):
+        kind = make("Row", ["x", "y"] if start else ["x", "z"])
+        for i in range(3):
+            yield kind(start + i, i)
+
+    with pytest.raises(ItemError, match=r"item\.y|\['y'\]|keys"):
+        list(StreamDataLoader(StreamDataset([0, 10], other, 2, time_steps=2), workers))
+
+
 def windows(lengths):
     for start, length in enumerate(lengths):
         steps = np.arange(length) + 10 * start

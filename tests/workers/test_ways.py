@@ -1,5 +1,6 @@
 """Whoever reads, processes, threads, or threads of processes: the same batches, parts, failures and errors."""
 
+import asyncio
 import itertools
 import json
 import os
@@ -206,6 +207,60 @@ def test_worker_init_fn_runs_once_in_each_worker(way, keep, tmp_path):
         assert (numbers[0].tolist(), cores[0].tolist()) == (workers, [1] * 4)
     begun = [path.name.split()[0] for path in tmp_path.iterdir() for _ in path.read_text().split()]
     assert sorted(begun) == ["0", "1"] if keep else ["0"] * 3 + ["1"] * 3
+
+
+class Awkward(Exception):
+    """Its constructor takes other arguments than those that pickle passes."""
+
+    def __init__(self, code):
+        super().__init__(code, "two")
+
+
+class Locked(Exception):
+    def __init__(self):
+        super().__init__("locked")
+        self.lock = threading.Lock()
+
+
+class Bewildered(Exception):
+    def __getattr__(self, name):
+        raise KeyError(name)
+
+
+#: Errors that would be lost on their way, and a part of the message.
+LOST = {
+    "no more items": (lambda: next(iter(())), r"StopIteration\(\); a next\(\) inside"),
+    "awkward": (raising(Awkward, 1), "1, 'two'"),
+    "locked": (raising(Locked), "locked"),
+}
+
+
+@pytest.mark.parametrize("way", ALL)
+@pytest.mark.parametrize("kind", LOST)
+def test_an_error_in_worker_init_fn_is_neither_lost_nor_an_end(kind, way):
+    act, told = LOST[kind]
+    loader = make_loader([1, 2], range, 2, time_steps=1, worker_init_fn=lambda _: act(), **ALL[way])
+    with pytest.raises(Exception, match=told) as found:
+        list(loader)
+    text = errors.format_traceback(found.value)
+    assert way == "threads" or "RemoteTraceback" in text, "the traceback of the worker"
+
+
+@pytest.mark.parametrize("way", ALL)
+def test_an_error_whose_attributes_raise_names_the_stream(way):
+    loader = make_loader([0, 1], acting({(1, 2): raising(Bewildered, "lost")}), 2, time_steps=1, **ALL[way])
+    with pytest.raises(errors.ReadError, match=r"source 1 .*item 2, .*Bewildered\('lost'\)"):
+        list(loader)
+
+
+@pytest.mark.parametrize("kind", [GeneratorExit, asyncio.CancelledError, type("Odd", (BaseException,), {})])
+def test_what_ends_a_worker_and_is_no_exception_is_named(kind):
+    loader = make_loader([0, 1], acting({(1, 2): raising(kind)}), 2, time_steps=1, **ALL["processes"])
+    name = "a BaseException" if kind.__name__ == "Odd" else kind.__name__
+    with pytest.raises(
+        errors.WorkerDeathError, match=rf"reading source 1 .*A stream raised {name}, which ends a worker"
+    ):
+        list(loader)
 
 
 @pytest.mark.parametrize("way", ["processes", "threads"])

@@ -11,6 +11,7 @@ import torch
 
 from stream_dataloader._engine.items.fill import Fills
 from stream_dataloader._engine.items.layout import INLINE_BYTES, Layout, Leaves, Spec, storage_dtype
+from stream_dataloader._engine.items.objects import lasting
 
 
 @dataclass(eq=False)
@@ -44,7 +45,7 @@ class Block:
         """Write one time step."""
         for i, column in enumerate(self.columns):
             if type(column) is list:
-                column[t][row] = leaves[i]
+                column[t][row] = lasting(leaves[i])
             else:
                 column[t, row] = leaves[i]
         self.counts[row] = t + 1
@@ -60,6 +61,7 @@ class Block:
         for i, leaf in enumerate(leaves):
             column = self.columns[i]
             if type(column) is list:
+                leaf = lasting(leaf)  # noqa: PLW2901
                 for t in range(count):
                     column[t][row] = leaf[t] if self.layout.specs[i].timed else leaf
             else:

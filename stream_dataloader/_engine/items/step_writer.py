@@ -35,6 +35,7 @@ from stream_dataloader._engine.items.layout import (
     spec_of,
     torch_dtype_of,
 )
+from stream_dataloader._engine.items.objects import FIXED, lasting
 from stream_dataloader._engine.items.structure import Misfit, Node
 
 
@@ -154,6 +155,8 @@ class _Source:
             "Tensor": torch.Tensor,
             "Taken": Taken,
             "objects": _OBJECTS,
+            "fixed": FIXED,
+            "lasting": lasting,
             "as_array": as_array,
             "is_dense": is_dense,
             "spec_of": spec_of,
@@ -210,7 +213,7 @@ class _Source:
         if spec.dtype is None:
             self._views.append(f"column{i} = columns[{i}]")
             self._checks.append(f"if type({leaf}) not in objects and spec_of({leaf}).dtype is not None: ODD")
-            self._writes.append(f"column{i}[t][row] = {leaf}")
+            self._writes.append(f"column{i}[t][row] = {leaf} if type({leaf}) in fixed else lasting({leaf})")
             return
         native, size = DTYPES_OF_NUMPY.get(spec.dtype), spec.dtype.itemsize * math.prod(spec.shape)
         dtype, shape, stored = f"dtype{i}", f"shape{i}", f"stored{i}"

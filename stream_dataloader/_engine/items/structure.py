@@ -30,11 +30,16 @@ class StreamMisfit(Misfit):
     """A stream does not fit beside another one; either of them may be the odd one."""
 
 
+def _name_of(kind: Any) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
 @dataclasses.dataclass(frozen=True)
 class Node:
     """One level of an item's structure.
 
-    Types are compared by name, because a type that is defined in a function is a different object in each process.
+    Types are compared by name, because a type that is defined in a function is a different object in each process, and
+    after each call: the named tuples of pandas' `itertuples` are of another type in each stream.
 
     Attributes:
         name: The type's full name.
@@ -49,6 +54,10 @@ class Node:
     children: tuple[Node, ...] = ()
     type: type | None = dataclasses.field(default=None, compare=False)
     order: tuple[int, ...] | None = dataclasses.field(default=None, compare=False)
+
+    def is_of(self, kind: Any) -> bool:
+        """Return whether items of a type have this level."""
+        return kind is self.type or _name_of(kind) == self.name
 
 
 LEAF = Node()
@@ -117,7 +126,7 @@ def flatten(
             by_key = dict(zip(keys, values, strict=True))
             keys, values = tuple(ranked), [by_key[key] for key in ranked]
     flat = [flatten(value, children_of, depth + 1) for value in values]
-    node = Node(f"{kind.__module__}.{kind.__qualname__}", keys, tuple(child for child, _ in flat), kind, order)
+    node = Node(_name_of(kind), keys, tuple(child for child, _ in flat), kind, order)
     return node, [leaf for _, leaves in flat for leaf in leaves]
 
 
@@ -150,7 +159,7 @@ def collect(item: Any, node: Node, path: str, into: list[Any]) -> None:
         for key, child in zip(node.keys, node.children, strict=True):
             collect(item[key], child, path + step_to(dict, key), into)
         return
-    parts = children_of(item) if type(item) is node.type else None
+    parts = children_of(item) if node.is_of(type(item)) else None
     if parts is None:
         raise Misfit(f"item{path} is a {type(item).__name__}, and was a {node.type.__name__}")
     _, keys, values = parts

@@ -69,6 +69,18 @@ class Activity(NamedTuple):
         return frozenset(read | ({(self.opening, -1)} if self.opening >= 0 else set()))
 
 
+#: Names of exceptions that end a worker and are no `Exception`; not of `SystemExit`, which has a status.
+ENDINGS = ("", "KeyboardInterrupt", "GeneratorExit", "CancelledError", "a BaseException")
+
+
+def ending_of(error: BaseException) -> int:
+    """Return the number in `ENDINGS` of an exception that ends a worker; 0 for `SystemExit`."""
+    if isinstance(error, SystemExit):
+        return 0
+    names = [kind.__name__ for kind in type(error).__mro__]
+    return next((number for number, name in enumerate(ENDINGS) if name in names), len(ENDINGS) - 1)
+
+
 class WorkerStatus(SharedFields):
     """Status of all workers of a loader; 0 stands for nothing.
 
@@ -77,7 +89,7 @@ class WorkerStatus(SharedFields):
         opening: For each reader, the source that is being opened plus 1.
         working: For each reader, the time that it works on plus 1.
         exiting: For each reader, the source whose code made it exit plus 1; negative if that source was being opened.
-        interrupted: For each reader, whether it exited with KeyboardInterrupt.
+        raised: For each reader, the exception that made it exit, as `ending_of` numbers it.
     """
 
     def __init__(self, readers: Sequence[Reader], *, shared: bool = True) -> None:
@@ -89,22 +101,22 @@ class WorkerStatus(SharedFields):
         self.opening = carve(len(self._readers))
         self.working = carve(len(self._readers))
         self.exiting = carve(len(self._readers))
-        self.interrupted = carve(len(self._readers))
+        self.raised = carve(len(self._readers))
 
     def clear(self) -> None:
         """Clear the status; no worker may be running."""
-        for numbers in (self.reading, self.opening, self.working, self.exiting, self.interrupted):
+        for numbers in (self.reading, self.opening, self.working, self.exiting, self.raised):
             numbers[:] = 0
 
     def copy_of(self, number: int) -> IntArray:
         """Return the numbers of one reader."""
-        whole = [field[number] for field in (self.opening, self.working, self.exiting, self.interrupted)]
+        whole = [field[number] for field in (self.opening, self.working, self.exiting, self.raised)]
         lanes = self._readers[number].lanes
         return np.concatenate([whole, self.reading[lanes.start : lanes.stop]])
 
     def put(self, number: int, numbers: IntArray) -> None:
         """Write what `copy_of` returned on another machine."""
-        self.opening[number], self.working[number], self.exiting[number], self.interrupted[number] = numbers[:4]
+        self.opening[number], self.working[number], self.exiting[number], self.raised[number] = numbers[:4]
         lanes = self._readers[number].lanes
         self.reading[lanes.start : lanes.stop] = numbers[4:]
 

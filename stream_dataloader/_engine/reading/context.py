@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 from stream_dataloader._engine.assembly.block import Block
 from stream_dataloader._engine.assembly.part import PartDraft, Run, runs_of
+from stream_dataloader._engine.items.objects import lasting
 
 
 class _Kept(NamedTuple):
@@ -127,7 +128,9 @@ class Context:
             return None
         begin, stop = found[0].t, found[-1].t + found[-1].steps
         leaves = [
-            [column[t][row] for t in range(begin, stop)] if type(column) is list else column[begin:stop, row].copy()
+            [lasting(column[t][row]) for t in range(begin, stop)]
+            if type(column) is list
+            else column[begin:stop, row].copy()
             for column in block.columns
         ]
         return _Kept([run._replace(t=run.t - begin) for run in found], leaves)

@@ -17,7 +17,7 @@ from stream_dataloader._engine.assembly.writer import PartWriter
 from stream_dataloader._engine.items.bookkeeping import RUN_NUMBERS
 from stream_dataloader._engine.memory.endings import WeakItems, in_thread, when_gone
 from stream_dataloader._engine.notices import warn
-from stream_dataloader._engine.reading.activity import BUSY_NS
+from stream_dataloader._engine.reading.activity import BUSY_NS, ending_of
 from stream_dataloader._engine.reading.context import Context
 from stream_dataloader._engine.reading.global_draws import give_back
 from stream_dataloader._engine.reading.lane import Lane
@@ -180,7 +180,7 @@ class PartReader:
             # sys.exit() or the like in a stream ends the worker: note which source was being read.
             status = self.reading.status
             status.exiting[number] = status.exiting[number] or status.reading[lane.index]
-            status.interrupted[number] = isinstance(error, KeyboardInterrupt)
+            status.raised[number] = ending_of(error)
             raise
         working[number] = 0
 

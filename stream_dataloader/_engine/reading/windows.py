@@ -15,6 +15,7 @@ import numpy as np
 
 from stream_dataloader._engine.assembly.writer import PartWriter
 from stream_dataloader._engine.items.layout import DTYPES_OF_NUMPY, Layout, Leaves, as_tensor, storage_dtype
+from stream_dataloader._engine.items.objects import lasting
 from stream_dataloader._engine.items.structure import ALIKE, Misfit, StreamMisfit
 from stream_dataloader._engine.reading.opening import END
 from stream_dataloader._engine.reading.stream import OpenedStream
@@ -214,7 +215,7 @@ def _kept(item: Any, layout: Layout) -> tuple[Any, bool]:
         tells = not layout.windowed or layout.window_length(leaves) > 0
     except Misfit:  # the error that follows names the item's layout only, so its content need not be kept
         return item, True
-    return _rebuilt(layout, [leaf.copy() if isinstance(leaf, np.ndarray) else leaf for leaf in leaves]), tells
+    return _rebuilt(layout, [*map(lasting, leaves)]), tells
 
 
 def _written(stream: OpenedStream, layout: Layout) -> list[Any]:

@@ -25,12 +25,12 @@ from torch.utils.data._utils import worker as torch_worker
 from stream_dataloader._engine.descriptors import open_standard
 from stream_dataloader._engine.memory import main_module
 from stream_dataloader._engine.memory.pickling import ByValue, dumps_home, note_fork
-from stream_dataloader._engine.reading.activity import WorkerStatus
+from stream_dataloader._engine.reading.activity import ENDINGS, WorkerStatus
 from stream_dataloader._engine.reading.reader import PartReader
 from stream_dataloader._engine.reading.worker_info import worker_info_hidden
 from stream_dataloader._engine.workers.channel import EXIT, FAILED, READY, Begin, Port, ProcessMail, ProcessPort
 from stream_dataloader._engine.workers.seeding import seed_worker
-from stream_dataloader._engine.workers.serve import Dumps, serve
+from stream_dataloader._engine.workers.serve import Dumps, error_of_init, serve
 from stream_dataloader._engine.workers.shared import Shared
 from stream_dataloader._engine.workers.torch_quirks import UNKNOWN_EXIT
 from stream_dataloader.errors import ErrorReport
@@ -100,7 +100,7 @@ def prepare(
         try:
             init.value(number)
         except Exception as error:
-            port.send((FAILED, ErrorReport(error)))
+            port.send((FAILED, ErrorReport(error_of_init(error, is_sent=True))))
             # Wait for EXIT: a process that ended by itself would be reported as a death, not by this error.
             while port.receive() != EXIT:
                 pass
@@ -177,8 +177,8 @@ def advice(processes: Sequence[BaseProcess], status: WorkerStatus, died: Iterabl
         return _advice_for_start(method)
     if UNKNOWN_EXIT in codes:
         return "A handler of SIGCHLD or a waitpid(-1) in the program took its exit status; its stderr may say more"
-    if status.interrupted.any():
-        return "A stream raised KeyboardInterrupt, which ends a worker; raise an Exception instead"
+    if ending := status.raised.max():
+        return f"A stream raised {ENDINGS[ending]}, which ends a worker; raise an Exception instead"
     if not codes or min(codes) > 0:
         return "Its code called sys.exit or os._exit; its stderr may say more"
     if sent := {-code for code in codes} & {signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT}:

@@ -14,9 +14,10 @@ from typing import Any
 
 from stream_dataloader._engine.assembly.part import MESSAGE_BYTES, Contents, Fault, Part, pack
 from stream_dataloader._engine.assembly.slots import MOST_STEPS_A_MESSAGE
+from stream_dataloader._engine.reading.opening import text_of
 from stream_dataloader._engine.reading.reader import PartReader, unsendable
 from stream_dataloader._engine.workers.channel import CLOSE, ENDED, EXIT, FAILED, PARTS, Begin, Port
-from stream_dataloader.errors import ErrorReport
+from stream_dataloader.errors import ErrorReport, WorkerError, can_be_sent
 
 _SHORT_SECONDS, _LONG_SECONDS = 2e-3, 8e-3  # bounds of the time to fill a message
 
@@ -73,6 +74,20 @@ def serve(port: Port, enter: Enter, most_steps: Most, dumps: Dumps | None) -> No
                 reader.close()
         del begin, reader
         port.send((ENDED,))
+
+
+def error_of_init(error: Exception, *, is_sent: bool) -> Exception:
+    """Return the error to raise for one that `worker_init_fn` raised: the same, unless it would be lost on its way.
+
+    Args:
+        is_sent: Whether it goes to another process.
+    """
+    # A StopIteration that is raised from `__next__` would look like the end of an epoch.
+    if not isinstance(error, StopIteration) and (can_be_sent(error) or not is_sent):
+        return error
+    told = WorkerError(f"worker_init_fn raised {text_of(error)}")
+    told.__cause__ = error
+    return told
 
 
 def _read(port: Port, reader: PartReader, limit: int, most_steps: Most, dumps: Dumps | None) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 
 from stream_dataloader._engine.memory.endings import start_thread
 from stream_dataloader._engine.workers.channel import CLOSE, ENDED, EXIT, FAILED, READY, Port
-from stream_dataloader._engine.workers.serve import serve
+from stream_dataloader._engine.workers.serve import error_of_init, serve
 from stream_dataloader._engine.workers.shared import Shared
 
 
@@ -22,7 +22,8 @@ def _work(number: int, init: Callable[[int], Any] | None, shared: Shared, port: 
         if init is not None:
             init(number)
     except BaseException as error:
-        port.send((FAILED, error))
+        told = error_of_init(error, is_sent=False) if isinstance(error, Exception) else error
+        port.send((FAILED, told))
         while (order := port.receive()) != EXIT:
             if order == CLOSE:
                 port.send((ENDED,))
