@@ -136,8 +136,8 @@ class Ranks:
         if not is_started():
             if not is_decided:
                 warnings.warn(
-                    "ranks cannot agree on the number of steps without torch.distributed; start it, or pass lengths= and "
-                    'on_error="raise"',
+                    "ranks cannot agree on the number of steps without torch.distributed; start it, or pass lengths=, "
+                    "with which on_error must not skip streams",
                     stacklevel=5,
                 )
             return Steps(count)
