@@ -3,16 +3,11 @@
 import json
 import os
 import re
-import signal
-import subprocess
-import sys
-import time
 
 import cv2
 import numpy as np
 import pytest
 from clips import write_clip
-from helpers import PATIENCE
 
 from stream_dataloader import stores
 from stream_dataloader.stores import MemmapStore
@@ -149,24 +144,28 @@ def test_mistakes_are_told_in_one_line(tmp_path, run, monkeypatch, arrays, numbe
     assert sorted(os.listdir(tmp_path)) == before
 
 
-def test_ctrl_c_ends_with_130_and_a_remedy(tmp_path):
+INTERRUPTED = """
+import os, pathlib, signal, sys, threading, time
+from stream_dataloader.cli.main import main
+
+def interrupt():
+    while not (pathlib.Path(sys.argv[2] + ".partial") / "store" / "0.bin").exists():
+        time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGINT)
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job of a shell ignores it
+threading.Thread(target=interrupt, daemon=True).start()
+raise SystemExit(main(["pack", *sys.argv[1:], "--workers", "2", "--quiet"]))
+"""
+
+
+def test_ctrl_c_ends_with_130_and_a_remedy(tmp_path, programs):
     for number in range(300):
         write = np.lib.format.open_memmap(tmp_path / f"{number}.npy", "w+", np.uint8, (200, 100, 100))
-        del write
-    hears = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"  # also where these tests do not
-    run = "from stream_dataloader.cli.main import main; raise SystemExit(main())"
-    with subprocess.Popen(
-        [sys.executable, "-c", f"{hears}; {run}", "pack", tmp_path, tmp_path / "out", "--workers", "2", "--quiet"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
-        deadline = time.monotonic() + PATIENCE
-        while not (tmp_path / "out.partial" / "store" / "0.bin").exists() and time.monotonic() < deadline:
-            time.sleep(0.01)
-        process.send_signal(signal.SIGINT)
-        told, errors = process.communicate(timeout=PATIENCE)
-    assert (process.returncode, told) == (130, "")
+        del write  # a file without data, which is read as zeros
+    done = programs(INTERRUPTED, tmp_path, tmp_path / "out")
+    errors = done.stderr
+    assert (done.returncode, done.stdout) == (130, "")
     kept = (tmp_path / "out.partial").exists()
     remedy = r"\d+ of 300 .*: pack again and it goes on.*" if kept else "Nothing is packed, and nothing is kept"
     assert re.fullmatch(rf"stream-dataloader: packing was interrupted\. {remedy}\n", errors)
