@@ -82,7 +82,7 @@ class Block:
 
     def left(self) -> list[Block]:
         """Return the rest to send of windows whose arrays are all in the slot: leaves that are objects, if any."""
-        if None not in self.layout.dtypes:
+        if not self.layout.has_objects:
             return []
         columns = [column[: self.time_steps] if type(column) is list else [] for column in self.columns]
         return [Block(self.layout, columns, self.counts, self.capacity, self.time_steps)]

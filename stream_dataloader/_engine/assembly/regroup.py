@@ -123,7 +123,7 @@ class Regrouper:
         if len(self._all_lanes) < slot.lanes or time_steps < slot.time_steps:
             rows = slice(self._all_lanes.start, self._all_lanes.stop)
             columns = [None if column is None else column[:time_steps, rows] for column in columns]
-        if None not in slot.layout.dtypes:
+        if not slot.layout.has_objects:
             return columns
         blocks = [part.contents.blocks[0] if part else None for part in parts]
         return [

@@ -126,6 +126,6 @@ class Slots:
         if slot is None:
             return None
         lists = slot.columns
-        if None in layout.dtypes:
+        if layout.has_objects:
             lists = [None if spec.dtype else new_column(spec, slot.time_steps, len(lanes)) for spec in layout.specs]
         return Block(layout, slot.columns_of(lanes, lists), [0] * len(lanes), slot.time_steps, time_steps)

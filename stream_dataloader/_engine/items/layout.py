@@ -223,9 +223,9 @@ class Layout:
         return int(next(iter(lengths)))
 
     @cached_property
-    def dtypes(self) -> tuple[torch.dtype | None, ...]:
-        """Each leaf's dtype, None for objects."""
-        return tuple([spec.dtype for spec in self.specs])
+    def has_objects(self) -> bool:
+        """Whether some leaf has no dtype."""
+        return any(spec.dtype is None for spec in self.specs)
 
     @cached_property
     def foreign(self) -> list[tuple[int, torch.dtype]]:

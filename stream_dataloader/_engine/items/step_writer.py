@@ -112,7 +112,7 @@ def step_writer(layout: Layout, time_steps: int) -> StepWriter:
 
 def window_writer(layout: Layout) -> WindowWriter:
     """Generate the function for a layout of windows."""
-    if None in layout.dtypes:
+    if layout.has_objects:
         return lambda *_: 0
     writer: WindowWriter = _Source(layout, 0).compiled(_WINDOW_TEMPLATE, 8, "return 0")
     return writer

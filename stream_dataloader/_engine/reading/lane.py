@@ -30,6 +30,7 @@ class Lane:
         idle: Whether no source is left for it; an idle lane stays idle.
         fresh: Whether it reads, or may still read, new data.
         begun: Time steps of the latest window at which it took another stream.
+        filled: The time step behind the last item of the latest window; 0 if it has none.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class Lane:
         self.fresh = True
         self._first = reading.plan.context
         self.begun: list[int] = []
+        self.filled = 0
         self._start = start
         if start is not None:
             self.idle, self.fresh = bool(start.idle), not start.idle
@@ -66,7 +68,7 @@ class Lane:
         """
         draft, first = self._writer.draft, self._first
         if t == first:
-            self.begun = []
+            self.begun, self.filled = [], 0
         try:
             # With aligned windows a stream begins only where a window does: the cells behind an end stay padding.
             while t <= first or self.current is not None or self._is_packed:
@@ -101,7 +103,7 @@ class Lane:
                         draft.runs += cut_run(run, stream.starts())
                     else:
                         draft.runs += run
-                    t += count
+                    t = self.filled = t + count
                     self.draws_without_item = 0
                     if current.new_layout is not None:
                         self._writer.note_layout(current.new_layout)

@@ -12,7 +12,7 @@ from array import array
 from collections.abc import Iterator
 from typing import Any
 
-from stream_dataloader._engine.assembly.part import IS_FRESH, Contents, Part, PartDraft, runs_of
+from stream_dataloader._engine.assembly.part import IS_FRESH, Contents, Part, PartDraft
 from stream_dataloader._engine.assembly.writer import PartWriter
 from stream_dataloader._engine.items.bookkeeping import RUN_NUMBERS
 from stream_dataloader._engine.memory.endings import WeakItems, in_thread, when_gone
@@ -166,13 +166,12 @@ class PartReader:
                 self._read_again = self._context.write(draft, [lane.begun for lane in self._lanes])
             # This comes last in the step, because it may wait for the streams' next items.
             if self.reading.marks_ends and not draft.faults:
-                last = {run.lane: run for run in runs_of(draft.runs)}
                 for row, lane in enumerate(self._lanes):
-                    if (run := last.get(lane.index)) is not None:
+                    if lane.filled:
                         time = first + self._total + lane.index  # an item that is taken ahead belongs to the next step
                         working[number] = time + 1
                         if lane.ends(time):
-                            draft.ends.append((row, run.t + run.steps - 1))
+                            draft.ends.append((row, lane.filled - 1))
         except Exception:
             working[number] = 0
             raise

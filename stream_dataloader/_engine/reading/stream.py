@@ -158,7 +158,7 @@ class OpenedStream(Handle):
         if self._error is not None:
             raise self._error
         stop = self.stop
-        if stop is not None and self._is_over(stop):
+        if stop is not None and self.items >= stop and not self.section.ends:
             return END
         if self._ahead:
             item = self._ahead.pop(0)
@@ -181,9 +181,6 @@ class OpenedStream(Handle):
         if stop is not None:
             self._check_length(stop, ended=item is END)
         return item
-
-    def _is_over(self, stop: int) -> bool:
-        return self.items >= stop and not self.section.ends
 
     def _check_length(self, stop: int, *, ended: bool) -> None:
         if self.items > stop or (ended and self.items < stop):
@@ -297,7 +294,7 @@ class OpenedStream(Handle):
         Return -1 if the stream broke and was opened again, which has taken one item ahead.
         """
         stop = self.stop
-        if stop is not None and self._is_over(stop):
+        if stop is not None and self.items >= stop and not self.section.ends:
             return 0
         try:
             count = self.returned.read_into(out)

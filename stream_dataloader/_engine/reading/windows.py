@@ -58,7 +58,7 @@ class StreamWindows:
             known, alike = self._layout, stream.alike
             if known is None and (alike is not None or stream.first is not END):
                 known = self._writer.usual(self._row, alike)
-            writes = known is not None and stream.writes and None not in known.dtypes
+            writes = known is not None and stream.writes and not known.has_objects
             if known is not None and writes and not stream.has_item:
                 count = self._write(t, stop, known)
                 if count > 0:
@@ -110,9 +110,9 @@ class StreamWindows:
     def _write(self, t: int, end: int, layout: Layout) -> int:
         """Let the stream write time steps itself; return their number, 0 at its end, -1 if an item is to be taken."""
         stream = self.stream
-        if stream.stop is not None and (left := stream.stop - stream.items) > 0:
+        if stream.stop is not None and 0 < (left := stream.stop - stream.items) < end - t:
             # One that fills its room gets room for one more at its end, to see that it has no more.
-            end = min(end, t + left + (stream.alike is not None and stream.section.ends))
+            end = t + left + (stream.alike is not None and stream.section.ends)
         try:
             block, room = self._writer.room(self._row, t, end, layout)
         except Misfit as misfit:
@@ -172,23 +172,19 @@ class StreamWindows:
         what += "; all items of a stream must share structure, dtypes and shapes"
         return self.stream.error(ItemError, what, handed_out=True)
 
-    @property
-    def known_stop(self) -> int | None:
-        """The time step behind the last one, if it is known."""
-        return None if self._time_steps is None else self.stream.stop
-
     def has_ended(self, error: StreamError | None) -> bool:
         """Return whether its last time step was read, when a lane leaves it at its end or after an error."""
-        return self.position > self.stream.section.start and (error is None or self.position == self.known_stop)
+        stop = None if self._time_steps is None else self.stream.stop
+        return self.position > self.stream.section.start and (error is None or self.position == stop)
 
     def ends(self) -> bool:
         """Return whether it ends with the window that it filled; if this is not known, take its next item ahead."""
         stream, layout = self.stream, self._layout
         if layout is None:
             return False
-        if (stop := self.known_stop) is not None:
+        if (stop := None if self._time_steps is None else stream.stop) is not None:
             return self.position == stop
-        writes = stream.writes and not layout.windowed and None not in layout.dtypes
+        writes = stream.writes and not layout.windowed and not layout.has_objects
         return not stream.look_ahead(functools.partial(_written if writes else _iterated, stream, layout))
 
 

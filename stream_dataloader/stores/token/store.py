@@ -42,9 +42,8 @@ class TokenStream(StoreStream):
     """Stream of tokens with marked starts of documents; see `protocols.MarksStarts`."""
 
     def starts_within(self, start: int, stop: int) -> Iterable[int]:
-        steps, first = self._steps, self._first
-        assert isinstance(steps, TokenSteps)
-        return [found - first for found in steps.starts(first + start, first + stop)]
+        assert isinstance(self._steps, TokenSteps)
+        return self._steps.starts(start, stop, self._first)
 
 
 class TokenStore(Store):
@@ -243,24 +242,26 @@ class TokenSteps:
         stop = first + len(room)
         room[...] = file.tokens[first:stop]
         if has_targets:
-            ends: Any = slice(0)
+            target, after = out["target"], file.tokens[first + 1 : min(stop + 1, self._stop)]
+            put_targets(target, after, self._ignore_index)
             if self.marks:  # they tell the starts of these steps, too, which are asked for next
-                found = file.starts(first, stop + 1)
-                self._found = first, stop, found.tolist()
-                ends = found[found > first] - (first + 1)
-            after = file.tokens[first + 1 : min(stop + 1, self._stop)]
-            put_targets(out["target"], after, self._ignore_index, ends)
+                found = file.starts(first, stop + 1).tolist()
+                self._found = first, stop, found
+                for start in found:
+                    if start > first:
+                        target[start - first - 1] = self._ignore_index
         file.check()
 
-    def starts(self, start: int, stop: int) -> list[int]:
-        """Return the starts of documents in steps `[start, stop)`."""
-        first = self._first
+    def starts(self, start: int, stop: int, base: int) -> list[int]:
+        """Return the starts of documents in steps `[start, stop)`, all counted from step `base`."""
+        base += self._first
+        first, last = base + start, base + stop
         begin, end, found = self._found
-        if first + start < begin or first + stop > end:
+        if first < begin or last > end:
             self._file.check_size()
-            found = self._file.starts(first + start, first + stop).tolist()
+            found = self._file.starts(first, last).tolist()
             self._file.check()
-        return [place - first for place in found if start <= place - first < stop]
+        return [place - base for place in found if first <= place < last]
 
     def close(self) -> None:
         self._lease.close()

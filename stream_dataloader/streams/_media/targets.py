@@ -32,8 +32,11 @@ def check_ignore_index(value: Any, *, targets: bool, tokens: Container[int] = ()
     return number
 
 
-def put_targets(target: Any, after: Any, ignore_index: int, ends: Any = slice(0)) -> None:
+def put_targets(target: Any, after: Any, ignore_index: int, ends: Any = None) -> None:
     """Write the tokens `after` as targets, and `ignore_index` after them and at `ends` of documents."""
-    target[: len(after)] = after
-    target[len(after) :] = ignore_index
-    target[ends] = ignore_index
+    count = len(after)
+    target[:count] = after
+    if count < len(target):
+        target[count:] = ignore_index
+    if ends is not None:
+        target[ends] = ignore_index
