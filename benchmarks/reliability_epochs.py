@@ -50,8 +50,11 @@ def held() -> Held:
 
 
 def written_bytes(pid: int) -> int:
-    """Return the memory that a process has written, with shared pages in equal shares."""
-    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    """Return the memory that a process has written, with shared pages in equal shares; 0 if it has ended."""
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
     return sum(int(line.split()[1]) << 10 for line in lines if line.startswith(("Pss_Anon:", "Pss_Shmem:")))
 
 

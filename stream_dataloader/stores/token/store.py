@@ -247,9 +247,9 @@ class TokenSteps:
             if self.marks:  # they tell the starts of these steps, too, which are asked for next
                 found = file.starts(first, stop + 1).tolist()
                 self._found = first, stop, found
-                for start in found:
-                    if start > first:
-                        target[start - first - 1] = self._ignore_index
+                for begin in found:
+                    if begin > first:
+                        target[begin - first - 1] = self._ignore_index
         file.check()
 
     def starts(self, start: int, stop: int, base: int) -> list[int]:
