@@ -9,6 +9,7 @@ from small_stores import SMALL
 
 from stream_dataloader import stores
 from stream_dataloader.errors import StoreError
+from stream_dataloader.streams._media.section import KnownFile
 from stream_dataloader.testing._items import assert_same, items_of, written
 
 pytestmark = pytest.mark.usefixtures("no_zarr_threads")
@@ -83,3 +84,20 @@ def test_a_store_that_is_written_over_is_never_other_data(tmp_path, name):
     assert noticed
     for opened in (*streams, begun, store):
         opened.close()
+
+
+@pytest.mark.parametrize("error", [None, IndexError])
+def test_what_was_read_of_a_file_while_it_changed_is_an_error(tmp_path, error):
+    """It may be partly of the one file and partly of the other, and be the reason for another error."""
+    (tmp_path / "a").write_bytes(b"old")
+    known = KnownFile.of(str(tmp_path / "a"))
+
+    def read():
+        with known:
+            (tmp_path / "b").write_bytes(b"new")
+            os.replace(tmp_path / "b", tmp_path / "a")
+            if error is not None:
+                raise error
+
+    with pytest.raises(StoreError, match="is another file now: replaced or written to"):
+        read()

@@ -109,7 +109,7 @@ class Handler(BaseHTTPRequestHandler):
             return
         elif (asked := self.headers.get("Range")) and wrong != "whole":
             first, last = map(int, asked.removeprefix("bytes=").split("-"))
-            size, content, status = len(content), content[first : last + 1], 206
+            size, content, status = len(content), content[first : last + (wrong != "short")], 206
         self.send_response(status)
         if status == 206:
             self.send_header("Content-Range", f"bytes {first}-{last}/{size}")

@@ -1,5 +1,7 @@
 """What all kinds of streams have in common: paths, sections, URLs, options, and what is refused by name."""
 
+import contextlib
+import fcntl
 import json
 import math
 import os
@@ -276,3 +278,8 @@ def test_a_url_is_read_like_the_file_and_fetched_once_by_all_workers(folder, tmp
         assert server.count("GET", "a") == 1
         assert own.cat(f"{server.url}/own") == b"the user's"
         assert opened(kind, cache=cache)[0].length(url) == opened(kind)[0].length(path)
+        with contextlib.closing(opened(kind, cache=cache)[0](url)) as stream:
+            next(iter(stream))
+        with cache.open(url) as copy, open(copy.path) as file:
+            copy.close()
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # or a stream holds it that was closed

@@ -364,6 +364,18 @@ def test_a_file_rewritten_at_its_size_has_an_index_of_its_own(folder, tmp_path, 
         assert VideoStream().length(str(path)) == count
 
 
+def test_each_track_of_a_file_has_an_index_of_its_own(folder, tmp_path):
+    path = str(tmp_path / "two.mkv")
+    with av.open(clip(folder)) as long, av.open(clip(folder, "h264", 33)) as short, av.open(path, "w") as both:
+        tracks = [(source, both.add_stream_from_template(source.streams.video[0])) for source in (long, short)]
+        for source, track in tracks:
+            for packet in source.demux(video=0):
+                if packet.size:
+                    packet.stream = track
+                    both.mux(packet)
+    assert [VideoStream(track=track).length(path) for track in (0, 1)] == [60, 33]
+
+
 BUSY = {"size": (240, 320)}  # enough bytes a frame to break some
 
 
