@@ -7,6 +7,7 @@ keeps the same content of their objects there.
 from __future__ import annotations
 
 import hashlib
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from dataclasses import fields, is_dataclass
@@ -38,7 +39,8 @@ def hash_content(value: Any, update: Callable[[bytes], Any]) -> None:
     elif isinstance(value, Mapping):
         update(b"{")
         keys = list(value)
-        in_order = sorted(keys, key=repr) if all(type(key) is str for key in keys) else sorted(keys, key=_digest)
+        texts = all(type(key) in (str, _OtherHash) for key in keys)
+        in_order = sorted(keys, key=repr) if texts else sorted(keys, key=_digest)
         for key in in_order:
             hash_content(key, update)
             hash_content(value[key], update)
@@ -104,18 +106,20 @@ def _hash_object(value: Any, update: Callable[[bytes], Any]) -> None:
         update(b"^")
         return
     try:
-        parts = value.__reduce_ex__(4)
+        parts = _parts_of(value)
     except Exception:  # cloudpickle may still be able to pickle it, so count the type alone
         parts = type(value).__qualname__
     if isinstance(parts, str):  # pickle keeps only a name
         update(f"{parts}\0".encode())
         return
-    other = _parts_of_twin(value)
-    if other is not None and _digest_within(value, parts) != _digest_within(value, other):
+    changes = [] if not _pickles_itself(value) else [_reordered, _rehashed] if _asks_for_hash(value) else [_reordered]
+    others = [other for change in changes if (other := _parts_of_twin(value, change)) is not None]
+    if others and len({_digest_within(value, found) for found in (parts, *others)}) > 1:
         raise ValueError(
             f"{shorten(value, 80)} (a {type(value).__qualname__}) does not always pickle to the same content: "
-            "this depends on the order of a set, on an address or on a random number, so it has no fingerprint that is "
-            "the same in other processes; sort sets where it is pickled, or give the dataset a fingerprint="
+            "this depends on the order of a set, on the hash of a text, on an address or on a random number, so it has "
+            "no fingerprint that is the same in other processes; sort sets where it is pickled, use hashlib, or give "
+            "the dataset a fingerprint="
         )
     _hash_parts(value, parts, update)
 
@@ -134,35 +138,72 @@ class _FrozenBackwards(frozenset):  # type: ignore[type-arg]
         return iter([*super().__iter__()][::-1])
 
 
+class _OtherHash(str):
+    """A text with another hash, as it has in another process."""
+
+    __slots__ = ()
+    __eq__ = str.__eq__
+
+    def __hash__(self) -> int:
+        return ~str.__hash__(self)
+
+
 def _reordered(value: Any) -> Any:
     """Return a value whose sets have another order."""
     if type(value) in (set, frozenset):
         return (_Backwards if type(value) is set else _FrozenBackwards)(value)
+    return _within(value, _reordered)
+
+
+def _rehashed(value: Any) -> Any:
+    """Return a value whose texts have another hash; those in sets and the keys of dicts must be found, so not these."""
+    return _OtherHash(value) if type(value) is str else _within(value, _rehashed)
+
+
+def _within(value: Any, change: Callable[[Any], Any]) -> Any:
     if type(value) in (list, tuple):
-        return type(value)(map(_reordered, value))
+        return type(value)(map(change, value))
     if type(value) is dict:
-        return {key: _reordered(element) for key, element in value.items()}
+        return {key: change(element) for key, element in value.items()}
     return value
 
 
-def _parts_of_twin(value: Any) -> Any:
-    """Return the parts that pickle would keep of an equal object whose sets have another order; None if not known.
+def _pickles_itself(value: Any) -> bool:
+    """Return whether an object has pickling methods written in Python.
 
-    Only objects with pickling methods written in Python need this. Python itself keeps an object's attributes, whose
-    sets are hashed regardless of their order.
+    Without these Python keeps an object's attributes, whose sets are hashed regardless of their order.
+    """
+    own = (getattr(type(value), name, None) for name in ("__reduce__", "__reduce_ex__", "__getstate__"))
+    return any(isinstance(method, FunctionType) for method in own)
+
+
+def _asks_for_hash(value: Any) -> bool:
+    """Return whether an object calls `hash` when it is pickled; if not, texts must be found where it looks for them."""
+    found: list[Any] = []
+    before = sys.getprofile()
+    sys.setprofile(lambda _, event, function: found.append(event) if event == "c_call" and function is hash else None)
+    try:
+        value.__reduce_ex__(4)
+    finally:
+        sys.setprofile(before)
+    return bool(found)
+
+
+def _parts_of_twin(value: Any, change: Callable[[Any], Any]) -> Any:
+    """Return the parts that pickle would keep of an equal object in another process; None if not known.
+
+    Args:
+        change: Returns an attribute's value as it may be in another process.
     """
     kind = type(value)
-    own = (getattr(kind, name, None) for name in ("__reduce__", "__reduce_ex__", "__getstate__"))
-    if not any(isinstance(method, FunctionType) for method in own):
-        return None
     try:
         twin = object.__new__(kind)
         slots = [name for base in kind.__mro__ for name in _names(base.__dict__.get("__slots__", ()))]
         for name in {*getattr(value, "__dict__", ()), *slots} - {"__dict__", "__weakref__"}:
             if hasattr(value, name):
-                object.__setattr__(twin, name, _reordered(getattr(value, name)))
-        parts = twin.__reduce_ex__(4)
-    except Exception:  # the object cannot be made without its constructor
+                object.__setattr__(twin, name, change(getattr(value, name)))
+        parts = _parts_of(twin)
+    except Exception:  # the object cannot be made without its constructor, or looks up an attribute's value
         return None
     return None if isinstance(parts, str) else parts
 
@@ -177,11 +218,19 @@ def _digest_within(value: Any, parts: Any) -> bytes:
     return found.digest()
 
 
-def _hash_parts(value: Any, parts: Any, update: Callable[[bytes], Any]) -> None:
+def _parts_of(value: Any) -> Any:
+    """Return an object's parts as pickle takes them, with lists in place of iterators; or a name."""
+    parts = value.__reduce_ex__(4)
+    if isinstance(parts, str):
+        return parts
     build, arguments, state, elements, entries = (*parts, None, None, None)[:5]
+    return build, arguments, state, list(elements or ()), dict(entries or ())
+
+
+def _hash_parts(value: Any, parts: Any, update: Callable[[bytes], Any]) -> None:
     _inside.ids.add(id(value))
     try:
-        for part in (build, arguments, state, list(elements or ()), dict(entries or ())):
+        for part in parts:
             hash_content(part, update)
     finally:
         _inside.ids.discard(id(value))

@@ -247,8 +247,8 @@ def _check(state: Any, rules: Rules, identity: SourceIdentity, changes: Collecti
     if state["fingerprint"] != identity.fingerprint:
         raise StateError(
             f"the state was saved with other sources (fingerprint {state['fingerprint']}, here "
-            f"{identity.fingerprint}); pass the same list, or, if only paths have moved, the same fingerprint= to both "
-            "datasets"
+            f"{identity.fingerprint}); pass the same list, or, if only paths have moved, or if sources hold what "
+            "differs in each process (hash() of a text), the same fingerprint= to both datasets"
         )
     schedules = (rules.schedule,) if rules.mix is None else rules.mix.schedules
     # A single group without a schedule takes its sources in an order that does not depend on lengths. They may then
