@@ -20,6 +20,7 @@ import torch
 
 from stream_dataloader import StreamDataset
 
+SUN = {"sun": 1}
 TAGS = ["night", "rain", "city", "fog", "road", "sun"]
 
 
@@ -186,7 +187,7 @@ HOW = {
     "greatest": lambda self: max(self.tags),
     "by title": lambda self: {self.title: 1, "a": [self.title], f"{self.title}.mp4": self.title.upper()},
     "digest": lambda self: hashlib.sha256("".join(sorted(self.tags)).encode()).hexdigest(),
-    "looked up": lambda self: [*sorted(self.tags), f"{self.title in self.tags}", f"{dict(sun=1).get(self.title)}"],
+    "looked up": lambda self: [*sorted(self.tags), f"{self.title in self.tags}", str(SUN.get(self.title))],
 }
 
 
