@@ -103,6 +103,9 @@ def check_sources(sources: Any) -> Iterable[Any]:
     if isinstance(sources, Mapping):
         what = f"sources is a {type(sources).__name__}, whose keys alone would be read"
         raise TypeError(f"{what}; pass list(sources.items()), its keys, or its values; a DatasetDict to stores.open")
+    if hasattr(sources, "columns"):  # a data frame of pandas or polars, or a table of Arrow
+        what = f"sources is a {type(sources).__name__}, whose columns would be read, and not its rows"
+        raise TypeError(f"{what}; pass one column, or a list of rows, such as frame.to_dict('records') of pandas")
     if isinstance(sources, IterableDataset):
         what = f"sources is a {type(sources).__name__}, which would be read to its end to make a list"
         raise TypeError(f"{what}; open a Hugging Face dataset with stores.open")

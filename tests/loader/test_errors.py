@@ -10,6 +10,16 @@ from helpers import declared, make_loader
 
 from stream_dataloader import StreamDataLoader, StreamDataset, errors
 
+
+class Frame:
+    """Iterates over the names of its columns, as the data frames of pandas do."""
+
+    columns = ("path", "label")
+
+    def __iter__(self):
+        return iter(self.columns)
+
+
 ONE, THREAD = {"num_workers": 1}, {"num_workers": 1, "worker_method": "thread"}
 #: Of each, the last option is wrong, and the error names it.
 WRONG_VALUES = [
@@ -75,6 +85,10 @@ def test_a_wrong_option_is_an_error_where_it_is_built(kind, options):
     ("options", "said"),
     [
         ({"sources": "clip.mp4"}, r"is one str; pass \[source\]"),
+        (
+            {"sources": Frame()},
+            r"is a Frame, whose columns would be read, and not its rows; pass one column, or a list",
+        ),
         ({"sources": [1, (i for i in ())]}, "source 1 .*generator.*cannot be pickled"),
         ({"batch_size": 0}, "batch_size is 0, and must be at least 1"),
         ({"padding_mode": "none"}, "padding_mode is 'none', and must be one of 'zeros', 'data', 'drop', 'cycle'"),
