@@ -185,6 +185,28 @@ def later(number, packet):
     return bytes(packet)
 
 
+def from_second_key(folder, suffix, encoder, **options):
+    """A clip cut where a group begins, whose first B pictures refer to the group before."""
+    keys = []
+
+    def change(number, packet):
+        keys.extend([number] if packet.is_keyframe else [])
+        return bytes(packet) if len(keys) > 1 else None
+
+    return remuxed(encoded(folder / f"whole.{suffix}", encoder, **options), folder / f"a.{suffix}", change)
+
+
+def with_repeats(folder, encoder):
+    """AVI with B pictures in which every frame is shown four times, by empty packets."""
+
+    def change(_, packet):
+        packet.dts *= 4
+        packet.pts = packet.dts
+        return bytes(packet)
+
+    return remuxed(encoded(folder / "whole.avi", encoder, bf="2"), folder / "a.avi", change)
+
+
 def shifted(folder, name, ticks):
     """A clip of MP4 whose first frames an edit list cuts off, as their times are below 0."""
 
@@ -241,6 +263,10 @@ MAKERS = {
     "unmarked-first-h265-mp4": lambda f: unmarked(f, "a.mp4", "libx265", whole="w.mkv", first_only=True, **X265),
     "unmarked-swf": lambda f: encoded(f / "a.swf", "flv"),
     "jump": lambda f: remuxed(encoded(f / "whole.ts", "mpeg2video", **MPEG2), f / "a.ts", later),
+    "leading-avi": lambda f: from_second_key(f, "avi", "mpeg4", bf="2"),
+    "leading-asf": lambda f: from_second_key(f, "asf", "mpeg2video", bf="2"),
+    "leading-bare-mpeg1": lambda f: from_second_key(f, "m1v", "mpeg1video", bf="2"),
+    "leading-bare-mpeg4": lambda f: from_second_key(f, "m4v", "mpeg4", bf="2"),
     "program-small": lambda f: encoded(f / "a.mpg", "mpeg2video", **MPEG2),
     "program": lambda f: encoded(f / "a.vob", "mpeg2video", **MPEG2, size=(96, 128)),
     "program-keys": lambda f: encoded(f / "a.mpg", "mpeg2video", g="1"),

@@ -98,7 +98,7 @@ def test_every_start_gives_what_pyav_decodes_from_the_beginning(tmp_path, name):
     with av.open(path) as container:
         track = container.streams.video[0]
         decoded = [(frame.pts, frame.to_ndarray(format="rgb24")) for frame in container.decode(track)]
-        untimed = container.format.name == "avi" and track.codec_context.has_b_frames
+        untimed = container.format.name in ("avi", "asf", "mpegvideo") and track.codec_context.has_b_frames
         times = [None if untimed or time is None else 1000 * time * track.time_base for time, _ in decoded]
     pictures = [picture for _, picture in decoded]
     assert VideoStream().length(path) == len(pictures) > 25
@@ -156,6 +156,15 @@ def test_bare_streams_without_times(folder, tmp_path):
     for start in (0, 1, 31, 60):
         assert numbers(str(tmp_path / "bare.h264"), start) == list(range(start, 60))
     assert numbers(str(tmp_path / "bare.h264"), fps=5) == list(range(0, 60, 5))
+
+
+@pytest.mark.parametrize("encoder", ["mpeg4", "libx264"])
+def test_repeated_frames_of_a_container_without_times_keep_their_place(tmp_path, encoder):
+    path = str(odd_clips.with_repeats(tmp_path, encoder))
+    frames = read(path)
+    assert len(frames) == odd_clips.FRAMES
+    assert same(read(path, fps=25 / 4), frames)
+    assert same(read((path, 1.6, 3.2)), frames[10:20])
 
 
 def shown_at(times, fps, first=0, stop=None, step=1):
@@ -411,6 +420,34 @@ def test_a_file_that_was_cut_is_an_error_after_its_last_frame(tmp_path, codec, o
     assert len(kept) > 5
     assert kept == list(range(len(kept)))
     assert len(numbers(whole)) == 60
+
+
+def test_mp4_files_joined_byte_by_byte_are_refused(folder, tmp_path):
+    """FFmpeg reads the first alone."""
+    whole = Path(clip(folder)).read_bytes()
+    path = tmp_path / "joined.mp4"
+    path.write_bytes(whole + whole)
+    with pytest.raises(ReadError, match=f"joined.mp4 is two files: another one begins at byte {len(whole)}.*concat"):
+        load([str(path)])
+    assert len(numbers(path, on_corrupt="drop")) == 60
+
+
+def test_a_file_cut_within_its_index_is_told_to_be_cut(tmp_path):
+    data = Path(clips.write_clip(tmp_path / "whole.mp4", 60)).read_bytes()
+    (tmp_path / "cut.mp4").write_bytes(data[: data.index(b"moov") + 200])
+    with pytest.raises(OpenError, match=r"cut.mp4 is cut off: it has .* bytes"):
+        load([str(tmp_path / "cut.mp4")])
+
+
+def test_a_wrong_time_stamp_does_not_repeat_a_frame_without_end(tmp_path):
+    times = [40 * n + 10**12 * (n > 20) for n in range(40)]
+    path = clips.write_clip(tmp_path / "a.mkv", 40, "h264-mkv", times=times)
+    with pytest.raises(ReadError, match=r"a.mkv: its clock jumps from 0.800 s .*; leave fps out"):
+        load([path], fps=25)
+    with pytest.raises(ValueError, match="its clock jumps"):
+        read((path, 0, 21), fps=25)
+    assert len(numbers((path, 0, 20), fps=25)) == 20
+    assert len(numbers(path)) == 40
 
 
 def test_a_file_that_yields_nothing_is_no_empty_stream(tmp_path):

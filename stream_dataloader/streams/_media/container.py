@@ -16,7 +16,7 @@ import av.error
 from av.sidedata.sidedata import SideDataContainer
 
 from stream_dataloader._engine.descriptors import above_standard
-from stream_dataloader.streams._media.extent import missing, runs_over, surplus
+from stream_dataloader.streams._media.extent import missing, runs_over, second_movie, surplus
 from stream_dataloader.streams._media.limits import DEFAULT, Limits
 from stream_dataloader.streams._media.section import check_file
 
@@ -108,6 +108,8 @@ def choose_stream(
     """Return track `index` of a kind, set to decode with one thread."""
     streams = [s for s in container.streams if s.type == kind and not s.disposition.value & _ATTACHED_PICTURE]
     if not 0 <= index < len(streams):
+        if (what := missing(container.name)) is not None:  # FFmpeg shows the tracks that it had read until then
+            raise ValueError(f"{container.name} is cut off: {what}; fetch it again")
         kinds = ", ".join(sorted({s.type for s in container.streams}))
         there = f"it has {len(streams)} of them, numbered from 0" if streams else f"it has only {kinds}"
         if not kinds:
@@ -155,7 +157,10 @@ def ticks_a_frame(stream: Any) -> Fraction:
 
 
 def check_not_cut(path: str) -> None:
-    """Raise if a file is not as long as its own headers say."""
+    """Raise if a file is not as long as its own headers say, or if another file was appended."""
+    if (begin := second_movie(path)) is not None:
+        remedy = "join them by ffmpeg -f concat -i LIST -c copy JOINED.mp4"
+        raise ValueError(f"{path} is two files: another one begins at byte {begin}, and is not read; {remedy}")
     if (what := surplus(path)) is not None:
         remedy = "have its sizes written again: ffmpeg -ignore_length 1 -i FILE -c copy -rf64 auto NEW.wav"
         raise ValueError(f"{path} is longer than its header says: {what}; {remedy}")

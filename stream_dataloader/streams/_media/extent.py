@@ -11,9 +11,10 @@ FFmpeg reads most cut files as if they simply ended. A cut is detected::
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from typing import BinaryIO
 
-__all__ = ["missing", "riff_end", "runs_over", "sample_bytes", "surplus"]
+__all__ = ["missing", "riff_end", "runs_over", "sample_bytes", "second_movie", "surplus"]
 
 _SEGMENT, _EBML = 0x18538067, 0x1A45DFA3  # Matroska, RFC 9559
 _OPEN_RIFF_BYTES = 0x7FFF0000  # programs that write to a pipe put this size, or a larger one
@@ -152,17 +153,41 @@ def _matroska_end(head: bytes) -> int | None:
     return position
 
 
-def _missing_of_mp4(file: BinaryIO, size: int) -> str | None:
-    """Return the evidence that an MP4 file was cut off: its boxes, two for each fragment (ISO/IEC 14496-12)."""
-    position, last = 0, b""
+def _boxes(file: BinaryIO, size: int) -> Iterator[tuple[int, bytes, int]]:
+    """Yield position, header and length of the boxes of an MP4 file (ISO/IEC 14496-12)."""
+    position = 0
     for _ in range(_MOST_BOXES):
         if position >= size:
-            break
+            return
         file.seek(position)
         box = file.read(16)
-        length, last = int.from_bytes(box[:4], "big"), box[4:8]
+        length = int.from_bytes(box[:4], "big")
         if length == 1 and len(box) == 16:
             length = int.from_bytes(box[8:], "big")
+        yield position, box, length
+        position += length
+
+
+def second_movie(path: str) -> int | None:
+    """Return the place where a second file was appended to an MP4 file, or None. FFmpeg reads only the first."""
+    begin, movies = 0, 0
+    with open(path, "rb") as file:
+        for position, box, length in _boxes(file, os.path.getsize(path)):
+            kind = box[4:8]
+            if length < 8 or kind not in _MP4_BOXES or kind == b"moof":
+                return None
+            begin = position if kind == b"ftyp" else begin
+            movies += kind == b"moov"
+            if movies > 1:
+                return begin
+    return None
+
+
+def _missing_of_mp4(file: BinaryIO, size: int) -> str | None:
+    """Return the evidence that an MP4 file was cut off: its boxes, two for each fragment."""
+    last = b""
+    for position, box, length in _boxes(file, size):
+        last = box[4:8]
         if length == 0 and last == b"mdat":  # to the end
             return None
         if len(box) < 8 and any(box):
@@ -172,7 +197,6 @@ def _missing_of_mp4(file: BinaryIO, size: int) -> str | None:
         if position + length > size:
             name, end = last.decode("latin-1"), position + length
             return f"it has {size} bytes, and the box {name!r} at byte {position} lasts to byte {end}"
-        position += length
     return f"its {size} bytes end before the data of its last fragment" if last == b"moof" else None
 
 

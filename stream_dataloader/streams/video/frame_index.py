@@ -15,7 +15,6 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from fractions import Fraction
 from typing import Any, NamedTuple
 
 import av
@@ -23,17 +22,18 @@ import av.error
 import numpy as np
 from numpy.typing import NDArray
 
-from stream_dataloader.streams._media.container import choose_stream, open_container, ticks_of_untimed
+from stream_dataloader.streams._media.container import choose_stream, open_container
 from stream_dataloader.streams.cache import FileCache, keep_tables, kept_tables, open_local
 from stream_dataloader.streams.video.first_key import from_first_key, is_key_picture
 from stream_dataloader.streams.video.pictures import Shown, inspector
+from stream_dataloader.streams.video.untimed import UntimedClock
 
 __all__ = ["FrameIndex", "FrameTimes", "frame_index", "index_by_decoding", "segment_videos"]
 
 #: Time stamps of all frames in the order of display; None if the container has none, or if they do not rise.
 FrameTimes = NDArray[np.int64] | None
 
-_RULES = 3  # version of the rules for an index: a cached index with another version is not used
+_RULES = 4  # version of the rules for an index: a cached index with another version is not used
 
 
 class FrameIndex(NamedTuple):
@@ -110,7 +110,7 @@ def _scan(path: str, stream: int) -> FrameIndex:
     packets = _Packets()
     with open_container(path) as container:
         video = choose_stream(container, "video", stream)
-        ticks = ticks_of_untimed(container, video)
+        untimed = UntimedClock.of(container, video)
         # In program streams FFmpeg's times depend on the place where it begins to read.
         exact = container.format.name != "mpeg"
         look = inspector(video)
@@ -119,14 +119,16 @@ def _scan(path: str, stream: int) -> FrameIndex:
             found = from_first_key(path, stream, _readings(container, video, path, stream))
             for packet in found if look is not None else ():
                 assert look is not None
-                if not (sure := packets.add(packet, look.look(packet), timed=ticks is None)):
+                if not (sure := packets.add(packet, look.look(packet), timed=untimed is None)):
                     break
+                if untimed is not None:
+                    untimed.add(packet)
         except av.error.FFmpegError:  # the index ends here; reading the frames reports the damage
             pass
         sure = sure and look is not None and not look.waits
     if not sure:
         return _decoded(path, stream)
-    return packets.index(ticks, exact=exact)
+    return packets.index(untimed, exact=exact)
 
 
 def _readings(container: Any, video: Any, path: str, stream: int) -> Callable[[], Iterator[Any]]:
@@ -182,18 +184,22 @@ class _Packets:
             self._times.append(packet.pts)
         return True
 
-    def index(self, ticks: Fraction | None, *, exact: bool) -> FrameIndex:
-        if ticks is not None:
-            times = np.array([round(frame * ticks) for frame in range(self._count)], np.int64)
-            return FrameIndex(times, _NOTHING_KNOWN.keys, self._count)
+    def index(self, untimed: UntimedClock | None, *, exact: bool) -> FrameIndex:
+        if untimed is not None:
+            times = np.array([untimed.next() for _ in range(self._count)], np.int64)
+            return FrameIndex(times if _rise(times) else None, _NOTHING_KNOWN.keys, self._count)
         times = np.sort(np.array(self._times, np.int64))
-        if not (np.diff(times) > 0).all():
+        if not _rise(times):
             return FrameIndex(None, _NOTHING_KNOWN.keys, len(times))
         keys = self._keys
         if not exact:
             alike = Counter(fingerprint for _, fingerprint in keys)
             keys = [(time, fingerprint if alike[fingerprint] == 1 else -1) for time, fingerprint in keys]
         return FrameIndex(times, np.array(keys, np.int64).reshape(-1, 2), len(times))
+
+
+def _rise(times: NDArray[np.int64]) -> bool:
+    return bool((np.diff(times) > 0).all())
 
 
 def _decoded(path: str, stream: int) -> FrameIndex:
@@ -203,18 +209,20 @@ def _decoded(path: str, stream: int) -> FrameIndex:
     keys: list[tuple[int, int]] = []
     with open_container(path) as container:
         video = choose_stream(container, "video", stream)
-        untimed = ticks_of_untimed(container, video)
+        untimed = UntimedClock.of(container, video)
         first_key: Any = None
         try:
             packets = from_first_key(path, stream, _readings(container, video, path, stream))
             for packet in itertools.chain(packets, (None,)):
                 first_key = packet if first_key is None else first_key
+                if untimed is not None and packet is not None:
+                    untimed.add(packet)
                 if packet is not None and packet.is_keyframe and packet.pts is not None:
                     fingerprints[packet.pts] = _fingerprint(packet)
                 for frame in video.decode(packet) if first_key is not None else ():
                     if frame.is_corrupt:
                         return _NOTHING_KNOWN
-                    time = frame.pts
+                    time = frame.pts if untimed is None else untimed.next()
                     if not times and None not in (time, first_key.pts) and time < first_key.pts and untimed is None:
                         continue  # the frame refers to frames before the first key frame
                     times.append(time)
@@ -224,11 +232,10 @@ def _decoded(path: str, stream: int) -> FrameIndex:
             pass
         except av.error.FFmpegError:
             return _NOTHING_KNOWN
-    if untimed is not None:
-        ticks = [round(frame * untimed) for frame in range(len(times))]
-        return FrameIndex(np.array(ticks, np.int64), _NOTHING_KNOWN.keys, len(times))
-    if None in times or not (np.diff(shown := np.array(times, np.int64)) > 0).all():
+    if None in times or not _rise(shown := np.array(times, np.int64)):
         return FrameIndex(None, _NOTHING_KNOWN.keys, len(times))
+    if untimed is not None:
+        return FrameIndex(shown, _NOTHING_KNOWN.keys, len(times))
     return FrameIndex(shown, np.array(keys, np.int64).reshape(-1, 2), len(times))
 
 

@@ -27,13 +27,14 @@ from typing import Any
 
 import av.error
 
-from stream_dataloader.streams._media.container import check_not_cut, choose_stream, open_container, ticks_of_untimed
+from stream_dataloader.streams._media.container import check_not_cut, choose_stream, open_container
 from stream_dataloader.streams._media.limits import DEFAULT, Limits
 from stream_dataloader.streams._media.section import OnCorrupt, closed_on_error
 from stream_dataloader.streams.video.device import DeviceDecoder
 from stream_dataloader.streams.video.first_key import from_first_key, is_key_picture
 from stream_dataloader.streams.video.frame_index import FrameIndex, frame_index, index_by_decoding
 from stream_dataloader.streams.video.pictures import Inspector, Shown, inspector
+from stream_dataloader.streams.video.untimed import UntimedClock
 
 __all__ = ["FrameReader"]
 
@@ -72,7 +73,7 @@ class FrameReader:
             self.stream: Any = choose_stream(self._container, "video", self._index, self._limits)
             if self._device is not None:
                 self._device.check(self.stream.codec_context)
-            self._ticks = ticks_of_untimed(self._container, self.stream)
+            self._untimed = UntimedClock.of(self._container, self.stream)
 
     def close(self) -> None:
         self._container.close()
@@ -112,7 +113,7 @@ class FrameReader:
         count = self.count()
         if count is not None and start >= count and whole:
             return iter(())
-        if time is None or self._ticks is not None or not whole:
+        if time is None or self._untimed is not None or not whole:
             return itertools.islice(self.frames(), start, None)
         frames = (frame for frame in self.frames_from(time) if frame.pts is None or frame.pts >= time)
         return self._as_known(frames, start)
@@ -139,7 +140,7 @@ class FrameReader:
 
     def frames_from(self, time: int) -> Iterator[Any]:
         """Yield the frames from a key frame at or before `time`, in the track's time base."""
-        key = self._known.key_before(time) if self._ticks is None else None
+        key = self._known.key_before(time) if self._untimed is None else None
         if key is None:
             return self.frames()
         for back in _BACK_SECONDS:
@@ -214,6 +215,8 @@ class FrameReader:
                 self._refuse(f"packets are lost or damaged{counts.place}")
             if packet is not None:
                 counts.add_packet(packet)
+                if self._untimed is not None:
+                    self._untimed.add(packet)
             try:
                 frames = self.stream.decode(packet)
             except av.error.FFmpegError as error:
@@ -240,8 +243,8 @@ class FrameReader:
         return f"it is damaged, or has more than {self._limits.picture_pixels:,} pixels, see Limits(picture_pixels=)"
 
     def _is_wanted(self, frame: Any, counts: FrameCounts) -> bool:
-        if self._ticks is not None:
-            frame.pts = round(counts.frames * self._ticks)
+        if self._untimed is not None:
+            frame.pts = self._untimed.next()
         elif counts.is_leading(frame.pts):
             return False
         if frame.is_corrupt and self.on_corrupt != "keep":

@@ -170,14 +170,27 @@ def _av1(_: bytes) -> Inspector:
     return Inspector(look)
 
 
+class _Leading:
+    """Detector of B pictures that need a picture before the first key frame; decoders leave them out."""
+
+    def __init__(self) -> None:
+        self._references = 0  # number of pictures so far that B pictures may refer to
+
+    def is_shown(self, *, is_b: bool) -> bool:
+        self._references += not is_b
+        return not is_b or self._references > 1
+
+
 class _Mpeg2(Inspector):
     """MPEG-1 and MPEG-2 (ITU-T H.262, 6.2): a picture may be a frame or a field."""
 
-    _PICTURE, _SEQUENCE = b"\0\0\1\0", b"\0\0\1\xb3"
+    _PICTURE, _SEQUENCE, _GROUP = b"\0\0\1\0", b"\0\0\1\xb3", b"\0\0\1\xb8"
     _EXTENSION, _SLICE = 0xB5, range(1, 0xB0)
 
     def __init__(self, _: bytes) -> None:
         self._open_field = 0  # structure of a first field that waits for its second
+        self._leading = _Leading()
+        self._closed = False  # whether B pictures after the first key frame refer to it alone
         super().__init__(self._look)
 
     @property
@@ -192,10 +205,13 @@ class _Mpeg2(Inspector):
         if packet.is_keyframe:
             intra = data[position + 5] >> 3 & 7 == 1 if position + 5 < len(data) else False
             key = intra and data.find(self._SEQUENCE, 0, position) >= 0
+        if (group := data.find(self._GROUP, 0, position)) >= 0:
+            self._closed = bool(data[group + 7 : group + 8]) and data[group + 7] & 0x40 != 0
         while position >= 0:
             structure = self._structure(data, position + 4)
             if structure == 3 or self._open_field != 3 - structure:
-                begun += 1
+                is_b = position + 5 < len(data) and data[position + 5] >> 3 & 7 == 3
+                begun += self._leading.is_shown(is_b=is_b) or self._closed
                 self._open_field = 0 if structure == 3 else structure
             else:
                 self._open_field = 0
@@ -221,6 +237,7 @@ class _Mpeg4(Inspector):
 
     def __init__(self, extradata: bytes) -> None:
         self._time_bits = 0
+        self._leading = _Leading()
         super().__init__(self._look)
         self._read_layer(extradata)
 
@@ -239,7 +256,8 @@ class _Mpeg4(Inspector):
         key = intra
         while position >= 0:
             is_coded = self._is_coded(data[position + 4 : position + 16])
-            coded += is_coded
+            is_b = b"\x80" <= data[position + 4 : position + 5] < b"\xc0"
+            coded += is_coded and self._leading.is_shown(is_b=is_b)
             key = key and is_coded
             position = data.find(self._VOP, position + 4)
         return Shown(coded, key and coded == 1)

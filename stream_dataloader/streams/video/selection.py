@@ -25,6 +25,9 @@ __all__ = ["Selection"]
 
 _SLACK = 0.05  # seconds that a section may exceed the video, because its end may be a rounded duration
 
+#: Largest number of items that one frame may become. A wrong time stamp would make a stream without end.
+_MOST_REPEATS = 1 << 24
+
 
 class Selection(NamedTuple):
     """Frames that are wanted: every `frame_step`-th of a section, or those at `fps`."""
@@ -144,6 +147,8 @@ class Selection(NamedTuple):
                 raise ValueError(f"{where}{reader.seconds(frame):.3f} s, so fps cannot be kept; leave fps out")
             if end is not None and frame.pts >= end:
                 break
+            if shown is not None:
+                self._check_repeats(reader, shown, frame.pts)
             while shown is not None and origin + item * ticks < frame.pts:
                 yield shown, origin + item * ticks
                 item += 1
@@ -153,6 +158,13 @@ class Selection(NamedTuple):
             return
         if end is None:
             end = shown.pts + ticks_a_frame(reader.stream)
+        self._check_repeats(reader, shown, end)
         while origin + item * ticks < end:
             yield shown, origin + item * ticks
             item += 1
+
+    def _check_repeats(self, reader: FrameReader, shown: Any, end: int | Fraction) -> None:
+        if end - shown.pts > _MOST_REPEATS * self._ticks_an_item(reader):
+            seconds = float(end * reader.stream.time_base)
+            where = f"{self.section.path}: its clock jumps from {reader.seconds(shown):.3f} s to {seconds:.3f} s"
+            raise ValueError(f"{where}, and fps would repeat a frame {_MOST_REPEATS:,} times or more; leave fps out")
