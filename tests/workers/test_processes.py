@@ -210,6 +210,18 @@ list(StreamDataLoader(StreamDataset(range(2), range, 2, time_steps=1), 1, multip
     assert "memory" not in last
 
 
+@pytest.mark.slow
+def test_a_program_that_has_no_file_hears_what_workers_need():
+    script = """
+from stream_dataloader import StreamDataLoader, StreamDataset
+if __name__ == "__main__":
+    list(StreamDataLoader(StreamDataset(range(2), range, 2, time_steps=1), 1, multiprocessing_context="spawn"))
+"""
+    done = subprocess.run([sys.executable, "-"], check=False, input=script, capture_output=True, encoding="utf-8")
+    last = done.stderr.strip().splitlines()[-1]
+    assert "run the program's file, and there is no <stdin>: save the program in a file" in last
+
+
 @pytest.mark.filterwarnings("ignore:Got pickle error")
 @pytest.mark.parametrize("method", SPAWNING)
 def test_what_cannot_be_pickled_is_named(method):

@@ -55,8 +55,19 @@ def _known(script: Script) -> bool:
 
 def read_script() -> Script | None:
     """Return the names that the script's text binds: none if it cannot be read; None if there is no script."""
+    path = _path()
+    return None if path is None else _read(path)
+
+
+def missing_script() -> str | None:
+    """Return the name of a script that new processes cannot run, such as `<stdin>`; None for any other program."""
+    path = _path()
+    return None if path is None or os.path.exists(path) else os.path.basename(path)
+
+
+def _path() -> str | None:
     path = getattr(sys.modules["__main__"], "__file__", None)
-    return None if path is None else _read(os.path.join(process.ORIGINAL_DIR or "", path))  # type: ignore[attr-defined]
+    return None if path is None else os.path.join(process.ORIGINAL_DIR or "", path)  # type: ignore[attr-defined]
 
 
 @functools.lru_cache(maxsize=4)

@@ -190,6 +190,9 @@ def advice(processes: Sequence[BaseProcess], status: WorkerStatus, died: Iterabl
 
 
 def _advice_for_start(method: str) -> str:
+    if (missing := main_module.missing_script()) is not None:
+        what = f"Workers of the start method {method!r} run the program's file, and there is no {missing}"
+        return f'{what}: save the program in a file, or pass multiprocessing_context="fork"'
     script = main_module.read_script()
     others = "workers must be able to import everything that the dataset holds; their stderr says more"
     if script is None or script.has_guard:
