@@ -160,12 +160,12 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
         self._position = LoaderPosition(self.dataset, self._ranks, self._batches_per_epoch)
         self._start_anew()
         self._kept_length = KeptLength()
-        self.dataset._list_readers.add(self)
 
     def _start_anew(self) -> None:
-        """Create a starter for this process, with no current iteration."""
+        """Create a starter for this process, with no current iteration, and follow the dataset's list."""
         self._turn = Turn()
         self._starter = Starter(self._ranks, self._settings, self._turn)
+        self.dataset._list_readers.add(self)
 
     @contextlib.contextmanager
     def _hold(self) -> Iterator[Callable[[SourceLists], None]]:
@@ -176,7 +176,11 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
             is_inside = reader is not None or position.coming().step > 0
             if is_inside:
                 self._ranks.check_growth()
-            state = position.coming_state() if reader is None else position.reached_state()
+            if reader is None or iteration is None:
+                state = position.coming_state()
+            else:
+                state = position.reached_state(iteration.epoch)
+            wanted = position.wanted  # by `set_epoch`, after the epoch that is being read
 
             def go_on(lists: SourceLists) -> None:
                 rest = [] if iteration is None or not iteration.output.parts else iteration.rest_of_step()
@@ -191,6 +195,8 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
                 if reader is not None and iteration is not None:
                     batches, end = starter.begin(position, iteration.output)
                     reader.go_on(itertools.chain(rest, batches), end)
+                if wanted is not None:
+                    position.set_epoch(wanted)
 
             yield go_on
 
@@ -370,9 +376,9 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
             The number of batches skipped; fewer than `batches` if the epoch ended before.
         """
         count = options.integer("batches", batches, 0)
-        state = self.state_dict()
-        self.load_state_dict(state)
-        later = self._position.later(state, count)
+        # If an epoch was left, and the list has grown since, its state is of the shorter list.
+        self.load_state_dict(self.state_dict(), ("sources",))
+        later = self._position.later(self.state_dict(), count)
         if later is None:
             passed = sum(1 for _ in itertools.islice(self, count))
             later = self.state_dict(), passed

@@ -20,6 +20,7 @@ from worker_streams import Broken, acting, few, kill_self, raising, waiting
 
 from stream_dataloader import (
     StreamDataLoader,
+    StreamDataset,
     get_stream_info,
     interleave,
     regroup,
@@ -485,3 +486,38 @@ def test_a_loop_without_a_loader_waits_anew_for_each_item(tmp_path):
     (tmp_path / "come").touch()
     assert [item for item in stream if item is not NOTHING_YET] == [1]
     stream.close()
+
+
+class EndsForAWhile:
+    """Two cameras: the first ends after an item, until a worker has died; the second has nothing, and ends the worker.
+
+    So the death comes in a step that made no batch, but in which the lane took another source.
+    """
+
+    def __init__(self, path):
+        self.path = path
+
+    def __call__(self, source, start=0):
+        if source == 0:
+            yield from range(start, 3 if self.path.exists() else 1)
+        elif self.path.exists():
+            yield from range(100 + start, 102)
+        else:
+            for _ in range(3):
+                yield NOTHING_YET
+            time.sleep(0.2)  # the steps without an item have arrived by then
+            self.path.touch()
+            kill_self()
+
+
+def test_a_state_after_a_death_forgets_what_was_drawn_in_steps_without_a_batch(tmp_path):
+    def loader(**options):
+        dataset = StreamDataset([0, 1], EndsForAWhile(tmp_path / "died"), 1, time_steps=1, deterministic=False)
+        return StreamDataLoader(dataset, **options)
+
+    read = [(batch.data.item(), batch.state_dict()) for batch in loader(num_workers=1, max_restarts=1)]
+    assert [item for item, _ in read] == [0, 1, 2, 100, 101]
+    for number, (_, state) in enumerate(read[1:], 2):
+        resumed = loader()
+        resumed.load_state_dict(state)
+        assert [batch.data.item() for batch in resumed] == [item for item, _ in read[number:]]

@@ -1,7 +1,9 @@
 """`dataset.extend`: lists of sources that grow while they are read, and lists that change without it."""
 
+import copy
 import gc
 import itertools
+import pickle
 import threading
 from collections import Counter
 from dataclasses import dataclass, field
@@ -251,6 +253,60 @@ def test_a_loop_that_was_left_begins_the_next_epoch():
     seen = Counter(int(i) for batch in loader for i in batch.source_index[batch.mask])
     assert seen == {0: 5, 1: 5, 2: 5, 3: 5}
     assert loader.epoch == 2
+
+
+def test_a_loop_that_was_left_can_be_skipped_on():
+    case = Grown([5, 5, 5], {}, {"batch_size": 1, "time_steps": 1})
+    dataset = case.dataset()
+    loader = StreamDataLoader(dataset)
+    next(iter(loader))
+    dataset.extend([(3, 2)])
+    assert loader.skip(2) == 2
+    seen = [(int(batch.source_index), int(batch.position)) for batch in loader]
+    assert seen == [(0, 3), (0, 4), *((n, i) for n in (1, 2) for i in range(5)), (3, 0), (3, 1)]
+
+
+@pytest.mark.parametrize("set_on", ["loader", "dataset"])
+@pytest.mark.parametrize("options", [{}, {"num_workers": 1, "worker_method": "thread"}])
+def test_an_epoch_that_was_set_before_the_list_grew_comes_next(set_on, options):
+    dataset = Grown([3, 3]).dataset(time_steps=1, batch_size=1)
+    loader = StreamDataLoader(dataset, **options)
+    seen = []
+    for batch in loader:
+        seen.append((int(batch.source_index), int(batch.position)))
+        if len(seen) == 2:
+            (loader if set_on == "loader" else dataset).set_epoch(7)
+            dataset.extend([(2, 3)])
+            assert loader.state_dict()["epoch"] == 7
+    assert seen == [(n, i) for n in range(3) for i in range(3)]
+    assert {batch.epoch for batch in loader} == {7}
+
+
+def test_a_run_that_is_to_start_over_does_so_although_the_list_grew():
+    dataset = Grown([3, 3]).dataset(time_steps=1, batch_size=1, padding_mode="cycle")
+    loader = StreamDataLoader(dataset, batches_per_epoch=4)
+    iterator = iter(loader)
+    next(iterator)
+    loader.set_epoch(0)
+    dataset.extend([(2, 3)])
+    assert [int(batch.position) for batch in iterator] == [1, 2, 0]
+    assert [(int(batch.source_index), int(batch.position)) for batch in loader] == [(0, 0), (0, 1), (0, 2), (1, 0)]
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda loader: pickle.loads(pickle.dumps(loader))])
+@pytest.mark.parametrize("resumed", [False, True])
+def test_a_copied_loader_reads_what_its_dataset_is_extended_by(copied, resumed):
+    loader = copied(StreamDataLoader(Grown([3, 3]).dataset(time_steps=1, batch_size=1)))
+    if resumed:
+        loader.load_state_dict(loader.state_dict())
+        loader.dataset.extend([(2, 3)])
+        assert loader.state_dict()["num_sources"] == 3
+    seen = []
+    for batch in loader:
+        seen.append((int(batch.source_index), int(batch.position)))
+        if len(seen) == 2 and not resumed:
+            loader.dataset.extend([(2, 3)])
+    assert seen == [(n, i) for n in range(3) for i in range(3)]
 
 
 def test_what_cannot_grow_is_refused_and_nothing_changes():

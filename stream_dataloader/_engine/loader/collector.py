@@ -122,7 +122,7 @@ class StepCollector:
     def _restart_or_raise(self, error: Exception, epoch: Epoch) -> None:
         """Start again after a worker's death; raise any other error, or the death if no restart is left."""
         self.close()
-        if not isinstance(error, WorkerDeathError) or not self._start_again(error, epoch.place(epoch.last)):
+        if not isinstance(error, WorkerDeathError) or not self._start_again(error, epoch.go_back()):
             raise error
 
     def close(self) -> None:

@@ -28,6 +28,7 @@ class Epoch(Delivery[PackedPlace]):
         self.dataset, self.number = dataset, start.epoch
         self.steps = Steps()
         self.epochs: EpochsOfRun | None = None
+        self._readers = readers
         self._follower = Follower(dataset._rules, start, readers)
         super().__init__(self._follower.last)
 
@@ -40,6 +41,12 @@ class Epoch(Delivery[PackedPlace]):
         """Note what lanes did in a step that makes no batch."""
         # Draws and positions of lanes advance, the number of delivered steps does not.
         self._follower.advance(reports, steps=0)
+
+    def go_back(self) -> Place:
+        """Forget what lanes did after the last delivered batch, as new workers read it anew; return the place there."""
+        place = self.place(self.last)
+        self._follower = Follower(self.dataset._rules, place, self._readers)
+        return place
 
     def place(self, record: PackedPlace) -> Place:
         """Return the place of a record."""

@@ -86,6 +86,12 @@ class LoaderPosition(BasePosition[Epoch]):
         if self._epochs.length is None:  # a run goes on, so its epoch is kept
             self.epoch = None
 
+    @property
+    def wanted(self) -> int | None:
+        """The number that `set_epoch` gave the coming epoch."""
+        self._follow_dataset()
+        return self._epochs.wanted
+
     def _follow_dataset(self) -> None:
         """Take over the dataset's `set_epoch`, which counts like the loader's; the last call wins."""
         count, epoch = self._dataset._epoch_request
@@ -196,10 +202,8 @@ class LoaderPosition(BasePosition[Epoch]):
         """Return the state at a place in an epoch; at its end, the state of the next epoch's beginning."""
         return self.states.of_record(epoch, record)
 
-    def reached_state(self) -> dict[str, Any]:
-        """Return the state of the epoch that is being read, also behind what is known to be its last batch."""
-        epoch = self.epoch
-        assert epoch is not None
+    def reached_state(self, epoch: Epoch) -> dict[str, Any]:
+        """Return the state of an epoch that is being read, also behind what is known to be its last batch."""
         return self.states.of(epoch.dataset, epoch.place(epoch.record()))
 
     def state_later(self) -> Callable[[], dict[str, Any]]:

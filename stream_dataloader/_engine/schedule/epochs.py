@@ -64,6 +64,7 @@ class Epochs:
     Attributes:
         begun: Start of the epoch that began last; None if none began since these were built or a state was loaded.
         of_run: The epochs of the current run; None if epochs are not part of a run.
+        wanted: The number that `set_epoch` gave the coming epoch; None if it was not called.
     """
 
     def __init__(self, length: int | None = None) -> None:
@@ -72,16 +73,16 @@ class Epochs:
         self.of_run: EpochsOfRun | None = None
         self._origin = Place(0) if length is None else _RUN_BEGINS  # the coming start until an epoch begins
         self._unnumbered = False  # the origin has no epoch number: its state was of a run that was not read in epochs
-        self._wanted: int | None = None  # the number that set_epoch gave the coming epoch
+        self.wanted: int | None = None
         self._reached: Callable[[], Place] | None = None  # returns the current place of the epoch that began last
 
     def set_epoch(self, number: int) -> None:
         """Set the number of the epoch that comes next."""
-        self._wanted = number
+        self.wanted = number
 
     def load(self, place: Place) -> None:
         """Continue from a saved place, which may have been saved with or without epochs of n batches."""
-        self.begun = self.of_run = self._reached = self._wanted = None
+        self.begun = self.of_run = self._reached = self.wanted = None
         if self.length is None:
             self._origin = place._replace(counted=None)
             return
@@ -102,7 +103,7 @@ class Epochs:
 
     def coming(self) -> Place:
         """Return the coming start, with the number that `set_epoch` gave it."""
-        own, wanted = self._by_itself(), self._wanted
+        own, wanted = self._by_itself(), self.wanted
         if wanted is None or wanted == own.number:
             return own
         if self.length is None:
@@ -126,12 +127,12 @@ class Epochs:
     @property
     def is_by_itself(self) -> bool:
         """Whether the coming start is the same as without a call of `set_epoch`."""
-        return self._wanted is None or self.coming() == self._by_itself()
+        return self.wanted is None or self.coming() == self._by_itself()
 
     @property
     def is_set(self) -> bool:
         """Whether `set_epoch` was called for the coming epoch."""
-        return self._wanted is not None
+        return self.wanted is not None
 
     @property
     def continues(self) -> bool:
@@ -143,7 +144,7 @@ class Epochs:
         """Whether a state describes the coming epoch, not the one that was read last."""
         if self._reached is None:
             return True
-        return self._wanted is not None if self.length is None else not self.is_by_itself
+        return self.wanted is not None if self.length is None else not self.is_by_itself
 
     @property
     def left(self) -> int | None:
@@ -154,7 +155,7 @@ class Epochs:
 
     def renaming(self, what: str) -> str | None:
         """Return a warning if `set_epoch` gave the coming epoch of a run a number that does not match; None if not."""
-        if self.length is None or self._wanted is None or self._unnumbered:
+        if self.length is None or self.wanted is None or self._unnumbered:
             return None
         coming = self.coming()
         number, own = coming.number, self._by_itself().number
@@ -180,11 +181,11 @@ class Epochs:
             else:
                 self.of_run = EpochsOfRun(self.length, start.step, start.counted)
         self.begun, self._reached = start, reached
-        self._wanted, self._unnumbered = None, False
+        self.wanted, self._unnumbered = None, False
         return start
 
     def at_rest(self) -> Epochs:
         """Return independent epochs with the same coming one, for a copy that has read nothing yet."""
         epochs = Epochs(self.length)
-        epochs._origin, epochs._unnumbered, epochs._wanted = self._by_itself(), self._unnumbered, self._wanted
+        epochs._origin, epochs._unnumbered, epochs.wanted = self._by_itself(), self._unnumbered, self.wanted
         return epochs
