@@ -106,9 +106,10 @@ def take_apart(value: Any, name: str = "state") -> tuple[Node, list[torch.Tensor
     """Return the structure of a state and its tensors; `unflatten` is the inverse."""
     node, leaves = flatten(value, _parts)
     for i, leaf in enumerate(leaves):
-        if not isinstance(leaf, torch.Tensor):
-            what = f"{leaf_paths(node, name)[i]} is a {type(leaf).__name__}"
-            raise TypeError(f"{what}; a state holds tensors, or nested containers of them")
+        if not isinstance(leaf, torch.Tensor) or leaf.layout is not torch.strided:
+            kind = f"tensor of layout {leaf.layout}" if isinstance(leaf, torch.Tensor) else type(leaf).__name__
+            what = f"{leaf_paths(node, name)[i]} is a {kind}"
+            raise TypeError(f"{what}; a state holds dense tensors, or nested containers of them")
     return node, leaves
 
 

@@ -138,6 +138,12 @@ def test_the_dimension_of_lanes_is_found_or_given():
         (0, torch.zeros(2, 3, 4), ValueError, "dimension 0.*dimension 1 has"),
         ({"other": 1}, {"lstm": torch.zeros(3, 3, 4)}, ValueError, "batch_dim is {'other': 1}"),
         (None, (torch.zeros(3, 1), 7), TypeError, r"state\[1\] is a int"),
+        (
+            None,
+            torch.eye(3).to_sparse(),
+            TypeError,
+            r"state is a tensor of layout torch.sparse_coo; a state holds dense",
+        ),
         (None, (), ValueError, "no tensor"),
         (None, None, ValueError, "no tensor"),
         (None, [None], ValueError, "no tensor"),
