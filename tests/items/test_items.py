@@ -165,6 +165,20 @@ def test_objects_that_streams_change_and_yield_again_are_copied_in_time(kind, op
                 assert plain(batch.data[1][t][lane]) == expected[source][position], (workers, source, position)
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_list_that_streams_share_is_copied_where_it_is_taken_ahead(workers):
+    shared = []
+
+    def reuse(start):
+        for i in range(4):
+            shared[:] = [start + i]
+            yield shared
+
+    dataset = StreamDataset([0, 10], reuse, 2, time_steps=2, mark_ends=True)
+    found = [batch.data for batch in StreamDataLoader(dataset, workers)]
+    assert found == [[[[0], [10]], [[1], [11]]], [[[2], [12]], [[3], [13]]]]
+
+
 def test_a_list_that_a_user_changes_does_not_change_the_context_of_the_next_batch():
     batches_of_lists = iter(
         StreamDataLoader(StreamDataset([4], lambda n: ([i] for i in range(n)), 1, time_steps=2, context=1))
