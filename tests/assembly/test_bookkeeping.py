@@ -76,7 +76,7 @@ def check_seeds(batch):
         assert seed or source == -1
 
 
-@random_cases(500, 12)
+@random_cases(500, 8)
 @given(
     case=cases(max_length=40, modes=MODES, marks=True),
     time_steps=st.integers(1, 30),

@@ -77,14 +77,18 @@ def test_tensors_keep_their_dtype(workers):
         assert torch.equal(found[1, 1], torch.zeros_like(tensor))
 
 
+NUMBERS = {repr(item): item for item in (1, 1.5, True, 2j, np.float32(3), np.int16(4), np.array(5))}
+WIDE = {float: torch.float64, complex: torch.complex128}
+
+
 @pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("item", [1, 1.5, True, 2j, np.float32(3), np.int16(4), np.array(5)], ids=repr)
-def test_numbers_become_tensors_as_torch_would_make_them(item, workers):
-    batch = first_batch([[item, item], [item, item]], workers)
-    assert batch.data.shape == (2, 2)
-    wide = {float: torch.float64, complex: torch.complex128}
-    assert batch.data.dtype == wide.get(type(item), torch.as_tensor(item).dtype)
-    assert (batch.data == torch.as_tensor(item)).all()
+def test_numbers_become_tensors_as_torch_would_make_them(workers):
+    found = first_batch([[NUMBERS] * 2] * 2, workers).data
+    for name, item in NUMBERS.items():
+        for data in (found[name], first_batch([[item] * 2] * 2).data):
+            assert data.shape == (2, 2), name
+            assert data.dtype == WIDE.get(type(item), torch.as_tensor(item).dtype), name
+            assert (data == torch.as_tensor(item)).all(), name
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -250,6 +254,7 @@ MISFITS = {
 }
 
 
+@pytest.mark.one_of_each
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("kind", MISFITS)
 def test_an_item_unlike_its_streams_first_is_an_error_that_names_the_leaf(kind, workers):

@@ -138,6 +138,7 @@ def opener(how):
     return lambda source: (BROKEN[how][0] if source == 2 else items)(source)
 
 
+@pytest.mark.one_of_each
 @pytest.mark.parametrize("workers", [0, 1, 2])
 @pytest.mark.parametrize("early", [False, True])
 @pytest.mark.parametrize("how", BROKEN)

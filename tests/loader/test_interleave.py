@@ -241,7 +241,7 @@ def test_any_state_resumes(mixture):
         return StreamDataLoader(mixture.dataset(seed=next(seeds)), workers)
 
     short = mixture.padding_mode == "cycle" or not FULL
-    check_resume(loader, num_workers=(0,), **({"epochs": 1, "limit": 10} if short else {}))
+    check_resume(loader, num_workers=(0,), **({"epochs": 1, "limit": 6} if short else {}))
 
 
 def test_states_of_other_lists_or_weights_are_refused():

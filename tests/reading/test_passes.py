@@ -42,8 +42,11 @@ def test_each_reading_of_a_source_has_a_seed_of_its_own(kind):
 
 
 def test_seeds_are_the_same_after_a_resume():
-    check_resume(lambda workers: StreamDataLoader(endless([2, 3, 1, 4]), workers), epochs=1, limit=7)
-    check_resume(lambda workers: StreamDataLoader(mixed("repeat"), workers), epochs=1)
+    def check(make, limit=None):
+        check_resume(lambda workers: StreamDataLoader(make(), workers, worker_method="thread"), epochs=1, limit=limit)
+
+    check(lambda: endless([2, 3, 1, 4]), limit=7)
+    check(lambda: mixed("repeat"))
 
 
 def test_seeds_differ_between_datasets_and_are_those_of_all_versions():

@@ -216,6 +216,15 @@ def test_a_damaged_value_is_noticed_when_it_is_read(tmp_path):
     assert len(store.verify()) == 1
 
 
+def test_a_value_is_checked_once(tmp_path, monkeypatch):
+    checked = []
+    monkeypatch.setattr("stream_dataloader.stores.lmdb.store.check_value", checked.append)
+    store = LmdbStore(written(tmp_path / "a", images((40,)), window=4))
+    for _ in range(2):
+        assert len(list(store(0))) == 40
+    assert len(checked) == 10
+
+
 def test_a_value_of_another_stream_is_noticed(tmp_path):
     path = written(tmp_path / "a", images((5, 5), size=(3, 50, 50)), window=5)
     other = written(tmp_path / "b", images((5, 5), seed=1, size=(3, 50, 50)), window=5)

@@ -261,6 +261,43 @@ def test_what_is_packed_before_an_error_is_kept(tmp_path):
     assert [store.key(n) for n in range(5)] == ["0", "1", "2", "4", "5"]
 
 
+class Closing:
+    """Notes in `events` when a stream is opened and closed; stream 3 breaks."""
+
+    def __init__(self, events, number):
+        self.items, self.note = broken(number), lambda what: events.append((what, number))
+        self.note("open")
+
+    def __iter__(self):
+        return self.items
+
+    def close(self):
+        self.note("close")
+
+
+def test_a_stream_is_closed_before_the_next_is_opened(tmp_path):
+    events = []
+    stores.pack((NUMBERS, functools.partial(Closing, events)), tmp_path / "a", on_error="skip")
+    assert events == [(what, number) for number in NUMBERS for what in ("open", "close")]
+
+
+@pytest.mark.usefixtures("syncs_at_once")
+@pytest.mark.parametrize("format", ["memmap", "lmdb", "mds"])
+def test_each_stream_is_in_the_journal_once(tmp_path, format):
+    with pytest.raises(ReadError):
+        stores.pack((NUMBERS, broken), tmp_path / "a", format=format)
+    numbers = re.findall(rb"\[(\d+), \d+, (?:\{|null)", journals_of(tmp_path / "a"))
+    assert numbers == [b"0", b"1", b"2"]
+
+
+def test_lengths_are_those_of_a_stores_own_sources(tmp_path):
+    for name, numbers in (("a", NUMBERS), ("b", NUMBERS[2:])):
+        stores.pack((numbers, open_images), tmp_path / name)
+    (sources, store), (others, _) = (stores.open(tmp_path / name) for name in "ab")
+    assert store.lengths_of(sources).tolist() == list(LENGTHS)
+    assert store.lengths_of(others) is store.lengths_of(sources[1:]) is None
+
+
 def test_on_error_may_decide(tmp_path):
     seen = []
 
