@@ -97,6 +97,7 @@ _ROOMS: Mapping[str, tuple[str, ...]] = {
         *("LengthError", "NonFiniteStateError", "OpenError", "RankError", "ReadError", "StoreError"),
         *("WorkerDeathError", "WorkerError", "WorkerTimeoutError"),
     ),
+    "testing": ("Audit", "RowMoves", "StoreContract", "StreamContract", "audit", "check_resume"),
 }
 
 

@@ -1,12 +1,22 @@
 """What users of other libraries try is told the name that it has here."""
 
+import importlib
 from collections.abc import Iterable
 
 import numpy as np
 import pytest
 
 import stream_dataloader
-from stream_dataloader import LaneBatchSampler, StreamDataLoader, StreamDataset, errors, recurrent, stores, streams
+from stream_dataloader import (
+    LaneBatchSampler,
+    StreamDataLoader,
+    StreamDataset,
+    errors,
+    recurrent,
+    stores,
+    streams,
+    testing,
+)
 from stream_dataloader._engine.hints import _ROOMS
 from stream_dataloader.errors import ItemError
 from stream_dataloader.recurrent import RecurrentState
@@ -57,7 +67,7 @@ def test_a_type_error_of_what_a_constructor_calls_stays_as_it_is():
 
 @pytest.mark.parametrize("room", _ROOMS)
 def test_a_name_of_another_room_is_told_its_room(room):
-    module = {"streams": streams, "stores": stores, "recurrent": recurrent, "errors": stream_dataloader.errors}[room]
+    module = importlib.import_module(f"stream_dataloader.{room}")
     for name in _ROOMS[room]:
         with pytest.raises(ImportError, match=f"from stream_dataloader.{room} import {name}"):
             exec(f"from stream_dataloader import {name}", {})
@@ -67,6 +77,7 @@ def test_a_name_of_another_room_is_told_its_room(room):
     top = {*stream_dataloader.__all__}
     assert {*recurrent.__all__} - top == {*_ROOMS["recurrent"]}
     assert {*errors.__all__} - top == {*_ROOMS["errors"]}
+    assert {*testing.__all__} == {*_ROOMS["testing"]}
 
 
 ROOMS = """
