@@ -250,6 +250,20 @@ def test_bad_files_are_named(tmp_path, content, message):
         load(path)
 
 
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ({"state": TABLE}, "the source's 'seen' is a mapping, and mappings of arrays are flat"),
+        (None, "the source's 'seen' is of dtype object"),
+        (7, "the source's 'seen' is a single number"),
+    ],
+)
+def test_bad_values_of_a_mapping_are_named(tmp_path, value, message):
+    for beside in (TABLE, saved(tmp_path / "action.npy", TABLE)):
+        with pytest.raises(ValueError, match=message):
+            ArrayStream()({"seen": value, "action": beside})
+
+
 def test_files_that_are_cut_are_named(tmp_path):
     for content, message in ((TABLE, "is cut off: 328 bytes of 368"), ({"a": TABLE}, "is not a whole .*truncated")):
         path = made(tmp_path / "a.bin", content)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, BinaryIO, NamedTuple, Protocol
 
 import numpy as np
@@ -50,10 +50,10 @@ class Table(Protocol):
 
 def check_rows(shape: Sequence[int], dtype: Any, name: str) -> None:
     """Raise if an array has no rows, or rows that no tensor can hold."""
-    if not len(shape):
-        raise ValueError(f"{name} is a single number, without an axis for time steps")
     if isinstance(dtype, np.dtype) and dtype.kind not in _NUMBERS:
         raise ValueError(f"{name} is of dtype {dtype}, and batches are made of numbers")
+    if not len(shape):
+        raise ValueError(f"{name} is a single number, without an axis for time steps")
     if 0 in shape:
         check_empty_rows(int(shape[0]), math.prod(shape[1:]), name)
 
@@ -67,6 +67,8 @@ class MemoryTable:
     """Rows of an array, a tensor, or an object that NumPy converts to an array."""
 
     def __init__(self, array: Any, name: str) -> None:
+        if isinstance(array, Mapping):
+            raise ValueError(f"{name} is a mapping, and mappings of arrays are flat; give each array its own key")
         self._array: Any = array if isinstance(array, torch.Tensor) else np.asarray(array)
         shape, dtype = self._array.shape, self._array.dtype
         check_rows(shape, dtype, name)
