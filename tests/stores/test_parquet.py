@@ -380,3 +380,12 @@ def test_a_token_of_a_row_has_the_next_one_as_its_target(tmp_path):
     more = documents(tmp_path / "b.parquet", more=pa.array(DOCUMENTS))
     with pytest.raises(StoreError, match="one column"):
         next(stores.open(more, elements=True, targets=True).open_stream(3))
+
+
+def test_a_column_that_only_later_files_have_is_not_left_out_in_silence(tmp_path):
+    for name, columns in (("0", {"a": [1]}), ("1", {"a": [2], "b": [3]})):
+        pq.write_table(pa.table(columns), tmp_path / f"{name}.parquet")
+    with pytest.raises(StoreError, match=r"1.parquet has columns \['b'\], which .*0.parquet lacks; .* by columns="):
+        ParquetStore(tmp_path)
+    store = ParquetStore(tmp_path, columns=["a"])
+    assert [item["a"] for source in store.sources for item in store(source)] == [1, 2]

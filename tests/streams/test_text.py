@@ -1,7 +1,10 @@
 """Texts: whatever the encoding, the newlines, the blocks and the sections, the units are those of a plain model."""
 
+import bz2
+import contextlib
 import gzip
 import itertools
+import lzma
 import os
 import pickle
 import re
@@ -345,6 +348,23 @@ def test_invalid_bytes_are_told_by_their_offset(path, data, encoding, place, blo
     assert numbers(TextStream(encoding=encoding, block_bytes=block, errors="replace")(file))[: len(found)] == found
     found, message = whole(TextStream(tokenizer=lines_as_tokens, encoding=encoding, longest_line_bytes=block)(file))
     assert f"at byte {place} (" in message
+
+
+@pytest.mark.parametrize(
+    ("made", "remedy"),
+    [
+        (bz2.compress, "compressed by bzip2: unpack it once"),
+        (lzma.compress, "compressed by xz: unpack it once"),
+        (gzip.compress, "compressed by gzip: give it the suffix .gz"),
+        (lambda data: data.decode().encode("utf-16"), "mark utf-16: give encoding='utf-16'"),
+        (lambda data: data.decode().encode("utf-32"), "mark utf-32: give encoding='utf-32'"),
+    ],
+)
+def test_files_that_are_no_utf_8_by_their_first_bytes_are_told_the_way(tmp_path, made, remedy):
+    (tmp_path / "a.txt").write_bytes(made(b"some text " * 20))
+    stream = TextStream(units="characters")(tmp_path / "a.txt")
+    with contextlib.closing(stream), pytest.raises(ValueError, match=f"is not valid utf-8 .*{remedy}"):
+        list(stream)
 
 
 def test_invalid_bytes_in_sections_belong_to_one(path):

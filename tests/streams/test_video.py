@@ -16,6 +16,7 @@ import clips
 import helpers
 import numpy as np
 import odd_clips
+import PIL.Image
 import pytest
 import torch
 from helpers import FULL, random_cases
@@ -437,6 +438,13 @@ def test_a_file_cut_within_its_index_is_told_to_be_cut(tmp_path):
     (tmp_path / "cut.mp4").write_bytes(data[: data.index(b"moov") + 200])
     with pytest.raises(OpenError, match=r"cut.mp4 is cut off: it has .* bytes"):
         load([str(tmp_path / "cut.mp4")])
+
+
+def test_a_name_is_no_pattern_of_other_files(tmp_path):
+    """FFmpeg reads the numbered pictures instead."""
+    for name, number in (("0.png", 1), ("1.png", 2), ("%d.png", 3)):
+        PIL.Image.fromarray(clips.picture(number)).save(tmp_path / name)
+    assert numbers(tmp_path / "%d.png") == [3]
 
 
 def test_a_wrong_time_stamp_does_not_repeat_a_frame_without_end(tmp_path):

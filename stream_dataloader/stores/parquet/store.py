@@ -140,6 +140,9 @@ class ParquetStore(Store):
         wanted = self._options["columns"] or files[0].shown
         for file in files:
             self._needed(wanted, file.columns, file.name)
+            if self._options["columns"] is None and (more := sorted(set(file.shown).difference(wanted))):
+                what = f"{file.name} has columns {more}, which {files[0].name} lacks"
+                raise StoreError(f"{what}; name the columns that all files have by columns=")
         options: dict[str, Any] = {name: self._options[name] for name in ("elements", "cache_bytes")}
         key = self._options["stream"]
         return Rows(self.path, files, key, wanted, self._decode, ignore_index=self._ignore_index, **options)

@@ -85,8 +85,11 @@ def open_container(path: str) -> av.container.InputContainer:
 
 
 def file_options() -> dict[str, str]:
-    """Return FFmpeg's options for a file: the allowed formats. FFmpeg checks them before a format opens other files."""
-    return {"format_whitelist": _formats()}
+    """Return FFmpeg's options for a file: the allowed formats, and that a name such as `%d.png` is not a pattern.
+
+    FFmpeg checks these before a format opens other files.
+    """
+    return {"format_whitelist": _formats(), "pattern_type": "none"}
 
 
 @functools.cache

@@ -238,4 +238,21 @@ def invalid(file: TextBytes, encoding: str, error: UnicodeDecodeError, begin: in
     """Return the error for invalid bytes in data that begin at an offset."""
     found = " ".join(f"{byte:02x}" for byte in error.object[error.start : error.end][:4])
     what = f"{file.name} is not valid {encoding} at {file.place.format(begin + error.start)} ({found}): {error.reason}"
-    return ValueError(f"{what}; repair it, give the encoding it has, or have errors='replace'")
+    head = file.read_at(0, 8) if isinstance(file, FileBytes) else b""
+    remedy = next((remedy for magic, remedy in _NOT_TEXT if head.startswith(magic)), None)
+    return ValueError(f"{what}; {remedy or _REPAIR}")
+
+
+_REPAIR = "repair it, give the encoding it has, or have errors='replace'"
+_UNPACK = "it is compressed by {}: unpack it once"
+_NOT_TEXT = (
+    (b"\x1f\x8b", "it is compressed by gzip: give it the suffix .gz"),
+    (_ZSTD, "it is compressed by zstd: give it the suffix .zst"),
+    (b"BZh", _UNPACK.format("bzip2")),
+    (b"\xfd7zXZ\0", _UNPACK.format("xz")),
+    (b"PK\3\4", _UNPACK.format("zip")),
+    (codecs.BOM_UTF32_LE, "its first bytes mark utf-32: give encoding='utf-32'"),
+    (codecs.BOM_UTF32_BE, "its first bytes mark utf-32: give encoding='utf-32'"),
+    (codecs.BOM_UTF16_LE, "its first bytes mark utf-16: give encoding='utf-16'"),
+    (codecs.BOM_UTF16_BE, "its first bytes mark utf-16: give encoding='utf-16'"),
+)
