@@ -81,7 +81,7 @@ def test_parts_that_were_fetched_ahead_are_let_go_of_with_their_reader():
 
     assert soon(lambda: held() == {1, 2})
     reader.close()
-    assert soon(lambda: not held())
+    assert soon(lambda: not held(), 20)
 
 
 def test_files_that_differ_at_their_end_alone_have_two_digests(tmp_path):
