@@ -56,4 +56,4 @@ class Epoch(Delivery[PackedPlace]):
     @property
     def changed(self) -> Place | None:
         """The current place, if the epoch began under other options; None otherwise."""
-        return self.place(self.last) if self.last.around.has_changed else None
+        return self.place(self.last) if self.last.base.has_changed else None

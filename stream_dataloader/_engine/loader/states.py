@@ -60,7 +60,7 @@ class States:
         if not lists.knows_lengths or rules.padding_mode == "cycle":
             return False
         if not self.ranks.alone or rules.padding_mode == "drop":
-            place = epoch.place(record) if record.around.has_changed else None
+            place = epoch.place(record) if record.base.has_changed else None
             steps = known_count(epoch.dataset, epoch.number, place)  # of all ranks; None if a stream can change it
             return steps is not None and record.step >= steps
         to_come = sum(max(0, share - cursor) for share, cursor in zip(rules.shares, record.cursors, strict=True))

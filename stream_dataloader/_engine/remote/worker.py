@@ -112,7 +112,7 @@ class RemotePort(QueuePort):
         self,
         reading: Reading,
         session: int,
-        place: int,
+        number: int,
         closed: Callable[[], bool],
         *,
         gives_up: bool,  # noqa: ARG002
@@ -120,7 +120,7 @@ class RemotePort(QueuePort):
         """Join a session, as `Rows.enter` does on one machine."""
         self._queue = RemoteQueue(
             lambda numbers: self._send(lambda: [b"", numbers]),
-            *(session, reading.readers[place].lanes, reading.order(), reading.draws(), closed),
+            *(session, reading.readers[number].lanes, reading.order(), reading.draws(), closed),
         )
         return self._queue
 

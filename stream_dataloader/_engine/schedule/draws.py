@@ -1,7 +1,7 @@
 """`Draws`: the rule by which lanes get the sources of an epoch, one draw after the other.
 
-The n-th draw is the n-th source of the epoch's order. All who must know which lane takes which source use this class: a
-reader that is alone, the ledger of several readers, the follower of delivered batches, and the replay from lengths.
+The n-th draw is the n-th source of the epoch's order. One class decides which lane takes which source: for a reader
+that is alone, the ledger of several readers, the follower of delivered batches, and the replay from lengths.
 
 A lane takes its next source by one rule::
 
@@ -65,7 +65,8 @@ class Draws:
     """The draws of the groups hosted here, from a place on.
 
     Args:
-        cursors: Memory for the cursors, which several processes may share; the first of them writes `first` to it.
+        cursors: Memory for the cursors, if several readers share them. It is not written to here: the reader that joins
+            first copies `first` into it (`Ledger.start`).
         note: Called with a lane and each decision of one of its requests: a draw or `NONE`.
 
     Attributes:
@@ -113,8 +114,8 @@ class Draws:
             cursors[local] = cursor + 1
             draw = cursor * rules.groups.total + rules.groups.first + local
             # Draws that were not delivered before the place are given again before all others.
-            if self._again and 0 <= (place := cursor - self.first[local]) < len(self._again[local]):
-                draw = self._again[local][place]
+            if self._again and 0 <= (nth := cursor - self.first[local]) < len(self._again[local]):
+                draw = self._again[local][nth]
         if self._note is not None:
             self._note(lane, draw)
         return draw
@@ -128,8 +129,8 @@ class Draws:
         draw, self.held[lane] = next_draw(self.held[lane], self._rules.lookahead, self._deciders[lane])
         return draw
 
-    def rest(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Return the cursors, and the draws that are still to be given again."""
+    def to_save(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Return `cursors` and `returned` of the current `Place`."""
         if not self._again:
             return tuple(self.cursors), ()
         left = zip(self._again, self.first, self.cursors, strict=True)

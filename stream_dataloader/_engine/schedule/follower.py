@@ -42,7 +42,7 @@ class PackedPlace(NamedTuple):
     """A `Place` that costs next to nothing to keep at each step.
 
     Attributes:
-        around: The place, without what follows.
+        base: Fields of the place that stay the same while the epoch is delivered; the others are not set.
         step: Number of steps before the place.
         cursors: Draws given so far, by local group.
         returned: Draws among them that are given again first.
@@ -52,7 +52,7 @@ class PackedPlace(NamedTuple):
         streams: States of open streams, by lane; also of some that have ended.
     """
 
-    around: Place
+    base: Place
     step: int
     cursors: tuple[int, ...]
     returned: tuple[int, ...]
@@ -64,7 +64,7 @@ class PackedPlace(NamedTuple):
     def unpack(self) -> Place:
         """Unpack the place; before the first batch it is the epoch's beginning, whatever was read ahead."""
         if not self.step:
-            return Place(self.around.epoch)
+            return Place(self.base.epoch)
         # The first part's bytes cover all lanes until the parts of the first step have arrived.
         numbers = array("q", b"".join(self.progress))
         lanes = []
@@ -72,7 +72,7 @@ class PackedPlace(NamedTuple):
             is_open, items, position, first_window, draws, idle = numbers[lane * _WIDTH : (lane + 1) * _WIDTH]
             draw, stream = (last_draw, self.streams.get(lane)) if is_open else (NONE, None)
             lanes.append(LanePlace(draw, items, position, first_window, draws, idle, reserved, stream))
-        return self.around._replace(step=self.step, cursors=self.cursors, returned=self.returned, lanes=tuple(lanes))
+        return self.base._replace(step=self.step, cursors=self.cursors, returned=self.returned, lanes=tuple(lanes))
 
 
 class Follower:
@@ -83,7 +83,7 @@ class Follower:
     """
 
     def __init__(self, rules: Rules, start: Place, parts: int) -> None:
-        self._rules, self._around = rules, start._replace(cursors=(), returned=(), lanes=(), counted=None)
+        self._rules, self._base = rules, start._replace(cursors=(), returned=(), lanes=(), counted=None)
         self._step = start.step
         self._draws = Draws(rules, start)
         self._cursors = self._draws.cursors if rules.deterministic else list(start.cursors_by(rules))
@@ -102,9 +102,9 @@ class Follower:
     def _keep(self) -> None:
         cursors, returned = tuple(self._cursors), tuple(self._missing)
         if returned and self._rules.deterministic:
-            cursors, returned = self._draws.rest()
+            cursors, returned = self._draws.to_save()
         how = self._last_draws, self._reserved, tuple(self._lanes), self._streams
-        self.last = PackedPlace(self._around, self._step, cursors, returned, *how)
+        self.last = PackedPlace(self._base, self._step, cursors, returned, *how)
 
     def advance(self, reports: Sequence[LaneReports | None], steps: int = 1) -> None:
         """Follow one more step; `steps=0`: it made no batch."""

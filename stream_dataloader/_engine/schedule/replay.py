@@ -113,7 +113,7 @@ class Replay:
             lambda epoch: lengths.lengths(epoch) if isinstance(lengths, Cuts) else lengths
         )
         self._firsts_in = functools.lru_cache(2)(self._find_firsts)
-        # `place` of a stream in a section counts items from the section's start here, and from the source's elsewhere.
+        # Items of a stream in a section are counted from the section's start here, and from the source's elsewhere.
         self._start = place = _within_sections(place._replace(counted=None), order, lengths, -1)
         self.step = place.step
         self._eager = _FIRST_STEPS
@@ -149,7 +149,7 @@ class Replay:
             if run and run.end >= cell:
                 draw, items = run.draw, run.read + min(cell, run.end) - run.begin
             lanes.append(LanePlace(draw, items, items, 0, self._without_item[lane], idle, self._draws.held[lane]))
-        cursors, returned = self._draws.rest()
+        cursors, returned = self._draws.to_save()
         place = self._start._replace(step=self.step, cursors=cursors, returned=returned, lanes=tuple(lanes))
         return _within_sections(place, self._order, self._lengths, 1)
 

@@ -53,21 +53,21 @@ class Rows(SharedFields):
         return self._memory.locked() if self._shared else self._lock
 
     def enter(
-        self, reading: Reading, session: int, place: int, closed: Callable[[], bool], *, gives_up: bool
+        self, reading: Reading, session: int, number: int, closed: Callable[[], bool], *, gives_up: bool
     ) -> SourceQueue:
         """Join a session; the first reader begins it."""
-        number = session % KEPT_ROWS
-        row = SessionRow(Carver(self._bytes[number]), self._rules)
+        kept = session % KEPT_ROWS
+        row = SessionRow(Carver(self._bytes[kept]), self._rules)
         draws = reading.draws(row.ledger.cursors)
         with self.locked():
-            if self._session[number] != session:  # the first reader clears the row, which still holds an older session
-                self._bytes[number] = 0
+            if self._session[kept] != session:  # the first reader clears the row, which still holds an older session
+                self._bytes[kept] = 0
                 row.begin(reading.place.epoch, reading.times)
                 row.ledger.start(draws.first)
-                self._session[number] = session
-            row.enter(place)
+                self._session[kept] = session
+            row.enter(number)
         how = reading.order(), draws, self.locked, closed
-        return SessionQueue(row, place, self._rules, *how, gives_up=gives_up)
+        return SessionQueue(row, number, self._rules, *how, gives_up=gives_up)
 
 
 @dataclass
