@@ -22,6 +22,7 @@ _WORKERS = "num_workers= of StreamDataLoader"
 _AHEAD = "prefetch_factor= of StreamDataLoader is the number of batches that each worker reads ahead"
 _RANKS = "rank= and world_size= of StreamDataLoader; torch.distributed is asked if they are left out"
 _ENDLESS = 'padding_mode="cycle" of StreamDataset never ends'
+_SIZE = "size=(height, width) of VideoStream and ImageFolderStream"
 _MAPPED = "have open_stream apply it to each item: yield transform(item)"
 
 #: Names of options in other libraries (torch, grain, webdataset, datasets, pytorch-stream-dataloader, SPDL, litdata).
@@ -48,7 +49,12 @@ _OPTIONS: Mapping[str, str] = {
     "shuffle_buffer": "shuffle=True of StreamDataset shuffles all sources",
     "in_order": "deterministic= of StreamDataset",
     "mp_context": "multiprocessing_context= of StreamDataLoader",
-    "resize": "size=(height, width) of VideoStream and ImageFolderStream",
+    **dict.fromkeys(("resize", "height", "width", "shape", "image_size", "resolution"), _SIZE),
+    **dict.fromkeys(("frame_rate", "framerate", "target_fps"), "fps= of VideoStream"),
+    **dict.fromkeys(("gray", "grayscale"), 'color="gray" of VideoStream'),
+    **dict.fromkeys(("bytes", "byte_level", "level"), 'units="bytes" of TextStream'),
+    **dict.fromkeys(("pack", "packed", "packing"), 'windows="packed" of StreamDataset'),
+    **dict.fromkeys(("mem_len", "memory_length", "cache_size", "maxlen"), "steps= of LaneCache"),
     "pin": "pin_memory= of StreamDataLoader",
 }
 
@@ -60,12 +66,22 @@ _FIELDS: Mapping[str, str] = {
     **dict.fromkeys(("shape", "size", "ndim", "dtype", "batch_size", "num_lanes", "seq_len"), _SHAPE),
     **dict.fromkeys(("x", "input", "inputs", "input_ids", "images", "frames", "obs", "tokens"), "use batch.data"),
     **dict.fromkeys(("y", "target", "targets", "label", "labels", "action"), _TARGETS),
-    **dict.fromkeys(("source", "sources", "episode_index", "stream", "stream_id"), "use batch.source_index"),
-    **dict.fromkeys(("is_start", "starts", "start", "begin"), "use batch.is_first, (T, B), or batch.reset, (B,)"),
+    **dict.fromkeys(
+        ("source", "sources", "episode_index", "episode_id", "stream", "stream_id"), "use batch.source_index"
+    ),
+    **dict.fromkeys(
+        ("is_start", "starts", "start", "begin", "resets"), "use batch.is_first, (T, B), or batch.reset, (B,)"
+    ),
     **dict.fromkeys(("done", "dones", "ends", "is_end", "terminated"), "use batch.is_last, or recurrent.done(batch)"),
-    **dict.fromkeys(("attention_mask", "padding_mask", "pad_mask", "padding"), "use batch.is_padding, or batch.mask"),
+    **dict.fromkeys(
+        ("attention_mask", "padding_mask", "pad_mask", "padding", "is_pad"), "use batch.is_padding, or batch.mask"
+    ),
     **dict.fromkeys(("step", "index", "batch_idx"), "use batch.batch_index"),
     **dict.fromkeys(("t", "time", "frame_index", "offset"), "use batch.position"),
+    **{
+        name: f"use recurrent.{name}(batch)"
+        for name in ("cu_seqlens", "is_init", "position_ids", "prev_exists", "seq_idx")
+    },
     "device": "use batch.data.device",
     "lengths": "use batch.mask.sum(0)",
 }

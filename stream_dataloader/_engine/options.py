@@ -188,7 +188,8 @@ def refuse_misplaced(given: Mapping[str, Any], dataset: type, loader: type) -> N
         of_dataset = f"{{0}} is the dataset's: {dataset.__name__}(..., {{0}}=...)".format
 
         def unknown(name: str) -> str:
-            known = [*inspect.signature(loader).parameters, *dataset_has]
+            loader_has = inspect.signature(loader).parameters.values()
+            known = [*(one.name for one in loader_has if one.kind is not one.VAR_KEYWORD), *dataset_has]
             return "; ".join(filter(None, [f"a StreamDataLoader has no option {name}", hint_for(name, known)]))
 
         told = (_BELONGS.get(name) or (of_dataset if name in dataset_has else unknown)(name) for name in given)

@@ -19,8 +19,8 @@ from stream_dataloader import (
 )
 from stream_dataloader._engine.hints import _ROOMS
 from stream_dataloader.errors import ItemError
-from stream_dataloader.recurrent import RecurrentState
-from stream_dataloader.streams import ArrayStream, TextStream
+from stream_dataloader.recurrent import LaneCache, RecurrentState
+from stream_dataloader.streams import ArrayStream, TextStream, VideoStream
 
 DATASET = StreamDataset([3], range, 1, time_steps=1)
 
@@ -47,6 +47,14 @@ DATASET = StreamDataset([3], range, 1, time_steps=1)
         (lambda: ArrayStream(transform=abs), r"have open_stream apply it"),
         (lambda: TextStream(tokeniser=list), r"did you mean tokenizer=\?|did you mean tokens=\?"),
         (lambda: RecurrentState(batch_dims=1), r"did you mean batch_dim=\?"),
+        (lambda: StreamDataset([3], range, 1, packed=True), r'windows="packed" of StreamDataset'),
+        (lambda: StreamDataLoader(DATASET, packed=True), r'no option packed; windows="packed" of StreamDataset'),
+        (lambda: StreamDataLoader(DATASET, misplace=True), r"no option misplace$"),
+        (lambda: VideoStream(height=3), r"'height'; size=\(height, width\)"),
+        (lambda: VideoStream(frame_rate=3), r"'frame_rate'; fps= of VideoStream"),
+        (lambda: VideoStream(grayscale=True), r'color="gray" of VideoStream'),
+        (lambda: TextStream(bytes=True), r'units="bytes" of TextStream'),
+        (lambda: LaneCache(mem_len=3), r"'mem_len'; steps= of LaneCache"),
     ],
 )
 def test_an_option_by_another_name_is_told_ours(build, hint):
@@ -152,4 +160,6 @@ def test_a_field_of_another_library_is_named_with_ours():
         _ = batch.shape
     with pytest.raises(AttributeError, match=r"no attribute 'is_start'; use batch.is_first"):
         _ = batch.is_start
+    with pytest.raises(AttributeError, match=r"no attribute 'seq_idx'; use recurrent.seq_idx\(batch\)"):
+        _ = batch.seq_idx
     assert not isinstance(batch, Iterable), "trainers would look for tensors in it"
