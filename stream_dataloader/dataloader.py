@@ -428,4 +428,4 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
         self._settings = state["_settings"].value
         self._start_anew()
         if (place := self.__dict__.pop("_copied_place")) is not None:
-            self.load_state_dict(place)
+            self.load_state_dict(place, ("sources",))  # the list may have grown since the epoch was left

@@ -255,12 +255,14 @@ def test_a_loop_that_was_left_begins_the_next_epoch():
     assert loader.epoch == 2
 
 
-def test_a_loop_that_was_left_can_be_skipped_on():
+@pytest.mark.parametrize("copied", [lambda loader: loader, copy.deepcopy])
+def test_a_loop_that_was_left_can_be_skipped_on(copied):
     case = Grown([5, 5, 5], {}, {"batch_size": 1, "time_steps": 1})
     dataset = case.dataset()
     loader = StreamDataLoader(dataset)
     next(iter(loader))
     dataset.extend([(3, 2)])
+    loader = copied(loader)
     assert loader.skip(2) == 2
     seen = [(int(batch.source_index), int(batch.position)) for batch in loader]
     assert seen == [(0, 3), (0, 4), *((n, i) for n in (1, 2) for i in range(5)), (3, 0), (3, 1)]
