@@ -124,7 +124,7 @@ class LaneIndices(list[int]):
         ends = {t * lanes + lane for lane, t in zip(self.ends[::2], self.ends[1::2], strict=True)}
         for run in runs_of(self.runs):
             for step in range(run.steps):
-                cell, is_first = (run.t + step) * lanes + run.lane, run.starts and step == 0
+                cell, is_first = (run.t + step) * lanes + run.lane, step == 0 and bool(run.starts)
                 known[cell] = is_first, bool(run.fresh), run.source, run.position + step, cell in ends
         for number, (index, cell_knows) in enumerate(zip(super().__iter__(), known, strict=True)):
             t, lane = divmod(number, lanes)

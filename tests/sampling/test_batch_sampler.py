@@ -59,6 +59,7 @@ def check_rows(batch, indices, lengths):
         t, lane = divmod(number, lanes)
         assert (index.t, index.lane) == (t, lane)
         assert (index.mask, index.is_first) == (batch.mask[t, lane], batch.is_first[t, lane])
+        assert {type(index.mask), type(index.is_first), type(index.is_last)} == {bool}
         if batch.source_index[t, lane] >= 0:
             assert index == batch.data[t, lane]
         else:
