@@ -125,17 +125,25 @@ def _hash_object(value: Any, update: Callable[[bytes], Any]) -> None:
 
 
 class _Backwards(set):  # type: ignore[type-arg]
-    """A set that iterates in another order, as it may do in another process."""
+    """A set that iterates in another order than the one it was made of, as it may do in another process."""
+
+    def __init__(self, elements: Iterable[Any]) -> None:
+        super().__init__(elements)
+        # The order of what was given: a copy has one of its own, which could be that order backwards.
+        self._order = [*elements][::-1]
 
     def __iter__(self) -> Iterator[Any]:
-        return iter([*super().__iter__()][::-1])
+        return iter(self._order)
 
 
 class _FrozenBackwards(frozenset):  # type: ignore[type-arg]
     """A frozenset that iterates in another order, see `_Backwards`."""
 
+    def __init__(self, elements: Iterable[Any]) -> None:
+        self._order = [*elements][::-1]
+
     def __iter__(self) -> Iterator[Any]:
-        return iter([*super().__iter__()][::-1])
+        return iter(self._order)
 
 
 class _OtherHash(str):
