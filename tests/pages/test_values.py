@@ -24,7 +24,10 @@ BLOCKS = {
     for number, (code, output) in enumerate((code, out) for kind, code, out in blocks_of(page) if kind == "python")
 }
 TRAINS = re.compile(r"torch\.nn|linear_scan|masked_rnn")
-NO_NUMBER = {("docs/guides/recurrent.md", 2): "compares a resumed run with a whole one"}
+NO_NUMBER = {
+    ("docs/guides/recurrent.md", 2): "compares a resumed run with a whole one",
+    ("docs/guides/inside-streams.md", 2): "shows a mode of torch, and trains nothing",
+}
 
 
 def shuffled(count, epoch, seed=0):
