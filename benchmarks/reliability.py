@@ -64,9 +64,9 @@ class Outcome(NamedTuple):
 def runs_of(section: str, *, quick: bool) -> list[str]:
     """The names of a section's runs."""
     if section == "kills":
-        return [str(seed) for seed in range(5 if quick else 300)]
+        return [str(seed) for seed in range(3 if quick else 300)]
     if section == "restores":
-        return [str(seed) for seed in range(10 if quick else 1000)]
+        return [str(seed) for seed in range(5 if quick else 1000)]
     if section == "faults":
         return list(FAULTS)
     counts = EPOCHS if section == "epochs" else INTERRUPTS

@@ -148,7 +148,8 @@ def measure_determinism(quick: bool) -> Iterator[Result]:
         }
         in_time = "ordered, lookahead=1, opened in time"  # what factories have that do not declare open_early
         contenders[in_time] = partial(epoch_seconds, sources, prefetch_factor, True, 1, False)
-        rounds = take_turns(contenders, 3 if quick else 7, f"{what}, prefetch_factor={prefetch_factor}")
+        about = f"{what}, prefetch_factor={prefetch_factor}"
+        rounds = take_turns(contenders, 3 if quick else 7, about, warm_up=not quick)
         yield from (figure(section, name, values, "s") for name, values in rounds.items())
         plain = "first come, lookahead=0"
         yield ratio(section, f"ordered, lookahead=0 / {plain}", rounds, "ordered, lookahead=0", plain)
@@ -244,7 +245,7 @@ def measure_main_process(quick: bool) -> list[Result]:
         return statistics.median(ready_seconds(loader(READY_BATCHES), each, epochs)) * 1e6
 
     contenders = {"ours": partial(timed, "ours", ours, 1), "torch": partial(timed, "torch", bare, workers)}
-    rounds = take_turns(contenders, 3 if quick else 9)
+    rounds = take_turns(contenders, 3 if quick else 9, warm_up=not quick)
     results = []
     for name, who, target in (
         ("ours", "ours", MOST_MICROSECONDS),

@@ -181,7 +181,7 @@ def measure_sources(quick: bool) -> Iterator[Result]:
         for sources in (few, many):
             contenders[f"{method}, {len(sources):,} sources"] = partial(start, sources, method)
     runs = {name: partial(seconds, call) for name, call in contenders.items()}
-    times = take_turns(runs, 2 if quick else 5, "a million sources")
+    times = take_turns(runs, 2 if quick else 5, "a million sources", warm_up=not quick)
     section = "from building the dataset to the first answer: 2 workers, least of all rounds"
     for name, values in times.items():
         yield Result(section, name, min(values), "s", (min(values), max(values)))
