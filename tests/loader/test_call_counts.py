@@ -9,6 +9,7 @@ import pytest
 import stream_dataloader
 from stream_dataloader import StreamDataLoader, StreamDataset
 from stream_dataloader._engine.schedule.requests import Ledger
+from stream_dataloader.streams import ArrayStream
 
 PACKAGE = os.path.dirname(stream_dataloader.__file__)
 
@@ -46,6 +47,15 @@ def test_a_batch_in_the_middle_of_an_epoch(workers, most):
         next(batches)
     calls, _ = min(calls_of(lambda: next(batches)) for _ in range(9))  # one that brings no message of several batches
     assert calls <= most
+
+
+def test_a_short_stream():
+    sentences = [np.arange(25)] * 1000
+    how = {"time_steps": 100, "windows": "packed", "padding_mode": "cycle"}
+    batches = iter(StreamDataLoader(StreamDataset(sentences, ArrayStream(), 4, **how)))
+    next(batches)
+    calls, _ = calls_of(lambda: [next(batches) for _ in range(10)])
+    assert calls / (10 * 4 * 4) <= 78
 
 
 def test_the_first_batch():
