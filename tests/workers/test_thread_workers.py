@@ -207,10 +207,12 @@ def test_a_garbage_collection_in_a_thread_may_close_an_iteration():
     collected = threading.Event()
 
     def read(n):
+        yield 0
+        dropped.wait(PATIENCE)  # both threads read the step after the first batch, and are here
+        if not collected.is_set():
+            collected.set()
+            gc.collect()
         for i in range(200):
-            if dropped.is_set() and not collected.is_set():
-                collected.set()
-                gc.collect()
             time.sleep(0.001)
             yield i
 
