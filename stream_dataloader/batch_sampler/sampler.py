@@ -191,7 +191,7 @@ class LaneBatchSampler(Sampler[list[int]]):
             TypeError: The epoch has no end.
         """
         self._find_rank()
-        if self._drawing is not None and not self._epochs.is_set:
+        if self._drawing is not None and self._epochs.wanted is None:
             total = self._drawing.total  # also when all batches were drawn, as the trainer may still use some of them
         else:
             total = self._total(self._epochs.coming().epoch)

@@ -122,7 +122,7 @@ class StepCollector:
     def _restart_or_raise(self, error: Exception, epoch: Epoch) -> None:
         """Start again after a worker's death; raise any other error, or the death if no restart is left."""
         self.close()
-        if not isinstance(error, WorkerDeathError) or not self._start_again(error, epoch.go_back()):
+        if not isinstance(error, WorkerDeathError) or not self._start_again(error, epoch):
             raise error
 
     def close(self) -> None:
@@ -132,8 +132,8 @@ class StepCollector:
         if self.session is not None:
             self.session.close()
 
-    def _start_again(self, death: WorkerDeathError, place: Place) -> bool:
-        """Let new workers go on from a place; return False after too many deaths."""
+    def _start_again(self, death: WorkerDeathError, epoch: Epoch) -> bool:
+        """Let new workers go on behind the last delivered batch; return False after too many deaths."""
         dataset = self._work.dataset
         # One death proves nothing, as the system may kill a worker for lack of memory. Several at one place do.
         self._deaths.update(death.suspects)
@@ -151,7 +151,7 @@ class StepCollector:
             self._killers |= proven
         elif self._restarts >= self._most:
             return False
-        # The place is that of the last delivered batch. What dead workers had read ahead is read again.
+        place = epoch.go_back()  # what dead workers had read ahead is read again
         self._restarts += 1
         self._work.counts.totals["restarts"] += 1
         log.warning("%s; restart %d of %d, at step %d", str(death), self._restarts, self._most, place.step)

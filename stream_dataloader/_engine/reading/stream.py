@@ -102,16 +102,11 @@ class OpenedStream(Handle):
         self._asked = items
         # Otherwise all items before would have to be read. `next_item` does so when the lane needs the stream.
         if items == self.section.start or takes_start(self.factory):
-            before = self.enter()
-            try:
-                item = self.next_item(only_open=True)
-                if item is not _OPEN:
-                    self._ahead.append(item)
-            except StreamError as error:
-                self._error = detached(error)  # see `look_ahead`
-            finally:
-                self.items = items
-                self.leave(before)
+            self.look_ahead(self._first_items)
+
+    def _first_items(self) -> list[Any]:
+        item = self.next_item(only_open=True)
+        return [] if item is _OPEN else [item]
 
     @property
     def first(self) -> Any:

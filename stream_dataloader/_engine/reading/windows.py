@@ -172,17 +172,21 @@ class StreamWindows:
         what += "; all items of a stream must share structure, dtypes and shapes"
         return self.stream.error(ItemError, what, handed_out=True)
 
+    @property
+    def known_stop(self) -> int | None:
+        """The time step behind the last one, if it is known."""
+        return None if self._time_steps is None else self.stream.stop
+
     def has_ended(self, error: StreamError | None) -> bool:
         """Return whether its last time step was read, when a lane leaves it at its end or after an error."""
-        stop = None if self._time_steps is None else self.stream.stop
-        return self.position > self.stream.section.start and (error is None or self.position == stop)
+        return self.position > self.stream.section.start and (error is None or self.position == self.known_stop)
 
     def ends(self) -> bool:
         """Return whether it ends with the window that it filled; if this is not known, take its next item ahead."""
         stream, layout = self.stream, self._layout
         if layout is None:
             return False
-        if (stop := None if self._time_steps is None else stream.stop) is not None:
+        if (stop := self.known_stop) is not None:
             return self.position == stop
         writes = stream.writes and not layout.windowed and not layout.has_objects
         return not stream.look_ahead(functools.partial(_written if writes else _iterated, stream, layout))

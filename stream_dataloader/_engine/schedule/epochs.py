@@ -130,11 +130,6 @@ class Epochs:
         return self.wanted is None or self.coming() == self._by_itself()
 
     @property
-    def is_set(self) -> bool:
-        """Whether `set_epoch` was called for the coming epoch."""
-        return self.wanted is not None
-
-    @property
     def continues(self) -> bool:
         """Whether the coming epoch continues the current run."""
         return self.length is not None and self.begun is not None and self.coming() is not _RUN_BEGINS

@@ -305,8 +305,17 @@ def _from_plain(state: Mapping[str, Any], rules: Rules) -> LoadedState:
         saved = replace(before, lanes=width, time_steps=state["time_steps"])
         given = {group: int(state[key_of(group)][1]) for group in groups_in(state)}
         past = () if rules.mix is None else past_weights(saved, rules.mix, place.epoch, given)
-        place = place._replace(step=state["step"], cursors=tuple(cursors), returned=again, lanes=states)
-        place = place._replace(waiting=waiting, growth=growth, past=past)
+        place = Place(
+            epoch=place.epoch,
+            step=state["step"],
+            cursors=tuple(cursors),
+            returned=again,
+            lanes=states,
+            waiting=waiting,
+            growth=growth,
+            past=past,
+            counted=place.counted,
+        )
         here = rules.with_past(past)
         # A place under the same rules is exact as it is. Under others, lanes reserve anew and counts are converted.
         if replace(saved, mix=here.mix, seed=here.seed) != here or saved.draws != here.draws:
