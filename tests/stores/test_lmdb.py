@@ -6,6 +6,8 @@ import json
 import os
 import resource
 import shutil
+import struct
+import zlib
 from typing import ClassVar
 
 import numpy as np
@@ -20,6 +22,7 @@ from stream_dataloader.errors import StoreError
 from stream_dataloader.stores._base.packing import StreamRecord
 from stream_dataloader.stores.lmdb import LmdbPacker, LmdbStore
 from stream_dataloader.stores.lmdb import writer as lmdb_writer
+from stream_dataloader.stores.lmdb.windows import check_value
 from stream_dataloader.stores.memmap.packed import _digest
 from stream_dataloader.testing._items import assert_same
 
@@ -223,6 +226,13 @@ def test_a_value_is_checked_once(tmp_path, monkeypatch):
     for _ in range(2):
         assert len(list(store(0))) == 40
     assert len(checked) == 10
+
+
+@pytest.mark.parametrize("body", [bytes(9000), bytes(range(250)) * 36], ids=["zeros", "numbers"])
+def test_a_value_has_the_checksum_that_the_format_says(body):
+    sums = np.frombuffer(body[:8192], "<u8").reshape(2, -1).sum(axis=1, dtype="<u8")
+    checksum = zlib.crc32(sums.tobytes(), zlib.crc32(body[8192:], zlib.crc32(b"\3\0\0\0")))
+    assert check_value(struct.pack("<II", checksum, 3) + body) == checksum
 
 
 def test_a_value_of_another_stream_is_noticed(tmp_path):

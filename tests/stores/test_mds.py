@@ -2,6 +2,7 @@
 
 import decimal
 import errno
+import gzip
 import itertools
 import json
 import multiprocessing
@@ -339,6 +340,17 @@ def test_a_damaged_zip_is_named(tmp_path, compression):
         MdsStore(path)
 
 
+def test_a_zip_beside_its_shard_is_verified_too(tmp_path):
+    path = written(tmp_path / "a", compression="gz")
+    zipped = tmp_path / "a" / "shard.00001.mds.gz"
+    zipped.with_suffix("").write_bytes(gzip.decompress(zipped.read_bytes()))
+    assert MdsStore(path).verify() == []
+    zipped.write_bytes(zipped.read_bytes()[:-1])
+    assert numbers(MdsStore(path, stream="episode")) == EPISODES
+    problems = MdsStore(path).verify()
+    assert [zipped.name in problem for problem in problems] == [True], problems
+
+
 # damage
 
 
@@ -413,7 +425,9 @@ def test_streams_of_a_shard_are_read_apart(tmp_path, monkeypatch):
         next(stream)
 
 
-def test_a_shard_that_is_cut_off_while_it_is_read_is_an_error(tmp_path):
+@pytest.mark.parametrize("together", [1, 99])
+def test_a_shard_that_is_cut_off_while_it_is_read_is_an_error(tmp_path, monkeypatch, together):
+    monkeypatch.setattr("stream_dataloader.stores.mds.shards._MOST_SAMPLES", together)
     path = written(tmp_path / "a")
     stream = MdsStore(path, columns=["y"])(0)
     next(stream)

@@ -262,10 +262,10 @@ def test_what_is_packed_before_an_error_is_kept(tmp_path):
 
 
 class Closing:
-    """Notes in `events` when a stream is opened and closed; stream 3 breaks."""
+    """Notes in `events` when a stream is opened and closed; stream 3 breaks, and closing stream 4 fails."""
 
     def __init__(self, events, number):
-        self.items, self.note = broken(number), lambda what: events.append((what, number))
+        self.number, self.items, self.note = number, broken(number), lambda what: events.append((what, number))
         self.note("open")
 
     def __iter__(self):
@@ -273,11 +273,13 @@ class Closing:
 
     def close(self):
         self.note("close")
+        assert self.number != 4, "it cannot be closed"
 
 
 def test_a_stream_is_closed_before_the_next_is_opened(tmp_path):
     events = []
-    stores.pack((NUMBERS, functools.partial(Closing, events)), tmp_path / "a", on_error="skip")
+    with pytest.warns(RuntimeWarning, match=r"closing the stream of source 4 .*it cannot be closed"):
+        stores.pack((NUMBERS, functools.partial(Closing, events)), tmp_path / "a", on_error="skip")
     assert events == [(what, number) for number in NUMBERS for what in ("open", "close")]
 
 
@@ -675,6 +677,9 @@ def test_a_journal_that_was_cut_or_damaged_keeps_what_is_whole(tmp_path_factory,
     assert all([n, *entry] == entries[n] for n, entry in found.items())
     again, file = begin_part(path)
     assert (number, again) == (0, 1)
-    with file:
-        enter(file, {"synced": None, "streams": [entry for entry in entries if entry[0] not in found]})
+    with file, open(f"{path}.0", "ab") as cut_off:
+        enter(
+            data.draw(st.sampled_from([file, cut_off])),
+            {"synced": None, "streams": [entry for entry in entries if entry[0] not in found]},
+        )
     assert [[n, *entry] for n, entry in sorted(packed_in(path)[0].items())] == entries

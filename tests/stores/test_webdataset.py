@@ -119,6 +119,12 @@ def test_tars_on_a_server_are_fetched_when_they_are_read(tmp_path):
     store = stores.open("memory://webdataset/train-{000..001}.tar").open_stream
     assert [len(list(store(number))) for number in store.sources] == [23, 9, 31]
     assert store.info().disk_bytes is None
+    sizes = [path.stat().st_size for path in tmp_path.glob("train-*.tar")]
+    small = FileCache(directory=tmp_path / "small", size_limit_bytes=max(sizes))
+    store = WebDatasetStore("memory://webdataset/train-{000..001}.tar", cache=small)
+    assert len(list(store(1))) == 9
+    kept = [path.name[-13:] for path in (tmp_path / "small").glob("*/*-*")]
+    assert kept == ["train-001.tar"]  # the other is let go of before it is fetched
     before = WebDatasetStore("memory://webdataset/train-{000..001}.tar", cache=FileCache(check_seconds=0))
     os.remove(tmp_path / "train-000.tar")
     write_tar(tmp_path / "train-000.tar", texts("other/0"))

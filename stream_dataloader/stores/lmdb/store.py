@@ -219,7 +219,7 @@ class _PackedSteps:
             raise StoreError(f"{self._name} is damaged: its values are those of another stream; pack it again")
 
     def close(self) -> None:
-        self._kept = (-1, None)
+        pass
 
 
 class _PlainIndex:
