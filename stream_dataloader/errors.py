@@ -38,6 +38,9 @@ __all__ = [
 _CREDENTIALS = re.compile(r"\b(?!abfss?:|wasbs?:)([a-z][a-z0-9+.-]*://)[^\s/@?#'\"]*@", re.IGNORECASE)
 _QUERY = re.compile(r"\b([a-z][a-z0-9+.-]*://[^\s?#'\"]*)\?[^\s#'\"]*", re.IGNORECASE)
 
+#: Longest line of an error. A path may have 4,096 bytes; data may have names and values of megabytes.
+_LONGEST_LINE = 12_000
+
 
 def without_secrets(text: str) -> str:
     """Remove user, password and query from URLs in a text, for errors, logs and names of streams.
@@ -66,9 +69,13 @@ def _visible(text: str) -> str:
 
 
 def shown_lines(text: str) -> str:
-    """Return a text of several lines, each treated as in `shown`."""
+    """Return a text of several lines, each treated as in `shown`; the middle of very long lines is left out."""
     plain = without_secrets(text)
-    return plain if plain.isprintable() else "\n".join(map(_visible, plain.expandtabs().split("\n")))
+    if plain.isprintable() and len(plain) <= _LONGEST_LINE:
+        return plain
+    lines = map(_visible, plain.expandtabs().split("\n"))
+    half = _LONGEST_LINE // 2
+    return "\n".join(one if len(one) <= _LONGEST_LINE else f"{one[:half]} ... {one[-half:]}" for one in lines)
 
 
 class StreamDataLoaderError(Exception):

@@ -105,7 +105,11 @@ class Hdf5Store(Store):
                     above = _group_of(file, path, self._options["group"], sources)
                     groups = _streams(file, path, above, self._options["filter_key"], sources)
                     if selection is None and groups:
-                        there, name = datasets_in(file[groups[0]]), f"{path}, {groups[0]}"
+                        name = f"{path}, {groups[0]}"
+                        there, wrong = datasets_in(file[groups[0]], sources, name)
+                        if wrong and self._options["columns"] is None:
+                            other, why = next(iter(wrong.items()))
+                            raise StoreError(f"{name}: {other!r} {why}; name others by columns={shorten(list(there))}")
                         there.pop("compress_len", None)  # in ALOHA's files it has a row for each camera
                         selection = selected(self._options["columns"], list(there), name)
                         check_lengths(name, {leaf: (there[leaf].shape or (0,))[0] for leaf in selection.names})
@@ -223,9 +227,9 @@ def _group_of(file: Any, name: str, group: str | None, sources: Sources) -> str:
 
     sources.check_links(file, _DATA if group is None else group, name)
     if group is None:
-        return f"/{_DATA}" if file.get(_DATA, getclass=True) is h5py.Group else _ROOT
+        return f"/{_DATA}" if isinstance(file.get(_DATA), h5py.Group) else _ROOT
     path = "/" + group.strip("/")
-    if path != _ROOT and file.get(path, getclass=True) is not h5py.Group:
+    if path != _ROOT and not isinstance(file.get(path), h5py.Group):
         raise StoreError(f"{name} has no group {group!r}; it has {shorten(list(file), 300)}")
     return path
 
@@ -236,12 +240,16 @@ def _streams(file: Any, name: str, above: str, filter_key: str | None, sources: 
     from h5py import h5g
 
     group = file[above]
-    members = {key: h5g.get_objinfo(group.id, key.encode(), follow_link=False).type for key in group}
+    members = {key: h5g.get_objinfo(group.id, os.fsencode(key), follow_link=False).type for key in group}
     for key, kind in members.items():
         if kind not in (h5g.GROUP, h5g.DATASET):  # maybe a link
             sources.check_links(group, key, f"{name}, {above}")
-            found_kind = group.get(key, getclass=True)
-            members[key] = {h5py.Group: h5g.GROUP, h5py.Dataset: h5g.DATASET}.get(found_kind, kind)
+            found = group.get(key)
+            if found is None and filter_key is None:
+                raise StoreError(f"{name}, {above}: {key!r} is a link that leads nowhere; remove it")
+            members[key] = {h5py.Group: h5g.GROUP, h5py.Dataset: h5g.DATASET}.get(type(found), kind)
+    if foreign := [key for key in members if isinstance(key, bytes)]:
+        raise StoreError(f"{name}, {above}: the name {foreign[0]!r} is no text in UTF-8; rename it")
     found = {key for key, kind in members.items() if kind == h5g.GROUP}
     if h5g.DATASET in members.values():
         if filter_key is not None:
@@ -292,7 +300,7 @@ def _table(group: Any, name: str, leaf: str, pictures: Pictures | None, sources:
     sources.check(found, label)
     if pictures is None and dtype.kind in "OSV":
         raise StoreError(f"{name}, dataset {found.name} is of dtype {dtype}; cameras= names encoded images")
-    check_row(label, found.shape[1:], dtype)
+    check_row(label, (found.shape or ())[1:], dtype)
     check_size(label, found)
     if pictures is not None:
         return PictureRows(found, pictures, label)

@@ -295,3 +295,11 @@ def test_of_a_fault_and_misfits_the_lowest_lanes_is_raised(fault, workers):
     with pytest.raises(errors.ReadError if fault == 1 else errors.ItemError) as raised:
         list(batches)
     assert (raised.value.lane, raised.value.source_index) == (1, 5)
+
+
+def test_a_line_of_an_error_is_not_of_megabytes():
+    found = str(errors.StoreError(f"first\na.json has version {'9' * 10**6}, and must have 1"))
+    assert len(found) < 13_000
+    assert found.startswith("first\na.json has version 999")
+    assert found.endswith("must have 1")
+    assert len(str(errors.StoreError("\n".join(["line"] * 10**5)))) == 5 * 10**5 - 1

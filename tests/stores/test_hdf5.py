@@ -15,6 +15,7 @@ from store_tests import StoreTests
 from stream_dataloader import StreamDataLoader, StreamDataset, stores
 from stream_dataloader.errors import StoreError
 from stream_dataloader.stores import Hdf5Store
+from stream_dataloader.streams import ArrayStream
 from stream_dataloader.testing._items import assert_same, items_of
 
 STREAMS = episodes((23, 0, 7, 31))
@@ -321,3 +322,109 @@ def test_a_missing_filter_is_named(plugins, text, tmp_path, monkeypatch):
     with pytest.raises(ImportError, match=rf"a.h5.* was written with the filter 32000 \(lzf\), {text}"):
         store(0)
     store.close()
+
+
+def two_steps(path, change):
+    with h5py.File(path, "w") as file:
+        for number in range(2):
+            file[f"data/demo_{number}/x"] = np.arange(2) + number
+            file[f"data/demo_{number}/obs/y"] = np.arange(2) + 10 * number
+        change(file)
+    return path
+
+
+def both(name, link):
+    def change(file):
+        for number in range(2):
+            group = file[f"data/demo_{number}"]
+            group[name] = link if isinstance(link, h5py.SoftLink) else group[link]
+
+    return change
+
+
+NAMED_TWICE = {
+    "a second name of a dataset": (both("z", "x"), "z", 1),
+    "a second name of a group": (both("next_obs", "obs"), "next_obs/y", 11),
+    "a link to a dataset": (both("z", h5py.SoftLink("x")), "z", 1),
+    "a link to a group": (both("next_obs", h5py.SoftLink("obs")), "next_obs/y", 11),
+}
+
+
+@pytest.mark.parametrize(("change", "name", "value"), NAMED_TWICE.values(), ids=NAMED_TWICE)
+def test_a_dataset_is_a_leaf_under_each_of_its_names(tmp_path, change, name, value):
+    store = Hdf5Store(two_steps(tmp_path / "a.hdf5", change))
+    assert sorted(store.info().leaves) == sorted(["['obs']['y']", "['x']", "['" + name.replace("/", "']['") + "']"])
+    *_, last = store(1)
+    for key in name.split("/"):
+        last = last[key]
+    assert last == value + (1 if name == "z" else 0)
+
+
+NOT_READ = {
+    "a link to nothing": (both("z", h5py.SoftLink("/no")), "'z' is a link that leads nowhere"),
+    "a link to itself": (both("z", h5py.SoftLink("z")), "'z' is not read: .* without an end"),
+    "a link to another file": (
+        lambda file: file["data/demo_0"].__setitem__("z", h5py.ExternalLink("b.h5", "/x")),
+        "'z' lies in another file",
+    ),
+    "a group in itself": (both("z", "/data"), "'z/demo_0' is a group that contains it"),
+    "a name that is no text": (
+        lambda file: h5py.h5g.create(file["data/demo_0"].id, b"\xff"),
+        r"'\\udcff' is no text in UTF-8",
+    ),
+}
+
+
+@pytest.mark.parametrize(("change", "told"), NOT_READ.values(), ids=NOT_READ)
+def test_a_name_that_cannot_be_read_is_not_left_out_in_silence(tmp_path, change, told):
+    path = two_steps(tmp_path / "a.hdf5", change)
+    with pytest.raises(StoreError, match=rf"a\.hdf5, /data/demo_0: .*{told}.*columns="):
+        Hdf5Store(path)
+    assert [int(step["obs"]["y"]) for step in Hdf5Store(path, columns=["x", "obs"])(1)] == [10, 11]
+
+
+@pytest.mark.parametrize("group", ["data", "other"])
+def test_a_stream_whose_link_leads_nowhere_is_named(tmp_path, group):
+    path = two_steps(tmp_path / "a.hdf5", lambda file: file.__setitem__(f"{group}/demo_9", h5py.SoftLink("/no")))
+    with pytest.raises(StoreError, match=rf"/{group}: 'demo_9' is a link that leads nowhere"):
+        Hdf5Store(path, group=group)
+    if group == "data":
+        with h5py.File(path, "a") as file:
+            file["mask/train"] = [b"demo_0"]
+        assert len(Hdf5Store(path, filter_key="train")) == 1
+
+
+def test_a_stream_whose_name_is_no_text_is_named(tmp_path):
+    path = two_steps(tmp_path / "a.hdf5", lambda file: h5py.h5g.create(file["data"].id, b"demo_\xff"))
+    with pytest.raises(StoreError, match=r"/data: the name b'demo_\\xff' is no text in UTF-8"):
+        Hdf5Store(path)
+    with pytest.raises(ValueError, match=r"a\.hdf5 has 4 datasets"):
+        ArrayStream()(str(path))
+
+
+def test_groups_that_link_to_each_other_have_no_names_without_end(tmp_path):
+    def change(file):
+        group = file.create_group("data/demo_0/g")
+        for _ in range(40):
+            group["b"] = below = group.create_group("a")
+            group = below
+
+    with pytest.raises(StoreError, match="/data/demo_0 has more than 1,024 groups"):
+        Hdf5Store(two_steps(tmp_path / "a.hdf5", change))
+
+
+def test_the_only_dataset_of_a_file_may_have_two_names(tmp_path):
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["x"] = file["z"] = np.arange(3)
+        del file["z"]
+        file["y"], file["link"], file["nowhere"] = file["x"], h5py.SoftLink("/x"), h5py.SoftLink("/no")
+    assert [int(row) for row in ArrayStream()(str(tmp_path / "a.h5"))] == [0, 1, 2]
+
+
+def test_a_dataset_without_values_is_named(tmp_path):
+    def change(file):
+        del file["data/demo_1/x"]
+        file["data/demo_1"].create_dataset("x", data=h5py.Empty("f4"))
+
+    with pytest.raises(StoreError, match=r"demo_1/x is a single number, without an axis for time steps"):
+        Hdf5Store(two_steps(tmp_path / "a.hdf5", change))(1)
