@@ -82,6 +82,15 @@ class JoinedStore(Store):
         part, own = self._place(number)
         part.check_stream(own)
 
+    def _damaged_files(self) -> list[str]:
+        damaged = []
+        for number in range(len(self.index.parts)):
+            try:
+                damaged += self._part(number)._damaged_files()
+            except (OSError, ValueError) as error:  # of opening it
+                damaged.append(str(error))
+        return damaged
+
     def _leaves(self) -> dict[str, str]:
         lengths = self.index.lengths
         return self._place(int(lengths.argmax()))[0]._leaves() if lengths.any() else {}

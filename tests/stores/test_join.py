@@ -82,6 +82,25 @@ def pack_parts(path, parts, streams, order=None, **options):
     return [stores.pack(streams, path, part=(number, parts), **options) for number in numbers]
 
 
+@pytest.mark.parametrize("format", sorted(OPTIONS))
+@pytest.mark.parametrize("deltas", [None, {"label": (-1, 0)}], ids=["plain", "deltas"])
+def test_a_damaged_byte_of_any_part_is_found_by_verify(tmp_path, format, deltas):
+    streams = list(range(len(STREAMS))), lambda number: iter(STREAMS[number])
+    pack_parts(tmp_path, 2, streams, format=format, **OPTIONS[format])
+    stores.join(tmp_path)
+    assert stores.verify(tmp_path, deltas=deltas) == []
+    for file in sorted(path for path in tmp_path.glob("?-of-2/**/*") if path.stat().st_size > 1000):
+        content = bytearray(file.read_bytes())
+        content[-20] ^= 1
+        file.write_bytes(content)
+        try:
+            assert stores.verify(tmp_path, deltas=deltas), f"{file.name} is damaged"
+        except StoreError as error:  # it is found before anything is read
+            assert file.name in str(error)
+        content[-20] ^= 1
+        file.write_bytes(content)
+
+
 @random_cases(150, 8)
 @given(
     format=st.sampled_from(sorted(OPTIONS)),

@@ -85,6 +85,9 @@ class DeltaStore(Store):
     def check_stream(self, number: int) -> None:
         self._store.check_stream(number)
 
+    def _damaged_files(self) -> list[str]:
+        return self._store._damaged_files()
+
     def key(self, number: int) -> str:
         return self._store.key(number)
 

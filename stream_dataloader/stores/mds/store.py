@@ -128,16 +128,14 @@ class MdsStore(Store):
     def _disk_bytes(self) -> int | None:
         return None if is_url(self._folder) else disk_bytes(self._folder)
 
-    def verify(self, progress: Callable[[int, int], Any] | None = None) -> list[str]:
-        """Compare shards with their hashes, and read the streams; see `Store`."""
+    def _damaged_files(self) -> list[str]:
         damaged = []
         for shard in range(len(self.index.found.shards)):
             try:
                 self.index.shards.verify(shard)
             except (OSError, ValueError) as error:
                 damaged.append(str(error))
-        others = super().verify(progress)
-        return damaged + [one for one in others if not any(text in one for text in damaged)]
+        return damaged
 
 
 class MdsSteps:
