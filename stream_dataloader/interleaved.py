@@ -14,7 +14,8 @@ from stream_dataloader._engine import options
 from stream_dataloader._engine.map_style.streams import CommonOptions
 from stream_dataloader._engine.reading.lists import SourceLists
 from stream_dataloader._engine.schedule.mix import Exhausted, Mix
-from stream_dataloader._engine.schedule.weights_check import checked_weights
+from stream_dataloader._engine.schedule.rules import IntArray
+from stream_dataloader._engine.schedule.weights_check import weighted
 from stream_dataloader.dataset import StreamDataset
 from stream_dataloader.errors import shorten
 
@@ -138,30 +139,18 @@ def _mix(datasets: Sequence[StreamDataset], weights: Any, weights_by: Any, exhau
     """Return the mix of the datasets."""
     exhausted = options.choice("exhausted", exhausted, Exhausted)
     by_steps = options.choice("weights_by", weights_by, Literal["sources", "steps"]) == "steps"
-    means = [_mean_length(number, dataset) for number, dataset in enumerate(datasets)] if by_steps else None
     own = [(one._rules.num_sources, one._rules.shuffle, one._rules.schedule) for one in datasets]
     sizes, shuffles, schedules = zip(*own, strict=True)
-    ends = "once" if exhausted == "leave_out" else None if endless else "in full"
-    mix = Mix(sizes, checked_weights(weights, sizes, ends=ends, means=means), exhausted, shuffles, schedules)
-    if ends == "in full" and (number := mix.never_in_full()) is not None:
-        draw = mix.weights[-1][0]
-        raise ValueError(
-            f"datasets[{number}] has weight 0 from draw {draw:,} on, and was not drawn once in full by then, so an "
-            'epoch with exhausted="repeat" would not end; give it a weight there, or choose exhausted="leave_out", or '
-            'padding_mode="cycle"'
-        )
-    return mix
+    lengths = [_lengths(number, dataset) for number, dataset in enumerate(datasets)] if by_steps else None
+    return weighted(Mix(sizes, (), exhausted, shuffles, schedules), weights, lengths=lengths, endless=endless)
 
 
-def _mean_length(number: int, dataset: StreamDataset) -> float:
-    """Return the mean number of time steps of a dataset's sources, or of its sections."""
+def _lengths(number: int, dataset: StreamDataset) -> IntArray:
+    """Return the numbers of time steps of a dataset's sources, or of its sections."""
     lengths, cuts = dataset.lengths, dataset._source_lists.cuts(0)
     if lengths is None:
         raise ValueError(f'weights_by="steps" needs lengths, and datasets[{number}] has none; pass lengths= to it')
-    if not lengths.any():
-        raise ValueError(f'weights_by="steps", and the sources of datasets[{number}] have no items; leave it out')
-    items = lengths if cuts is None else cuts.lengths(0)
-    return float(items.sum()) / dataset._rules.num_sources
+    return lengths if cuts is None else cuts.lengths(0)
 
 
 def _agreed(datasets: Sequence[StreamDataset], given: SharedOptions) -> SharedOptions:

@@ -10,7 +10,8 @@ import hashlib
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch.utils.data import Sampler
@@ -22,20 +23,22 @@ from stream_dataloader._engine.ranks.place import OwnRank
 from stream_dataloader._engine.schedule import saved_state
 from stream_dataloader._engine.schedule.anchors import AnchorCut
 from stream_dataloader._engine.schedule.epochs import Epochs
-from stream_dataloader._engine.schedule.mix import Schedule
+from stream_dataloader._engine.schedule.mix import Exhausted, Schedule
 from stream_dataloader._engine.schedule.order import Order as SourceOrder
 from stream_dataloader._engine.schedule.place import EpochPlace, Place
 from stream_dataloader._engine.schedule.replay import Replay, count_steps, steps_of_groups
-from stream_dataloader._engine.schedule.rules import Groups, PaddingMode, Rules, Windows
-from stream_dataloader._engine.schedule.sections import Cuts, Lengths
+from stream_dataloader._engine.schedule.rules import Groups, IntArray, PaddingMode, Rules, Windows
+from stream_dataloader._engine.schedule.sections import Cut, Cuts, Lengths
 from stream_dataloader.anchors import Anchors, check_anchors, lengths_with
 from stream_dataloader.batch import StreamBatch
 from stream_dataloader.batch_sampler.drawing import Drawing
+from stream_dataloader.batch_sampler.members import member_bounds, with_mix
 from stream_dataloader.errors import StateError
 from stream_dataloader.sectioning import Sections, check_sections, cut_of, described, with_lengths
 
 if TYPE_CHECKING:
     from stream_dataloader._engine.map_style.given_groups import Order
+    from stream_dataloader.interleaved import Weights
 
 __all__ = ["LaneBatchSampler"]
 
@@ -79,6 +82,12 @@ class LaneBatchSampler(Sampler[list[int]]):
             `StreamDataset`. A batch has `(k + T) * B` indices then.
         anchors: Draw only every n-th index of each group: the distance, or `Anchors`. With `shuffle` the first one is
             drawn anew in each epoch. Not together with `sections`.
+        members: The number of the dataset that each group is of, for groups of a `ConcatDataset`: `(groups,)` integers
+            from 0 on, in order. Each lane then draws its next group from one of these datasets, as with `interleave`.
+        weights: One number for each of these datasets, a list of `(draws, weights)`, or a function of the number of
+            draws, as for `interleave`, like the two options that follow. None means equal weights.
+        weights_by: `"sources"`: weights are shares of the groups drawn; `"steps"`: of their indices.
+        exhausted: `"leave_out"` or `"repeat"`: treatment of a dataset once all its groups were drawn.
 
     Raises:
         ValueError: An option's value is out of range, unknown, or conflicts with another.
@@ -121,6 +130,10 @@ class LaneBatchSampler(Sampler[list[int]]):
         allow_repeats: bool = False,
         context: int = 0,
         anchors: Anchors | int | None = None,
+        members: Iterable[int] | None = None,
+        weights: Weights | None = None,
+        weights_by: Literal["sources", "steps"] | None = None,
+        exhausted: Exhausted | None = None,
     ) -> None:
         if dataset_length is not None:
             dataset_length = options.integer("dataset_length", dataset_length, 0)
@@ -137,11 +150,16 @@ class LaneBatchSampler(Sampler[list[int]]):
             lengths_with(self._anchors, self._groups.lengths, "groups")
         self._sections = None if cut is None else with_lengths(cut, self._groups.lengths)
         options.flag("shuffle", shuffle)
-        draws = len(self._lengths(seed)) if self._sections else len(self._groups)
+        mixing = {"weights": weights, "weights_by": weights_by, "exhausted": exhausted}
+        self._bounds = member_bounds(members, len(self._groups), **mixing)
+        draws = len(self._lengths(seed))
         rules = Rules(
             draws, batch_size, padding_mode, windows, time_steps, 0, shuffle, schedule, seed, deterministic=True
         )
         self._rules = options.check_rules(rules, lookahead, has_lengths=True)
+        if members is not None:
+            units = [lengths if cut is None else Cuts([cut], 0).lengths(0) for lengths, cut in self._members()]
+            self._rules = with_mix(self._rules, units, lookahead, **mixing)
         self.batch_size = self._rules.lanes
         options.check_ranks(virtual_ranks, rank, world_size, None)
         self._total_groups, self._rank = virtual_ranks, OwnRank(rank, world_size)
@@ -151,12 +169,20 @@ class LaneBatchSampler(Sampler[list[int]]):
         self._steps: tuple[Rules, int, int] | None = None  # of the epoch whose length was computed last
         self._find_rank()
 
+    def _members(self) -> Iterator[tuple[IntArray, Cut | None]]:
+        """Yield the lengths of each dataset's groups, and how they are cut; None: they are drawn whole."""
+        lengths, sections, anchors = self._groups.lengths, self._sections, self._anchors
+        for begin, end in pairwise(self._bounds):
+            own = lengths[begin:end]
+            if anchors is not None:
+                yield own, AnchorCut(own, anchors.spacing, begin)
+            else:
+                yield own, None if sections is None else cut_of(sections, own, begin)
+
     def _lengths(self, seed: int) -> Lengths:
         """Return the numbers of items of the units that the schedule hands out: groups, or sections of them."""
-        lengths = self._groups.lengths
-        if self._anchors is not None:
-            return Cuts([AnchorCut(lengths, self._anchors.spacing)], seed)
-        return lengths if self._sections is None else Cuts([cut_of(self._sections, lengths)], seed)
+        cuts = [cut for _, cut in self._members() if cut is not None]
+        return Cuts(cuts, seed) if cuts else self._groups.lengths
 
     def _find_rank(self) -> Rules:
         """Find this rank, which may be known only now, and return its rules."""
@@ -209,7 +235,8 @@ class LaneBatchSampler(Sampler[list[int]]):
         return self._steps[2]
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({len(self._groups):,} groups, {options.given_options(self._rules)})"
+        of = "" if self._rules.mix is None else f" of {len(self._rules.mix.sizes)} datasets"
+        return f"{type(self).__name__}({len(self._groups):,} groups{of}, {options.given_options(self._rules)})"
 
     def __bool__(self) -> bool:
         """Return True; Python would call `len`, which may not be known."""
@@ -295,7 +322,7 @@ class LaneBatchSampler(Sampler[list[int]]):
             raise StateError(f"the state cannot be loaded here: {what}")
         rules = replace(self._rules, groups=groups)
         loaded = saved_state.from_plain(self._with_own(state, rules), rules, self._identity())
-        if loaded.place.has_changed:
+        if loaded.place.has_changed or loaded.place.past:
             raise StateError("options were changed in the state's epoch; load it into a StreamDataLoader")
         self._total_groups, self._seed_is_given = total, True
         self._rules = replace(self._rules, seed=loaded.seed)
@@ -321,7 +348,9 @@ class LaneBatchSampler(Sampler[list[int]]):
 
     def _identity(self) -> saved_state.SourceIdentity:
         lengths = hashlib.blake2b(self._groups.lengths.tobytes(), digest_size=16).hexdigest()
-        cut = None if self._sections is None else described(cut_of(self._sections, self._groups.lengths))
-        if self._anchors is not None:
-            cut = repr(self._anchors)
-        return saved_state.SourceIdentity(self._groups.fingerprint, lengths, cut)
+        cuts = "; ".join(described(cut) for _, cut in self._members() if cut is not None)
+        named = self._groups.fingerprint
+        if self._rules.mix is not None:  # as `interleave` names its datasets
+            parts = [self._groups.part(begin, end) for begin, end in pairwise(self._bounds)]
+            named = ", ".join(f"datasets[{number}] {part.fingerprint}" for number, part in enumerate(parts))
+        return saved_state.SourceIdentity(named, lengths, cuts or None)

@@ -101,6 +101,39 @@ def has_items(sampler):
     return not batches or any(index.mask for indices in batches for index in indices)
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [({"time_steps": 3}, "time_steps 2"), ({"lengths": [3, 2, 4]}, "sources 2"), ({"weights": [1, 2]}, r"weights \[1")],
+)
+def test_a_state_of_other_options_is_refused_without_a_remedy_that_it_has_not(options, said):
+    usual = {"batch_size": 2, "time_steps": 2, "lengths": [3, 2]}
+    if "weights" in options:
+        usual |= {"members": [0, 1]}
+    sampler = LaneBatchSampler(**usual)
+    next(iter(sampler))
+    with pytest.raises(StateError, match=said) as refused:
+        LaneBatchSampler(**{**usual, **options}).load_state_dict(sampler.state_dict())
+    assert "changes=" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("members", "said"),
+    [
+        ([0, 1], r"members has 2 numbers, and there are 3 groups"),
+        ([0, 2, 2], r"members\[1\] is 2, and members\[0\] is 0"),
+        ([0, 1, 0], r"members\[2\] is 0, and members\[1\] is 1"),
+        ([1, 1, 1], r"members\[0\] is 1, and datasets are counted from 0"),
+        ([-1, 0, 1], r"members\[0\] is -1"),
+        ("001", r"members is '001', a str"),
+        ([0.0, 1.0, 1.0], "pass one integer for each group"),
+        (None, "weights= says how to draw from several datasets, and members= is missing"),
+    ],
+)
+def test_members_that_do_not_fit_the_groups_are_refused(members, said):
+    with pytest.raises((TypeError, ValueError), match=said):
+        LaneBatchSampler(2, lengths=[1, 2, 3], members=members, weights=[1, 2])
+
+
 @random_cases(600, 15)
 @given(cases(), st.data())
 def test_a_state_as_of_any_batch_goes_on_from_there_on_any_rank(case, data):

@@ -22,6 +22,7 @@ from stream_dataloader import (
     StreamDataLoader,
     StreamDataset,
     collate_lanes,
+    interleave,
     lane_dataset,
 )
 from stream_dataloader.errors import ItemError, ReadError
@@ -63,9 +64,39 @@ def check_equal(ours, theirs):
         assert equal(ours.data[key], theirs.data[key]), (key, ours.data[key], theirs.data[key])
 
 
-def loaders(case, rank=0, workers=0, **others):
+@st.composite
+def mixed_cases(draw):
+    """A case, and how lanes draw from its groups as those of several datasets; {}: they are those of one."""
+    case = draw(cases())
+    lengths = case[0]
+    members = [
+        0,
+        *itertools.accumulate(draw(st.lists(st.integers(0, 1), min_size=len(lengths) - 1, max_size=len(lengths) - 1))),
+    ]
+    count = members[-1] + 1
+    some = st.lists(st.sampled_from([0.5, 1, 3]), min_size=count, max_size=count)
+    weights = draw(
+        st.none() | some | st.builds(lambda first, then, at: [(0, first), (at, then)], some, some, st.integers(1, 9))
+    )
+    mix = {"members": members, "weights": weights, "exhausted": draw(st.sampled_from([None, "leave_out", "repeat"]))}
+    steps = all(sum(length for length, of in zip(lengths, members, strict=True) if of == one) for one in range(count))
+    mix["weights_by"] = draw(st.sampled_from(["sources", "steps"])) if steps else "sources"
+    return case, draw(st.sampled_from([{}, mix]))
+
+
+def mixed(lengths, members, lanes, options, mix, others):
+    """The dataset that interleaves those of the groups."""
+    numbered = list(zip(members, ranges(lengths), strict=True))
+    groups = [[group for of, group in numbered if of == one] for one in range(members[-1] + 1)]
+    read, options = Recordings(sum(lengths)), {**options, **others, "allow_partial": True}
+    datasets = [StreamDataset.from_map_style(read, own, 1, **options) for own in groups]  # may be fewer than lanes
+    how = {name: mix[name] for name in ("weights", "weights_by", "exhausted")}
+    return interleave(datasets, **how, lookahead=options["lookahead"], batch_size=lanes)
+
+
+def loaders(case, rank=0, workers=0, mix=None, **others):
     lengths, options, lanes, total, world_size = case
-    sampler = sampler_of(case, rank, **others)
+    sampler = sampler_of(case, rank, **(mix or {}), **others)
     recordings = Recordings(sum(lengths))
     ours = DataLoader(
         lane_dataset(recordings),
@@ -74,22 +105,26 @@ def loaders(case, rank=0, workers=0, **others):
         num_workers=workers,
         persistent_workers=workers > 0,
     )
-    dataset = StreamDataset.from_map_style(Recordings(sum(lengths)), ranges(lengths), lanes, **options, **others)
+    if mix:
+        dataset = mixed(lengths, mix["members"], lanes, options, mix, others)
+    else:
+        dataset = StreamDataset.from_map_style(Recordings(sum(lengths)), ranges(lengths), lanes, **options, **others)
     theirs = StreamDataLoader(dataset, virtual_ranks=total, rank=rank, world_size=world_size)
     return ours, theirs, sampler
 
 
-@random_cases(1000, 20)
-@given(cases(), st.none() | st.integers(1, 5))
-def test_batches_are_those_of_a_loader_over_the_same_groups(case, sections):
-    """In two epochs, on each rank, packed and aligned, whole groups and sections of them."""
+@random_cases(1000, 30)
+@given(mixed_cases(), st.none() | st.integers(1, 5))
+def test_batches_are_those_of_a_loader_over_the_same_groups(mixed_case, sections):
+    """In two epochs, on each rank, packed and aligned, whole groups and sections of them, of several datasets."""
+    case, mix = mixed_case
     lengths, options, *_, world_size = case
     if not sum(lengths):
         return
     for rank in range(world_size):
-        if options["padding_mode"] != "cycle" and not has_items(sampler_of(case, rank)):
+        if options["padding_mode"] != "cycle" and not has_items(sampler_of(case, rank, sections=sections, **mix)):
             continue  # the loader does not know what to pad
-        ours, theirs, sampler = loaders(case, rank, sections=sections)
+        ours, theirs, sampler = loaders(case, rank, mix=mix, sections=sections)
         for _ in range(1 if options["padding_mode"] == "cycle" else 2):
             pairs = zip(ours, theirs, strict=True)
             for one, other in itertools.islice(pairs, 8 if options["padding_mode"] == "cycle" else None):
@@ -118,18 +153,19 @@ def test_persistent_workers_of_torch_have_the_same_batches(case):
 
 
 @random_cases(200, 20)
-@given(cases(), st.none() | st.integers(1, 5), st.data())
-def test_a_state_goes_on_behind_the_batch_it_is_of(case, sections, data):
+@given(mixed_cases(), st.none() | st.integers(1, 5), st.data())
+def test_a_state_goes_on_behind_the_batch_it_is_of(mixed_case, sections, data):
+    case, mix = mixed_case
     lengths = case[0]
     if not sum(lengths):
         return
-    ours, _, sampler = loaders(case, sections=sections)
+    ours, _, sampler = loaders(case, mix=mix, sections=sections)
     whole = list(itertools.islice(ours, 8))
     if not whole:
         return
     used = data.draw(st.integers(1, len(whole)))
     state = json.loads(json.dumps(sampler.state_dict(whole[used - 1])))
-    resumed, _, again = loaders(case, sections=sections)
+    resumed, _, again = loaders(case, mix=mix, sections=sections)
     again.load_state_dict(state)
     for one, other in zip(itertools.islice(resumed, len(whole) - used), whole[used:], strict=False):
         check_equal(one, other)

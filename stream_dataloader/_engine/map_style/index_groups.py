@@ -70,6 +70,12 @@ class IndexGroups(Sources):
     def total(self) -> int:
         return int(self._offsets[-1])
 
+    def part(self, begin: int, end: int) -> IndexGroups:
+        """Return the groups `[begin, end)`."""
+        first, last = self._offsets[begin], self._offsets[end]
+        flat = np.arange(first, last) if self.flat is None else self.flat[first:last]
+        return IndexGroups(self.lengths[begin:end], flat, self.dataset_length)
+
     @functools.cached_property
     def flat(self) -> npt.NDArray[Any] | None:
         """`(total,)`, the indices of all groups, group after group; None: they count from 0."""

@@ -209,12 +209,14 @@ def _not_whole(error: Exception) -> StateError:
     return StateError(f"the state is not whole: {error!r}; pass what state_dict() returned, all of it")
 
 
-def from_plain(state: Any, rules: Rules, identity: SourceIdentity, changes: Collection[str] = ()) -> LoadedState:
+def from_plain(
+    state: Any, rules: Rules, identity: SourceIdentity, changes: Collection[str] | None = None
+) -> LoadedState:
     """Read the groups that are hosted here from a state, which may hold others too.
 
     Args:
         identity: Identity of the sources; if the list may have grown, of those that it had before.
-        changes: Options that the user changed on purpose, see `CHANGES`.
+        changes: Options that the user changed on purpose, see `CHANGES`; None: the user has no way to say so.
 
     Raises:
         StateError: It is no state, belongs to another dataset, or lacks a group; says how they differ.
@@ -228,7 +230,7 @@ def from_plain(state: Any, rules: Rules, identity: SourceIdentity, changes: Coll
         raise _not_whole(error) from error
 
 
-def _check(state: Any, rules: Rules, identity: SourceIdentity, changes: Collection[str]) -> None:
+def _check(state: Any, rules: Rules, identity: SourceIdentity, changes: Collection[str] | None) -> None:
     """Refuse a state of other sources or options."""
     groups = rules.groups
     check_shared(state)
@@ -239,11 +241,11 @@ def _check(state: Any, rules: Rules, identity: SourceIdentity, changes: Collecti
         saved, here = (several, one) if rules.mix is None else (one, several)
         raise StateError(f"the state was saved with {saved}, and this is {here}; build it as it was")
     if rules.mix is not None:
-        _compare(state["mix"], _plain_mix(rules.mix), changes)
+        _compare(state["mix"], _plain_mix(rules.mix), changes, changes)
     sizes = {"batch_size": state["lanes_of_a_group"] * groups.count, "sections": state.get("sections")}
     options = {"batch_size": rules.lanes, "sections": identity.sections}
     wanted = options | {name: getattr(rules, name) for name in _COMPARED}
-    _compare({**sizes, **state}, wanted, _meant(state, wanted, changes))
+    _compare({**sizes, **state}, wanted, changes, _meant(state, wanted, changes or ()))
     if state["fingerprint"] != identity.fingerprint:
         raise StateError(
             f"the state was saved with other sources (fingerprint {state['fingerprint']}, here "
@@ -351,12 +353,21 @@ def common(state: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in state.items() if name not in groups}
 
 
-def _compare(saved: Mapping[str, Any], here: Mapping[str, Any], meant: Collection[str] = ()) -> None:
+def _compare(
+    saved: Mapping[str, Any],
+    here: Mapping[str, Any],
+    changes: Collection[str] | None,
+    meant: Collection[str] | None,
+) -> None:
     for name, value in here.items():
-        if saved[name] != value and name not in meant:
+        if saved[name] != value and name not in (meant or ()):
             word = next((word for word, known in CHANGES.items() if known == name), None)
             # A remedy that `_meant` refuses would send the reader from one error to the next.
-            if (name == "num_sources" and (saved[name] > value or "mix" in saved)) or None in (saved[name], value):
+            is_refused = (name == "num_sources" and (saved[name] > value or "mix" in saved)) or None in (
+                saved[name],
+                value,
+            )
+            if is_refused or changes is None:
                 word = None
             or_so = "" if word is None else f', say that it is meant: load_state_dict(state, changes=["{word}"]),'
             raise StateError(

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from stream_dataloader._engine.schedule.weighting import Weights, shares_of
+from stream_dataloader._engine.schedule.mix import Mix
+from stream_dataloader._engine.schedule.weighting import Counts, Weights, shares_of
 from stream_dataloader.errors import shorten
 
 _LEAST_SHARE = 1e-9  # of the largest weight: draws are counted in floats
@@ -26,6 +28,36 @@ class _Given(NamedTuple):
     name: str
     draw: int
     weights: Any
+
+
+def weighted(mix: Mix, given: Any, *, lengths: Sequence[Counts] | None, endless: bool) -> Mix:
+    """Return a mix with the weights that a user gave.
+
+    Args:
+        mix: The lists, without weights.
+        given: None, numbers, a list of `(draws, weights)`, or a function of the draw.
+        lengths: Items of each source of each list, if weights are shares of time steps.
+        endless: Whether a list that is used up starts again for ever, with `"repeat"`.
+
+    Raises:
+        ValueError: A weight is out of range, or there is not one for each list. Or an epoch would have no end, or all
+            sources of a list are empty, which has no share of the time steps.
+        TypeError: They are none of these.
+    """
+    for number, items in enumerate(lengths or ()):
+        if not items.any():
+            raise ValueError(f'weights_by="steps", and the sources of datasets[{number}] have no items; leave it out')
+    means = None if lengths is None else [float(items.mean()) for items in lengths]
+    ends = "once" if mix.exhausted == "leave_out" else None if endless else "in full"
+    mix = replace(mix, weights=checked_weights(given, mix.sizes, ends=ends, means=means))
+    if ends == "in full" and (unreached := mix.never_in_full()) is not None:
+        draw = mix.weights[-1][0]
+        raise ValueError(
+            f"datasets[{unreached}] has weight 0 from draw {draw:,} on, and was not drawn once in full by then, so an "
+            'epoch with exhausted="repeat" would not end; give it a weight there, or choose exhausted="leave_out", or '
+            'padding_mode="cycle"'
+        )
+    return mix
 
 
 def checked_weights(given: Any, sizes: Sequence[int], *, ends: str | None, means: Sequence[float] | None) -> Weights:
