@@ -17,6 +17,14 @@ def test_the_padding_of_the_whole_epoch_may_be_known_better():
     assert loader.stats().advice(padding_share=0.8).kind == "sections"
 
 
+def test_the_padding_that_is_forecast_is_that_of_all_lanes_of_virtual_ranks():
+    lengths = [60, *[3] * 9]
+    loader = StreamDataLoader(StreamDataset(lengths, range, 4, time_steps=3, lengths=lengths), virtual_ranks=2)
+    list(loader)
+    stats = loader.stats()
+    assert stats.setup.forecast.padding_share == pytest.approx(stats.padding_share)
+
+
 LENGTHS = {
     "one long": [800, *[8] * 20],
     "short": [3] * 200,

@@ -151,6 +151,8 @@ def test_a_copy_goes_on_where_the_loader_stands(kind, options):
         assert place_of(own) == place_of(loader)
         assert [plain(batch) for batch in itertools.islice(own, 2)] == expected
     assert next(batches).batch_index == 1, "it is still being read"
+    loader.set_epoch(7)
+    assert pickle.loads(pickle.dumps(loader)).epoch == copy.deepcopy(loader).epoch == 7
     if "n batches" in kind:
         loader.set_epoch(0)
         assert next(iter(pickle.loads(pickle.dumps(loader)))).batch_index == 0

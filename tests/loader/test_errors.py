@@ -7,6 +7,7 @@ import traceback
 import numpy as np
 import pytest
 from helpers import declared, make_loader
+from worker_streams import acting, raising
 
 from stream_dataloader import StreamDataLoader, StreamDataset, errors
 
@@ -203,6 +204,12 @@ def test_an_epoch_without_any_item_is_empty_and_an_endless_one_an_error(workers)
         next(iter(loader("cycle")))
 
 
+def test_an_endless_run_goes_on_although_nearly_all_sources_are_empty():
+    options = {"time_steps": 1, "shuffle": True, "seed": 0, "lookahead": 0}
+    loader = StreamDataLoader(StreamDataset([1, 0, 0, 0, 0], range, 1, "cycle", **options))
+    assert {int(batch.source_index) for batch in itertools.islice(loader, 60)} == {0}
+
+
 def test_without_determinism_a_state_may_give_back_many_empty_sources_and_that_is_no_error():
     def build():
         return make_loader([0, 5, 0], range, 4, "cycle", time_steps=1, lookahead=2, deterministic=False)
@@ -280,6 +287,15 @@ def test_items_that_are_nested_too_deeply_are_an_error_of_their_stream(wrap, bat
     assert [failure.source_index for failure in loader.failures] == [2]
     with pytest.raises(errors.StreamError, match="nested more than 64 deep"):
         list(make_loader([0, 1, 2], Nested(wrap), batch_size, time_steps=2))
+
+
+@pytest.mark.filterwarnings("ignore:skipped")
+@pytest.mark.parametrize("options", [{}, {"num_workers": 2, "worker_method": "thread"}])
+def test_streams_that_are_skipped_in_one_step_are_told_by_lane(options):
+    broken = acting({(0, 2): raising(OSError), (1, 0): raising(OSError)})
+    loader = make_loader(range(6), broken, 4, time_steps=3, on_error="skip", **options)
+    list(loader)
+    assert [failure.source_index for failure in loader.failures] == [0, 1]
 
 
 @pytest.mark.parametrize("workers", [0, 1, 4])

@@ -157,9 +157,9 @@ def test_set_epoch_of_the_dataset_works_across_processes():
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_broken_stream_is_an_error_that_names_it(workers):
-    broken = acting({(0, 1): raising(OSError)})
-    check_raises(ReadError, r"source 0 .*item 1", plain(StreamDataset([0, 1], broken, 2, time_steps=2), workers))
+def test_of_broken_streams_the_lowest_lanes_is_an_error_that_names_it(workers):
+    broken = acting({(0, 1): raising(OSError), (1, 0): raising(OSError)})
+    check_raises(ReadError, r"source 0 .*item 1", plain(StreamDataset(range(4), broken, 4, time_steps=2), workers))
 
 
 @pytest.mark.parametrize("workers", [1, 2])

@@ -157,6 +157,24 @@ def test_a_state_as_of_any_batch_goes_on_from_there_on_any_rank(case, data):
             assert resumed.state_dict(len(whole[rank])) == sampler_after(case, rank, len(whole[rank])).state_dict()
 
 
+def test_behind_a_state_or_set_epoch_a_sampler_that_was_read_is_as_a_new_one():
+    def build(seed):
+        return LaneBatchSampler(2, 2, lengths=[9, 4, 4, 3, 2], shuffle=True, seed=seed)
+
+    used, new, saved = build(0), build(1), build(1)
+    list(used)
+    next(batches := iter(saved))
+    next(batches)
+    for sampler in (used, new):
+        sampler.load_state_dict(saved.state_dict())
+        assert sampler.state_dict(2) == sampler.state_dict() == saved.state_dict()
+        assert len(sampler) == len(saved) == 8, "the whole epoch's"
+        assert plain(sampler) == plain(build(1))[2:]
+        for epoch in (2, 0, 3):
+            sampler.set_epoch(epoch)
+            assert len(sampler) == len(list(sampler)), f"epoch {epoch}"
+
+
 def sampler_after(case, rank, steps):
     sampler = sampler_of(case, rank)
     list(itertools.islice(sampler, steps))

@@ -251,6 +251,13 @@ def test_members_side_by_side_change_together():
     assert states[-1]["epoch"] == 1
 
 
+def test_streams_of_removed_lanes_that_have_no_item_left_do_not_make_an_endless_run_seem_empty():
+    before, after = (StreamDataLoader(Case([1], lanes, 1, padding_mode="cycle").dataset()) for lanes in (6, 1))
+    next(iter(before))
+    after.load_state_dict(before.state_dict(), changes=["batch_size"])
+    assert {int(batch.position) for batch in itertools.islice(after, 3)} == {0}
+
+
 def test_an_endless_run_gains_sources_again_and_again():
     lengths, state, found = [3, 2, 4], None, Counter()
     for more in ([1, 5], [2], [], [6, 6]):
@@ -273,8 +280,8 @@ def changed_windows():
     return StreamDataLoader(of(open_stream=windows, time_steps=None, windows="given"))
 
 
-def mixed():
-    return StreamDataLoader(interleave([CASE.dataset(), CASE.dataset()], batch_size=2))
+def mixed(by=0):
+    return StreamDataLoader(interleave([CASE.dataset(), grown(by).dataset], batch_size=2))
 
 
 @pytest.mark.parametrize(
@@ -285,6 +292,7 @@ def mixed():
         (grown(0), grown(), (), r'changes=\["sources"\]'),
         (grown(0), changed_windows(), ALL, "time_steps"),
         (mixed(), StreamDataLoader(of()), ALL, "one dataset"),
+        (mixed(), mixed(1), ALL, "the numbers of sources"),
         (grown(0), StreamDataLoader(of(windows="packed")), ALL, "windows"),
         (grown(0), StreamDataLoader(of(batch_size=2)), ["time_steps"], "batch_size"),
     ],

@@ -108,7 +108,7 @@ class Epochs:
             return own
         if self.length is None:
             return Place(wanted)
-        if wanted == 0 and not self._unnumbered:
+        if wanted == 0:
             return _RUN_BEGINS
         return own._replace(counted=EpochPlace(wanted, 0))
 

@@ -272,8 +272,6 @@ def _meant(state: Mapping[str, Any], here: Mapping[str, Any], changes: Collectio
     before, now = state["num_sources"], here["num_sources"]
     if "sources" in changes and before > now:
         raise StateError(f"{before} sources became {now}; a list can only become longer")
-    if "sources" in changes and "mix" in state and before != now:
-        raise StateError("interleaved lists cannot become longer within an epoch; start it anew")
     return {CHANGES[name] for name in changes}
 
 
@@ -363,10 +361,7 @@ def _compare(
         if saved[name] != value and name not in (meant or ()):
             word = next((word for word, known in CHANGES.items() if known == name), None)
             # A remedy that `_meant` refuses would send the reader from one error to the next.
-            is_refused = (name == "num_sources" and (saved[name] > value or "mix" in saved)) or None in (
-                saved[name],
-                value,
-            )
+            is_refused = (name == "num_sources" and saved[name] > value) or None in (saved[name], value)
             if is_refused or changes is None:
                 word = None
             or_so = "" if word is None else f', say that it is meant: load_state_dict(state, changes=["{word}"]),'
