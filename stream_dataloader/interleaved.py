@@ -5,12 +5,14 @@ Guarantees: all promises hold over the sources of all datasets. Each dataset ope
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 
 from stream_dataloader._engine import options
+from stream_dataloader._engine.hints import hint_for
 from stream_dataloader._engine.map_style.streams import CommonOptions
 from stream_dataloader._engine.reading.lists import SourceLists
 from stream_dataloader._engine.schedule.mix import Exhausted, Mix
@@ -157,7 +159,9 @@ def _agreed(datasets: Sequence[StreamDataset], given: SharedOptions) -> SharedOp
     """Return the shared options: those that were passed, and those that all datasets agree on."""
     names = list(SharedOptions.__annotations__)
     if unknown := sorted(given.keys() - set(names)):
-        raise TypeError(f"interleave has no option {unknown[0]!r}; its options are {', '.join(names)}")
+        own = [*inspect.signature(interleave).parameters, *names]
+        hint = hint_for(unknown[0], own) or f"the datasets share {', '.join(names)}"
+        raise TypeError(f"interleave has no option {unknown[0]!r}; {hint}")
     agreed: Any = dict(given)
     for name in (name for name in names if name not in given):
         found = [(n, getattr(own, name, getattr(own._rules, name, None))) for n, own in enumerate(datasets)]

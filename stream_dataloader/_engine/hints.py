@@ -10,11 +10,11 @@ import functools
 import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 __all__ = ["field_hint", "hint_for", "hinted", "room_of"]
 
-_Kind = TypeVar("_Kind", bound=type)
+_Called = TypeVar("_Called", bound=Callable[..., Any])
 
 _LANES = "batch_size= of StreamDataset is the number of lanes"
 _STEPS = "time_steps= of StreamDataset is the length of a window"
@@ -59,6 +59,7 @@ _OPTIONS: Mapping[str, str] = {
 }
 
 _SHAPE = "len(batch) is B, batch.time_steps is T, and batch.data has the structure that the streams yield"
+_TIMES = "batch.position counts items; for seconds yield them from the stream, in a pair or dict with the item"
 _TARGETS = "yield pairs or dicts from the stream; batch.data has the same structure"
 
 #: Names that a batch, a tensor or a tuple of tensors has elsewhere.
@@ -78,6 +79,7 @@ _FIELDS: Mapping[str, str] = {
     ),
     **dict.fromkeys(("step", "index", "batch_idx"), "use batch.batch_index"),
     **dict.fromkeys(("t", "time", "frame_index", "offset"), "use batch.position"),
+    **dict.fromkeys(("timestamp", "timestamps", "times", "pts"), _TIMES),
     **{
         name: f"use recurrent.{name}(batch)"
         for name in ("cu_seqlens", "is_init", "position_ids", "prev_exists", "seq_idx")
@@ -135,23 +137,25 @@ def room_of(name: str) -> str | None:
     return next((room for room, names in _ROOMS.items() if name in names), None)
 
 
-def hinted(kind: _Kind) -> _Kind:
-    """Add hints to the TypeError for an option that the constructor of a class does not have."""
-    kind.__init__ = _with_hints(kind.__init__)  # type: ignore[misc]
-    return kind
+def hinted(called: _Called) -> _Called:
+    """Add hints to the TypeError for an option that a function, or the constructor of a class, does not have."""
+    if not isinstance(called, type):
+        return _with_hints(called)
+    called.__init__ = _with_hints(called.__init__)  # type: ignore[misc]
+    return called
 
 
-def _with_hints(init: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(init)
-    def taking(*args: Any, **options: Any) -> None:
+def _with_hints(function: _Called) -> _Called:
+    @functools.wraps(function)
+    def taking(*args: Any, **options: Any) -> Any:
         try:
-            init(*args, **options)
+            return function(*args, **options)
         except TypeError as error:
             call = error.__traceback__ and error.__traceback__.tb_next
             found = None if call else re.search(r"unexpected keyword argument '(\w+)'", str(error))
-            hint = hint_for(found[1], inspect.signature(init).parameters) if found else ""
+            hint = hint_for(found[1], inspect.signature(function).parameters) if found else ""
             if not hint:
                 raise
             raise TypeError(f"{error}; {hint}") from None
 
-    return taking
+    return cast(_Called, taking)

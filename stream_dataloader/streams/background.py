@@ -20,6 +20,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from stream_dataloader._engine.hints import hinted
 from stream_dataloader._engine.memory.endings import start_thread
 from stream_dataloader.errors import shorten
 from stream_dataloader.protocols import NOTHING_YET, StreamFactory
@@ -34,6 +35,7 @@ _REPORT_SECONDS = 10.0  # without an item; each further report comes after twice
 _log = logging.getLogger("stream_dataloader")
 
 
+@hinted
 def live(open_stream: StreamFactory, max_wait_seconds: float = 0.05, *, buffer_items: int = 32) -> StreamFactory:
     """Let lanes go on without streams that have no item at the moment.
 

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from stream_dataloader._engine import options
+from stream_dataloader._engine.hints import hinted
 from stream_dataloader.testing._rows import GOES_ON, GOOD, KINDS, Draws, Ids, Moves, knows_itself, moves_of, read
 
 __all__ = ["Audit", "RowMoves", "audit"]
@@ -98,6 +99,7 @@ class Audit:
         return "\n".join([head, *self._lines, f"  {verdict}"])
 
 
+@hinted
 def audit(
     loader: Any,
     *,

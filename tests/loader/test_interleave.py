@@ -391,7 +391,7 @@ def two():
             r"the sources of datasets\[0\] have no items",
         ),
         (two, {"exhausted": "stop"}, ValueError, "exhausted"),
-        (two, {"lanes": 3}, TypeError, "no option 'lanes'; its options are padding_mode"),
+        (two, {"lanes": 3}, TypeError, "no option 'lanes'; batch_size="),
         (lambda: [plain([1])], {"padding_mode": "drop"}, ValueError, "lanes idle"),
     ],
 )

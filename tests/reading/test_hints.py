@@ -12,6 +12,7 @@ from stream_dataloader import (
     StreamDataLoader,
     StreamDataset,
     errors,
+    interleave,
     recurrent,
     stores,
     streams,
@@ -55,6 +56,10 @@ DATASET = StreamDataset([3], range, 1, time_steps=1)
         (lambda: VideoStream(grayscale=True), r'color="gray" of VideoStream'),
         (lambda: TextStream(bytes=True), r'units="bytes" of TextStream'),
         (lambda: LaneCache(mem_len=3), r"'mem_len'; steps= of LaneCache"),
+        (lambda: interleave([DATASET], weight=[1]), r"no option 'weight'; did you mean weights=\?"),
+        (lambda: interleave([DATASET], seq_len=3), r"no option 'seq_len'; time_steps= of StreamDataset"),
+        (lambda: testing.audit(DATASET, position="p"), r"did you mean positions=\?"),
+        (lambda: streams.live(range, max_wait=1), r"did you mean max_wait_seconds=\?"),
     ],
 )
 def test_an_option_by_another_name_is_told_ours(build, hint):
