@@ -44,8 +44,8 @@ from stream_dataloader.testing import streams as contract
 SHARED = [str(pathlib.Path(__file__).parent / folder) for folder in ("support", "ranks", "streams")]
 os.environ["PYTHONPATH"] = os.pathsep.join([*SHARED, *filter(None, [os.environ.get("PYTHONPATH")])])
 
-#: Folder of the tests that need trainers.
-TRAINERS = "integrations"
+#: Folders of the tests that need trainers, and the packages that made the formats of stores.
+OTHERS_PACKAGES = ("integrations", "peers")
 
 settings.register_profile(
     "default",
@@ -70,9 +70,11 @@ def pytest_configure(config):
 
 
 def pytest_ignore_collect(collection_path, config):
-    """Trainers take long to import, and change seldom: `make integrations` runs them, or whoever names the folder."""
-    named = config.getoption("--full") or any(TRAINERS in argument for argument in config.args)
-    return True if collection_path.name == TRAINERS and collection_path.is_dir() and not named else None
+    """Those packages take long to import, and change seldom: whoever names the folder runs its tests."""
+    folder = collection_path.name
+    if folder not in OTHERS_PACKAGES or not collection_path.is_dir() or config.getoption("--full"):
+        return None
+    return True if not any(folder in argument for argument in config.args) else None
 
 
 @pytest.hookimpl(wrapper=True)

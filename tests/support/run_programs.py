@@ -8,6 +8,7 @@ import atexit
 import gc
 import json
 import os
+import pathlib
 import runpy
 import signal
 import sys
@@ -15,7 +16,7 @@ import threading
 import traceback
 import warnings
 
-import torch._dynamo  # noqa: F401 - what optimizers import takes seconds
+from huge_pages import use_huge_pages
 
 import stream_dataloader  # noqa: F401
 
@@ -51,10 +52,18 @@ def run(arguments, folder, flags, environment):
     os._exit(status)
 
 
+def import_what_takes_seconds(program):
+    """Optimizers import it, and most programs have none."""
+    if "optim" in pathlib.Path(program).read_text(encoding="utf-8"):
+        import torch._dynamo  # noqa: F401
+
+
 if __name__ == "__main__":
+    use_huge_pages()
     gc.freeze()  # a child that ends need not look at what it did not make
     for line in sys.stdin:
         output, errors, alone, *program = json.loads(line)
+        import_what_takes_seconds(program[0][0])
         if (child := os.fork()) == 0:
             if alone:
                 os.setsid()
