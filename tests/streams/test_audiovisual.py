@@ -51,7 +51,7 @@ class TestAudioVisual(StreamContract):
 
     @pytest.fixture
     def sources(self, talk, tmp_path):
-        return [(talk, 3, 40), (talk, 50, None), write_talk(tmp_path / "talk.mkv", late=8, sound_frames=60)]
+        return [(talk, 3, 20), (talk, 60, None), (write_talk(tmp_path / "talk.mkv", late=8, sound_frames=20), 0, 28)]
 
 
 def heights(item):

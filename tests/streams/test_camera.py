@@ -16,11 +16,8 @@ from stream_dataloader.errors import OpenError, ReadError
 from stream_dataloader.streams.camera.stream import CameraStream
 
 QUICK = {"reconnect_seconds": (0.01, 0.05), "timeout_seconds": 60.0}
-CAMERAS = [
-    (path, scheme, backend)
-    for path, scheme in (("live.ts", "http"), ("live.mjpg", "http"), ("live", "rtsp"))
-    for backend in ("av", "opencv")
-]
+CAMERAS = [("live.ts", "http"), ("live.mjpg", "http"), ("live", "rtsp")]
+BACKENDS = ["av", "opencv"]
 
 
 @pytest.fixture
@@ -47,7 +44,8 @@ def left_out(items):
     return [int(item["dropped"] + item["lost"]) for item in items[1:]]
 
 
-@pytest.mark.parametrize(("path", "scheme", "backend"), CAMERAS)
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(("path", "scheme"), CAMERAS)
 def test_frames_come_with_time_stamps_and_none_is_missing(server, path, scheme, backend):
     with opened(server.url(path, scheme), backend=backend, keep="all") as stream:
         items = list(itertools.islice(stream, 30))
@@ -67,7 +65,9 @@ def test_frames_come_with_time_stamps_and_none_is_missing(server, path, scheme, 
         assert np.allclose(np.diff(stamps), 0.02, atol=1e-4)
 
 
-@pytest.mark.parametrize(("path", "scheme", "backend"), CAMERAS)
+@pytest.mark.one_of_each
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(("path", "scheme"), CAMERAS)
 def test_what_a_slow_consumer_misses_is_counted(server, path, scheme, backend):
     items = []
     with opened(server.url(path, scheme), backend=backend, buffer_frames=2) as stream:
@@ -102,7 +102,9 @@ def test_fewer_frames_a_second(server):
     assert times[-1] - times[0] > 0.8  # and not 0.4, as the camera sends 50 a second
 
 
-@pytest.mark.parametrize(("path", "scheme", "backend"), CAMERAS)
+@pytest.mark.one_of_each
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(("path", "scheme"), CAMERAS)
 def test_connects_again_also_to_another_size(server, path, scheme, backend, caplog):
     with opened(server.url(path, scheme), backend=backend) as stream:
         items = [next(iter(stream))]
@@ -205,7 +207,7 @@ def dataset_of(servers, batch_size, path="live.ts", **options):
     return StreamDataset(cameras, open_camera, batch_size, time_steps=4, deterministic=False)
 
 
-@pytest.mark.parametrize("workers", [0, 1, 2])
+@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow), 2])
 def test_two_cameras_are_two_lanes(workers):
     """Read for a while, then left; also by one worker, which reads them in turn."""
     with CameraServer(first=0) as one, CameraServer(first=10_000, rate=100) as other:

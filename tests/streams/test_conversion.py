@@ -41,6 +41,7 @@ def made(path, encoder, pixel_format, matrix, full, size=(46, 66)):
     return str(path)
 
 
+@pytest.mark.one_of_each
 @pytest.mark.parametrize("size", [None, (30, 50), (92, 130)])
 @pytest.mark.parametrize("kind", KINDS)
 def test_swscale_gives_the_pixels_of_pyav(tmp_path, kind, size):

@@ -251,7 +251,13 @@ _SOUND = {"window": 4000, "hop": 3000, "channels": 1}
 
 @pytest.mark.skipif(not MEDIA.is_dir(), reason="STREAM_DATALOADER_MEDIA names no folder of real media")
 class TestRealMedia(StreamContract):
-    @pytest.fixture(params=[VideoStream(size=(45, 80)), AudioStream(**_SOUND), AudioStream(rate=16000, **_SOUND)])
+    @pytest.fixture(
+        params=[
+            VideoStream(size=(45, 80)),
+            pytest.param(AudioStream(**_SOUND), marks=pytest.mark.slow),
+            AudioStream(rate=16000, **_SOUND),
+        ]
+    )
     def open_stream(self, request):
         return request.param
 
@@ -260,7 +266,7 @@ class TestRealMedia(StreamContract):
         if isinstance(open_stream, AudioStream):
             return sorted((MEDIA / "audio").iterdir())
         paths = sorted((MEDIA / "video").iterdir())
-        return [path if path.stat().st_size < 100_000 else (path, 0, 20) for path in paths]
+        return [path if path.stat().st_size < 100_000 else (path, 0, 8) for path in paths]
 
 
 @pytest.mark.parametrize("kind", FILES)

@@ -416,7 +416,7 @@ def test_a_zstd_frame_that_needs_more_says_what(path, frame, message):
 @pytest.mark.parametrize("units", ["bytes", "characters", "tokens"])
 @pytest.mark.parametrize("suffix", ["gz", "zst"])
 def test_cut_short_or_damaged_while_compressed(path, units, suffix):
-    text = "".join(f"{i * i} é\n" for i in range(60_000))
+    text = "".join(f"{i * i} é\n" for i in range(30_000))
     packed = (gzip if suffix == "gz" else zstandard).compress(text.encode())
     stream = TextStream(units=units, tokenizer=(lambda text: [*map(ord, text)]) if units == "tokens" else None)
     expected = list(text.encode()) if units == "bytes" else [ord(c) for c in text]

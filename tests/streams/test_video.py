@@ -19,7 +19,7 @@ import numpy as np
 import odd_clips
 import pytest
 import torch
-from helpers import FULL, random_cases
+from helpers import FULL, random_cases, seldom
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -92,7 +92,16 @@ def same(found, expected):
     return len(found) == len(expected) and all(map(np.array_equal, found, expected))
 
 
-@pytest.mark.parametrize("name", MAKERS)
+#: Together they take every branch of the code. The others are of other codecs and containers, which FFmpeg tells apart.
+OFTEN = (
+    *("h264", "h264-avi", "mpeg2-mpg", "vp9-webm", "vp8-webm", "mjpeg-mov"),
+    *("fields-alone", "fields-mp4", "interlaced-ts", "not-coded-mkv", "packed-mkv", "hidden-vp8", "keys-h264"),
+    *("joined-sooner", "edit-list-3", "refreshed", "unmarked-flv", "unmarked-first-h265", "jump"),
+    *("leading-asf", "leading-bare-mpeg1", "program-keys"),
+)
+
+
+@pytest.mark.parametrize("name", seldom(MAKERS, *OFTEN))
 def test_every_start_gives_what_pyav_decodes_from_the_beginning(tmp_path, name):
     """Also where a packet is no frame, a mark of a key frame is wrong, or the clock jumps."""
     path = str(MAKERS[name](tmp_path))
@@ -212,6 +221,7 @@ def test_sections_in_frames_and_in_seconds(folder):
     assert read((path, 60, 60)) == []
 
 
+@pytest.mark.one_of_each
 @pytest.mark.parametrize("size", [None, (37, 51), (96, 128), (1, 1)])
 @pytest.mark.parametrize("color", ["rgb", "gray"])
 def test_sizes_layouts_and_types(folder, size, color):
@@ -403,13 +413,14 @@ def test_bad_files_are_refused_by_name(folder, tmp_path):
 CUT = {
     "index first": ("h264", {"movflags": "faststart"}),
     "fragments": ("h264", {"movflags": "frag_keyframe+empty_moov"}),
-    **{codec: (codec, {}) for codec in ("h264-mkv", "h264-avi", "mpeg4-avi", "h264-ts")},
+    **{codec: (codec, {}) for codec in ("h264-mkv", "h264-avi", "h264-ts")},
     "m2ts": ("h264-ts", {"mpegts_m2ts_mode": "1"}),
 }
 
 
-@pytest.mark.parametrize(("codec", "options"), CUT.values(), ids=CUT)
-def test_a_file_that_was_cut_is_an_error_after_its_last_frame(tmp_path, codec, options):
+@pytest.mark.parametrize("kind", seldom(CUT, "index first", "fragments", "h264-mkv", "h264-ts"))
+def test_a_file_that_was_cut_is_an_error_after_its_last_frame(tmp_path, kind):
+    codec, options = CUT[kind]
     whole = Path(clips.write_clip(tmp_path / f"whole.{clips.CODECS[codec][0]}", 60, codec, **BUSY, **options))
     path, data = tmp_path / f"cut{whole.suffix}", whole.read_bytes()
     for end in (len(data) // 3 + 1, len(data) * 9 // 10, len(data) - 5, len(data) * 6 // 10 + 1):

@@ -42,6 +42,13 @@ def times(full, quick):
     return max(quick, round(SHARE * full)) if FULL else quick
 
 
+def seldom(cases, *quick):
+    """Cases of which the quick run has those that are named, and `--full` all."""
+    missing = set(quick) - set(cases)
+    assert not missing, f"no cases: {missing}"
+    return [case if case in quick else pytest.param(case, marks=pytest.mark.slow) for case in cases]
+
+
 def make_loader(*args, **options):
     own = {name: value for name, value in options.items() if name not in inspect.signature(StreamDataset).parameters}
     dataset = StreamDataset(*args, **{name: value for name, value in options.items() if name not in own})
