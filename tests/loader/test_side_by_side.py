@@ -300,9 +300,11 @@ def test_parts_are_each_workers_lanes(num_workers):
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_collate_fn_takes_the_windows_of_all_lanes(num_workers):
-    found = three().loader(num_workers, collate_fn=lambda windows: torch.stack(windows, 1))
-    assert [batch.tolist() for batch in found] == windows_of(three().loader())
+@pytest.mark.parametrize("members", [slice(None), slice(1, None, -1)], ids=["first ends", "second ends"])
+def test_a_collate_fn_takes_the_windows_of_all_lanes(num_workers, members):
+    case = Case(three().members[members], "longest")
+    found = case.loader(num_workers, collate_fn=lambda windows: torch.stack(windows, 1))
+    assert [batch.tolist() for batch in found] == windows_of(case.loader())
 
 
 def deadly(path, times, **options):

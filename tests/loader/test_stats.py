@@ -98,7 +98,8 @@ def test_batches_that_are_held_are_counted_as_copies():
     held = list(loader)
     stats = loader.stats()
     assert stats.copies > 0
-    assert stats.copies + stats.slots_in_use >= len(held) - 1
+    in_memory = stats.copies + stats.slots_in_use
+    assert abs(in_memory - len(held)) <= 1, "the first one may have been sent, and the next one's slot be claimed"
     assert stats.slots >= stats.slots_in_use > 0
     held.clear()
     assert loader.stats().slots_in_use < stats.slots_in_use

@@ -128,6 +128,13 @@ def pairs(length):
     return ({"b": Pair(torch.full((2, 3), i, dtype=torch.bfloat16), i), "a": f"{i}"} for i in range(length))
 
 
+def test_a_rank_that_has_ended_pads_windows_as_long_as_its_streams_gave():
+    dataset = StreamDataset([3, 1], lambda n: torch.zeros(n, 4, 2), 1, windows="given", lengths=[3, 1])
+    for rank in range(2):
+        shapes = [tuple(batch.data.shape) for batch in StreamDataLoader(dataset, rank=rank, world_size=2)]
+        assert shapes == [(4, 1, 2)] * 3, f"rank {rank}"
+
+
 @pytest.mark.parametrize("options", [{}, {"collate_fn": list}], ids=["batches", "collate_fn"])
 @pytest.mark.parametrize("steps", [1, 2, 4])
 def test_a_resumed_rank_with_nothing_left_knows_what_items_look_like(options, steps):

@@ -120,6 +120,7 @@ OTHER = {
     "a set and a list": ([{"a"}], [["a"]]),
     "a string and bytes": (["a"], [b"a"]),
     "objects": ([SimpleNamespace(a=1)], [SimpleNamespace(a=2)]),
+    "shapes": ([np.zeros(6)], [np.zeros((2, 3))]),
     "object arrays": ([np.array([{1}], object)], [np.array([{2}], object)]),
     "slots": ([Slotted("a")], [Slotted("b")]),
     "elements of a subclass": ([TagSet("a")], [TagSet("b")]),
