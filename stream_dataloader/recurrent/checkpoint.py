@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -17,18 +18,21 @@ import numpy.typing as npt
 import torch
 
 from stream_dataloader._engine.items.plain import from_plain, to_plain
-from stream_dataloader.errors import StateError
+from stream_dataloader._engine.schedule.state_check import number
+from stream_dataloader.errors import StateError, shorten
 from stream_dataloader.recurrent.order import ROWS, LaneOrder, named
-from stream_dataloader.recurrent.states import Lanes, States
+from stream_dataloader.recurrent.states import Lanes, States, take_apart
 from stream_dataloader.recurrent.store import Piece
 
 if TYPE_CHECKING:
     from stream_dataloader.dataloader import StreamDataLoader
 
 VERSION = 1
-_NAMES = ("rank", "world_size", "lanes", "source", "position")
+_HEAD = ("rank", "world_size", "lanes", *ROWS)
 #: Further keys of a state, by the class that saved it.
 _CONTENT = {"RecurrentState": ("structure", "dims", "leaves"), "LaneMemory": ("values",)}
+#: More lanes than any loader has. Memory is taken for each.
+_MOST_LANES = 1 << 20
 
 
 class OwnLanes(NamedTuple):
@@ -69,12 +73,37 @@ def _moved(own: OwnLanes, loader: StreamDataLoader[Any]) -> OwnLanes:
     return OwnLanes(lanes, own.rows[found], own.last[:, found], np.flatnonzero(np.array(kept.lanes) < 0))
 
 
-def head_of(lanes: Lanes, order: LaneOrder, place: tuple[int, int]) -> dict[str, Any]:
-    """Return the numbers that every carried state saves for its lanes."""
+def state_of(lanes: Lanes, order: LaneOrder, place: tuple[int, int], content: dict[str, Any]) -> dict[str, Any]:
+    """Return a carried state: the numbers that each saves for its lanes, and its content."""
     rank, world_size = place
     known = order.last(lanes).tolist()
     rows = dict(zip(ROWS, known, strict=True))
-    return {"version": VERSION, "rank": rank, "world_size": world_size, "lanes": lanes.tolist(), **rows}
+    head = {"version": VERSION, "rank": rank, "world_size": world_size, "lanes": lanes.tolist()}
+    return _sealed({**head, **rows, **content})
+
+
+def _sealed(state: dict[str, Any]) -> dict[str, Any]:
+    """Return a state with a checksum of everything but what is in its tensors."""
+    return state | {"checksum": _checksum(state)}
+
+
+def _checksum(state: Mapping[str, Any]) -> int:
+    try:
+        outline = repr([_outline(state.get(name)) for name in (*_HEAD, *_CONTENT["RecurrentState"], "values")])
+    except RecursionError as error:
+        raise StateError("the state is nested too deeply; it was changed since it was saved") from error
+    return zlib.crc32(outline.encode("utf-8", "surrogateescape"))
+
+
+def _outline(plain: Any) -> Any:
+    """Return plain data with shapes in place of tensors, the same for each way to save it."""
+    if isinstance(plain, torch.Tensor):
+        return "tensor", list(plain.shape)
+    if isinstance(plain, int):
+        return plain
+    if isinstance(plain, dict):
+        return sorted((repr(key), _outline(value)) for key, value in plain.items())
+    return list(map(_outline, plain)) if isinstance(plain, (list, tuple)) else plain
 
 
 def tensors_to_plain(piece: Piece | None) -> dict[str, Any]:
@@ -87,12 +116,31 @@ def tensors_to_plain(piece: Piece | None) -> dict[str, Any]:
 
 
 def tensors_from_plain(state: Mapping[str, Any]) -> States:
-    """Read the states of all lanes from a saved state of a `RecurrentState`."""
-    leaves, lanes = list(state["leaves"]), len(state["lanes"])
-    sizes = [tuple(leaf.shape)[dim] for leaf, dim in zip(leaves, state["dims"], strict=True)]
-    if any(size != lanes for size in sizes):
-        raise StateError(f"the state names {lanes} lanes, but its tensors have {sizes}; it was changed since")
-    return States(from_plain(state["structure"]), leaves, list(state["dims"]))
+    """Read the states of all lanes from a saved state of a `RecurrentState`.
+
+    Raises:
+        StateError: Its tensors do not fit its lanes or its structure.
+    """
+    lanes = len(state["lanes"])
+    try:
+        leaves, dims = state["leaves"], state["dims"]
+        if not isinstance(leaves, (list, tuple)) or not isinstance(dims, (list, tuple)):
+            raise TypeError("leaves and dims must be lists")
+        for leaf, dim in zip(leaves, dims, strict=True):
+            if not isinstance(leaf, torch.Tensor) or leaf.layout is not torch.strided:
+                raise TypeError(f"a {type(leaf).__name__} is no dense tensor")
+            number("dimension of the lanes", dim, 0, leaf.ndim - 1)
+        sizes = [leaf.shape[dim] for leaf, dim in zip(leaves, dims, strict=True)]
+        if any(size != lanes for size in sizes):
+            raise StateError(f"the state names {lanes} lanes, but its tensors have {sizes}; it was changed since")
+        states = States(from_plain(state["structure"]), list(leaves), list(dims))
+        if take_apart(states.tree) != (states.node, states.leaves):
+            raise ValueError(f"its structure does not fit {len(leaves)} tensors")
+    except StateError:
+        raise
+    except Exception as error:  # of a structure that is of other types, or nested without end
+        raise StateError(f"the state's tensors cannot be read: {shorten(error)}; it was changed since") from error
+    return states
 
 
 def check_state(state: Any, owner: str | None = None) -> str:
@@ -100,14 +148,42 @@ def check_state(state: Any, owner: str | None = None) -> str:
     what = owner or "a RecurrentState or LaneMemory"
     if not isinstance(state, Mapping) or "version" not in state:
         raise StateError(f"this is not a state of {what}, but a {type(state).__name__}; pass a state_dict()")
-    if state["version"] != VERSION:
-        raise StateError(f"the state has version {state['version']}, but this library reads version {VERSION}")
+    if type(state["version"]) is not int or state["version"] != VERSION:
+        raise StateError(f"the state has version {shorten(state['version'])}, but this library reads version {VERSION}")
     kind = "LaneMemory" if "values" in state else "RecurrentState"
     if owner is not None and kind != owner:
         raise StateError(f"the state is from a {kind}, but this is a {owner}; load it with the class that saved it")
-    if missing := [name for name in (*_NAMES, *_CONTENT[kind]) if name not in state]:
+    if missing := [name for name in (*_HEAD, "checksum", *_CONTENT[kind]) if name not in state]:
         raise StateError(f"the state has no {missing[0]!r}; pass all that state_dict() of a {kind} returned")
+    _check_numbers(state)
+    if kind == "LaneMemory":
+        if not isinstance(values := state["values"], list) or len(values) != len(state["lanes"]):
+            raise _other_count(state, "values")
+    elif state["lanes"]:
+        tensors_from_plain(state)
+    if type(state["checksum"]) is not int or state["checksum"] != _checksum(state):
+        raise StateError("the numbers of the state do not match their checksum: it is damaged, or was changed since")
     return kind
+
+
+def _check_numbers(state: Mapping[str, Any]) -> None:
+    """Refuse numbers that are impossible."""
+    number("rank", state["rank"], 0, number("world_size", state["world_size"], 1) - 1)
+    for name in ("lanes", *ROWS):
+        if not isinstance(row := state[name], (list, tuple)):
+            raise StateError(f"the state's {name} is {shorten(row)}, and must be a list with a number for each lane")
+        if len(row) != len(state["lanes"]):
+            raise _other_count(state, name)
+        least, most = (0, _MOST_LANES) if name == "lanes" else (-3, 1 << 62)
+        if row and not ({*map(type, row)} == {int} and least <= min(row) and max(row) <= most):
+            for one in row:
+                number(name, one, least, most)
+    if len(set(state["lanes"])) < len(state["lanes"]):
+        raise StateError(f"the state has {named(state['lanes'])}, some twice; it was changed since")
+
+
+def _other_count(state: Mapping[str, Any], name: str) -> StateError:
+    return StateError(f"the state names {len(state['lanes'])} lanes, but has another number of {name}; it was changed")
 
 
 def of_rank(
@@ -133,9 +209,7 @@ def of_rank(
 
 def _of_place(state: Mapping[str, Any], rank: int, world_size: int) -> OwnLanes:
     count, none = len(state["lanes"]), np.empty(0, np.int64)
-    if not count == len(state["source"]) == len(state["position"]) == len(state.get("values", state["lanes"])):
-        raise StateError(f"the state names {count} lanes, but has another number of values; it was changed since")
-    lanes, last = np.array(state["lanes"], np.int64), np.array([_row(state, name) for name in ROWS], np.int64)
+    lanes, last = np.array(state["lanes"], np.int64), np.array([state[name] for name in ROWS], np.int64)
     if (state["rank"], state["world_size"]) == (rank, world_size):
         return OwnLanes(lanes, np.arange(count), last, none)
     if state["world_size"] != 1:
@@ -149,11 +223,6 @@ def _of_place(state: Mapping[str, Any], rank: int, world_size: int) -> OwnLanes:
     return OwnLanes(np.arange(len(own)), own, last[:, own], none)
 
 
-def _row(state: Mapping[str, Any], name: str) -> Sequence[int]:
-    """Return a number for each lane of a state. The oldest states have no number of the batch."""
-    return state[name] if name in state else [-1] * len(state["lanes"])
-
-
 def merge_carried(listed: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Merge the carried states of all ranks into one.
 
@@ -163,9 +232,9 @@ def merge_carried(listed: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     kinds = list(map(check_state, listed))
     for state in listed:
         check_state(state, kinds[0])
-    listed = sorted(listed, key=lambda state: int(state["rank"]))
+    listed = sorted(listed, key=lambda state: state["rank"])
     first, found = listed[0], [state["rank"] for state in listed]
-    if found != list(range(first["world_size"])) or any(s["world_size"] != first["world_size"] for s in listed):
+    if found != list(range(len(listed))) or any(s["world_size"] != len(listed) for s in listed):
         sizes = sorted({state["world_size"] for state in listed})
         what = f"the states are from ranks {found} of {sizes}; pass the state of each rank once"
         raise StateError(f"{what}; give {kinds[0]} rank= and world_size= if the loader has them")
@@ -182,14 +251,15 @@ def merge_carried(listed: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     else:
         leaves = zip(*(state["leaves"] for state in listed), strict=True)
         content = {"leaves": [_joined(own, dim) for own, dim in zip(leaves, first["dims"], strict=True)]}
-    return {
+    whole = {
         **first,
         "rank": 0,
         "world_size": 1,
         "lanes": list(range(count * len(listed))),
-        **{name: [value for state in listed for value in _row(state, name)] for name in ROWS},
+        **{name: [value for state in listed for value in state[name]] for name in ROWS},
         **content,
     }
+    return _sealed(whole)
 
 
 def _joined(leaves: Sequence[torch.Tensor], dim: int) -> torch.Tensor:

@@ -22,8 +22,8 @@ import torch
 
 from stream_dataloader._engine.ranks.place import OwnRank
 from stream_dataloader.batch import StreamBatch
-from stream_dataloader.errors import StateError
-from stream_dataloader.recurrent.checkpoint import head_of, of_rank
+from stream_dataloader.errors import StateError, shorten
+from stream_dataloader.recurrent.checkpoint import of_rank, state_of
 from stream_dataloader.recurrent.order import LaneOrder, Window, check_batch, on_host
 from stream_dataloader.recurrent.values import decode, encode, move
 
@@ -178,7 +178,7 @@ class LaneMemory(Generic[V]):
         self._check_ended()
         lanes = np.array(sorted(self._values), np.int64)
         values = [encode(self._values[lane], f"the value of lane {lane}") for lane in lanes.tolist()]
-        return {**head_of(lanes, self._order, self._place), "values": values}
+        return state_of(lanes, self._order, self._place, {"values": values})
 
     def load_state_dict(self, state: Mapping[str, Any], *, loader: StreamDataLoader[Any] | None = None) -> None:
         """Continue from a saved state and forget the current values. Tensors stay on the device that the state has.
@@ -197,8 +197,16 @@ class LaneMemory(Generic[V]):
         values: dict[int, V] = {}
         if own is not None:
             rows = zip(own.lanes.tolist(), own.rows.tolist(), strict=True)
-            values = {lane: decode(state["values"][row], self._new) for lane, row in rows}
+            values = {lane: self._decoded(state["values"][row], lane) for lane, row in rows}
         self._values, self._order, self._left = values, LaneOrder() if own is None else own.order(), None
+
+    def _decoded(self, plain: Any, lane: int) -> Any:
+        try:
+            return decode(plain, self._new)
+        except StateError:
+            raise
+        except Exception as error:  # of an object's own load_state_dict, of data of other types or without end
+            raise StateError(f"the saved value of lane {lane} cannot be read: {shorten(error)}") from error
 
     @property
     def _place(self) -> tuple[int, int]:

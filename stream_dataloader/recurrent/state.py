@@ -22,7 +22,7 @@ from stream_dataloader._engine.items.structure import children_of
 from stream_dataloader._engine.ranks.place import OwnRank
 from stream_dataloader.batch import StreamBatch
 from stream_dataloader.errors import NonFiniteStateError, StateError
-from stream_dataloader.recurrent.checkpoint import head_of, of_rank, tensors_from_plain, tensors_to_plain
+from stream_dataloader.recurrent.checkpoint import of_rank, state_of, tensors_from_plain, tensors_to_plain
 from stream_dataloader.recurrent.initial import Initial
 from stream_dataloader.recurrent.order import LaneOrder, Window, check_batch, check_no_start_inside, on_host
 from stream_dataloader.recurrent.states import check_same, dims_of, states_of
@@ -268,7 +268,7 @@ class RecurrentState:
             what = f"gradients go back {self._store.uncut} of {self._detach_every} windows (detach_every)"
             raise StateError(f"{what}, which cannot be saved; save after a call of after() that returned True")
         lanes = self._store.lanes
-        return {**head_of(lanes, self._order, self._place), **tensors_to_plain(self._store.get(lanes))}
+        return state_of(lanes, self._order, self._place, tensors_to_plain(self._store.get(lanes)))
 
     def load_state_dict(self, state: Mapping[str, Any], *, loader: StreamDataLoader[Any] | None = None) -> None:
         """Continue from a saved state and forget the current states.

@@ -220,11 +220,11 @@ class _Saved:
             for key, entry in meta.items():
                 if isinstance(entry, dict):
                     self._read_entry(folder, key, entry, (*name, key))
-            for key in ("shape", "device", "_type"):
-                file, place = os.path.join(folder, f"{key}.memmap"), (*name, key)
-                if os.path.exists(file) and not isinstance(meta.get(key), dict):
-                    lost = "is named like a field of meta.json"
-                    self.leaves[place] = f"{lost}, so its shape is lost"
+            for key in ("shape", "device", "_type", *meta):
+                files = [_place(folder, key, ".memmap"), os.path.join(_place(folder, key, ""), _META)]
+                if not isinstance(meta.get(key), dict) and any(map(os.path.exists, files)):
+                    lost = "is named like a field of meta.json, or damaged there"
+                    self.leaves[(*name, key)] = f"{lost}: its shape is lost"
         elif os.path.isdir(inner := os.path.join(folder, "_tensordict")):  # a tensorclass
             if is_pickled:
                 self.leaves |= {(*name, "other.pickle"): _PICKLED}

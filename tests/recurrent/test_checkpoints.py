@@ -1,5 +1,7 @@
 """A resumed run is bit-identical, the state included; with another number of workers and ranks, too."""
 
+import contextlib
+import copy
 import functools
 import itertools
 
@@ -11,7 +13,8 @@ from rank_processes import RankProcesses
 from torch import nn
 
 from stream_dataloader import StateError, StreamDataLoader, StreamDataset, merge_states
-from stream_dataloader.recurrent import RecurrentState
+from stream_dataloader.recurrent import LaneCache, LaneMemory, RecurrentState
+from stream_dataloader.recurrent.checkpoint import _sealed
 
 LENGTHS = [7, 3, 5, 1, 4, 2, 6, 3, 5, 2]
 
@@ -267,3 +270,100 @@ def test_a_learnt_state_is_the_same_on_all_ranks_though_streams_start_in_other_s
     assert quiet
     assert other_quiet  # without a gradient there DistributedDataParallel would raise an error
     assert lanes == [0, 1]
+
+
+def carried_kinds():
+    """Each class that is saved: how it is made, and a state after some batches."""
+    found = {}
+    for make in (carry_of, LaneMemory, functools.partial(LaneCache, 3)):
+        carry, batches = make(), list(itertools.islice(loader_of(), 3))
+        for batch in batches:
+            if isinstance(carry, LaneMemory):
+                for t, values in carry.steps(batch):
+                    for lane, value in enumerate(values):
+                        if value is not None:
+                            value.append((batch.data[t, lane], {"t": t}))
+            else:
+                one = torch.full((2, 4, 3), 2.5)
+                carry.after(batch, one if isinstance(carry, LaneCache) else (one, [one]))
+        found[type(carry).__name__] = (make, carry.state_dict())
+    return found
+
+
+def places_in(value, way=()):
+    yield way
+    inside = value[:2] if isinstance(value, list) else ()
+    for key, inner in value.items() if isinstance(value, dict) else enumerate(inside):
+        yield from places_in(inner, (*way, key))
+
+
+def with_other(state, way, other):
+    changed = copy.deepcopy(state)
+    place = changed
+    for key in way[:-1]:
+        place = place[key]
+    place[way[-1]] = other
+    return changed
+
+
+def nested(depth):
+    inner = []
+    for _ in range(depth):
+        inner = [inner]
+    return inner
+
+
+OTHERS = (-1, 0, 7, 2**31, 2**62, 2**70, float("nan"), True, None, "1", [], {}, b"1", torch.zeros(2), (1, 2))
+
+
+@pytest.mark.parametrize("kind", ["RecurrentState", "LaneMemory", "LaneCache"])
+def test_whatever_is_changed_in_a_carried_state_is_an_error_or_changes_nothing(kind):
+    make, state = carried_kinds()[kind]
+    for way in list(places_in(state))[1:]:
+        for other in (*OTHERS, nested(5000)):
+            changed = with_other(state, way, other)
+            try:
+                (loaded := make()).load_state_dict(changed)
+            except StateError:
+                continue
+            found, expected = loaded.state_dict(), state
+            for key in way:
+                found, expected = found[key], expected[key]
+            assert type(found) is type(expected), f"{way} = {other!r} was taken"
+            assert torch.equal(found, expected) if isinstance(found, torch.Tensor) else found == expected, way
+
+
+FORGED = [
+    ("RecurrentState", ("lanes", 3), 2**31, "lanes is 2147483648, and must be a whole number from 0 to 1048576"),
+    ("RecurrentState", ("lanes", 3), 0, "some twice"),
+    ("RecurrentState", ("world_size",), 0, "world_size is 0"),
+    ("RecurrentState", ("rank",), 1, "rank is 1, and must be a whole number from 0 to 0"),
+    ("RecurrentState", ("source", 0), -4, "source is -4"),
+    ("RecurrentState", ("dims", 0), -1, "dimension of the lanes is -1"),
+    ("RecurrentState", ("leaves", 0), torch.zeros(2, 3, 3), r"names 4 lanes, but its tensors have \[3, 4\]"),
+    ("RecurrentState", ("leaves",), torch.zeros(2, 4, 3), "leaves and dims must be lists"),
+    ("RecurrentState", ("structure", "keys"), [0], "keys"),
+    ("RecurrentState", ("structure",), nested(5000), "nested|cannot be read"),
+    ("LaneMemory", ("age",), [0, 0, 0], "names 4 lanes, but has another number of age"),
+    ("LaneMemory", ("values",), [], "another number of values"),
+    ("LaneMemory", ("values", 2), ("deque", -1, []), "the saved value of lane 2 cannot be read"),
+    ("LaneMemory", ("values", 2), nested(5000), "nested"),
+    ("LaneCache", ("leaves", 0), torch.tensor([1, 1, -1, 1]), "numbers of kept steps"),
+    ("LaneCache", ("leaves", 0), torch.zeros(4), "numbers of kept steps"),
+]
+
+
+@pytest.mark.parametrize(("kind", "way", "other", "text"), FORGED)
+def test_a_forged_carried_state_is_refused_with_what_is_wrong(kind, way, other, text):
+    make, state = carried_kinds()[kind]
+    changed = with_other(state, way, other)
+    with contextlib.suppress(StateError, TypeError):  # of some, no checksum can be made
+        changed = _sealed(changed)
+    with pytest.raises(StateError, match=text):
+        make().load_state_dict(changed)
+
+
+def test_a_carried_state_of_very_many_ranks_is_refused_at_once():
+    state = _sealed(saved() | {"world_size": 2**62})
+    with pytest.raises(StateError, match=r"from ranks \[0\] of \[4611686018427387904\]"):
+        merge_states([state])

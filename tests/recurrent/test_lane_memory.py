@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from stream_dataloader import StateError, StreamDataLoader, StreamDataset, merge_states
 from stream_dataloader.recurrent import LaneMemory, RecurrentState
+from stream_dataloader.recurrent.checkpoint import _sealed
 
 LENGTHS = [7, 3, 5, 1, 4, 2, 6, 3, 5, 2]
 
@@ -266,7 +267,7 @@ def test_states_of_other_kinds_are_refused():
     with pytest.raises(StateError, match="another number of values"):
         memory.load_state_dict(memory.state_dict() | {"values": []})
     with pytest.raises(StateError, match="cannot be read"):
-        memory.load_state_dict(memory.state_dict() | {"values": [("unknown", 1)] * 4})
+        memory.load_state_dict(_sealed(memory.state_dict() | {"values": [("unknown", 1)] * 4}))
     with pytest.raises(TypeError, match="not a dict; leave collate_fn out"):
         list(memory.steps({}))
     with pytest.raises(TypeError, match="new must be a function"):

@@ -414,3 +414,22 @@ def test_a_dataset_that_is_replaced_is_not_read_on(copy):
     with pytest.raises(StoreError):
         pickle.loads(sent)(2)
     assert len(list(LeRobotStore(copy, cameras=(), task=False)(2))) == LENGTHS[2]
+
+
+def no_utf8(path, name, store):
+    """Put a byte into a text of a Parquet file that UTF-8 does not have."""
+    content = path.read_bytes()
+    assert content.count(name) >= 1
+    path.write_bytes(content.replace(name, b"\x80" + name[1:]))
+    with pytest.raises(StoreError, match=f"{path.name}|the tasks of episode 0.*0x80"):
+        store()
+
+
+def test_a_task_that_is_no_text_is_an_error_of_its_file(copy):
+    no_utf8(copy / "meta/tasks.parquet", b"put the block", lambda: LeRobotStore(copy))
+
+
+def test_the_tasks_of_an_episode_that_are_no_texts_are_an_error_of_it(copy):
+    (path,) = (copy / "meta/episodes").rglob("*.parquet")
+    pq.write_table(pq.read_table(path), path, compression="none")
+    no_utf8(path, b"put the block", lambda: LeRobotStore(copy).metadata(0))

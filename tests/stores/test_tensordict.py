@@ -149,6 +149,8 @@ REFUSED = {
     "'next' is a 'LazyStacked": lambda folder: rewrite(folder / "next", _type="LazyStackedTensorDict", stack_dim=0),
     "'task' is a .*NonTensorStack": lambda folder: change(folder / "task", None, data=[1, 2]),
     "'next' is a .*mine.Own": lambda folder: rewrite(folder / "next", _type="<class 'mine.Own'>", index=3),
+    "'pixels' is named like a field of meta.json, or damaged": lambda folder: change(folder, None, pixels=None),
+    "'next' is named like a field of meta.json, or damaged": lambda folder: change(folder, None, next=2**62),
     "'shape' is named": lambda folder: (folder / "shape.memmap").write_bytes(bytes(STEPS)),
     "'nothing' is one number": lambda folder: change(folder, "nothing", shape=[]),
     "'nothing' has 60 rows, and time has 61": lambda folder: change(folder, "nothing", shape=[60, 0]),

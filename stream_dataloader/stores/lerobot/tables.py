@@ -106,7 +106,8 @@ class Episodes:
 
     def texts(self, number: int) -> list[str]:
         found = self._texts[int(self._order[number])]
-        return list(found.as_py() or () if hasattr(found, "as_py") else found)
+        with damage_named(f"{self.info.path}/meta/episodes: the tasks of episode {self.numbers[number]}"):
+            return list(found.as_py() or () if hasattr(found, "as_py") else found)
 
 
 def meta_files(path: str) -> list[str]:
@@ -153,8 +154,8 @@ def _tasks_v3(info: Info) -> dict[int, str]:
     texts = [name for name, array in columns.items() if str(array.type).endswith("string")]
     for name in ("task", "__index_level_0__", *texts):  # pandas' index
         if name in texts:
-            numbers, found = columns["task_index"].to_pylist(), columns[name].to_pylist()
-            return dict(zip(numbers, found, strict=True))
+            with damage_named(path):  # a text may be no UTF-8
+                return dict(zip(columns["task_index"].to_pylist(), columns[name].to_pylist(), strict=True))
     raise StoreError(f"{path} has the columns {file.columns}, and none of texts")
 
 
