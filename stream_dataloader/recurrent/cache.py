@@ -210,8 +210,8 @@ class LaneCache:
             tree = tensors_from_plain(state).tree
             if not isinstance(tree, dict) or set(tree) != {"count", "kept"}:
                 raise StateError("the state is from a RecurrentState; load a state that a LaneCache saved")
-            count, *_ = counts = take_apart(tree["count"])[1] or [None]
-            if len(counts) > 1 or count is None or count.dtype != torch.int64 or count.ndim != 1 or count.min() < 0:
+            counts = take_apart(tree["count"])[1]
+            if len(counts) != 1 or counts[0].dtype != torch.int64 or counts[0].ndim != 1 or counts[0].min() < 0:
                 raise StateError("the state's numbers of kept steps are none; it was changed since it was saved")
             leaves = take_apart(tree["kept"])[1]
             sizes = {leaf.shape[self._time_dim] if leaf.ndim > self._time_dim else 0 for leaf in leaves}

@@ -99,11 +99,11 @@ def _outline(plain: Any) -> Any:
     """Return plain data with shapes in place of tensors, the same for each way to save it."""
     if isinstance(plain, torch.Tensor):
         return "tensor", list(plain.shape)
-    if isinstance(plain, int):
-        return plain
     if isinstance(plain, dict):
         return sorted((repr(key), _outline(value)) for key, value in plain.items())
-    return list(map(_outline, plain)) if isinstance(plain, (list, tuple)) else plain
+    if isinstance(plain, (list, tuple)):
+        return list(plain) if {*map(type, plain)} == {int} else list(map(_outline, plain))
+    return plain
 
 
 def tensors_to_plain(piece: Piece | None) -> dict[str, Any]:

@@ -224,7 +224,7 @@ class _Saved:
                 files = [_place(folder, key, ".memmap"), os.path.join(_place(folder, key, ""), _META)]
                 if not isinstance(meta.get(key), dict) and any(map(os.path.exists, files)):
                     lost = "is named like a field of meta.json, or damaged there"
-                    self.leaves[(*name, key)] = f"{lost}: its shape is lost"
+                    self.leaves |= {(*name, key): f"{lost}: its shape is lost"}
         elif os.path.isdir(inner := os.path.join(folder, "_tensordict")):  # a tensorclass
             if is_pickled:
                 self.leaves |= {(*name, "other.pickle"): _PICKLED}
