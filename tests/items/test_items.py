@@ -246,6 +246,7 @@ MISFITS = {
     "shape": ({"x": np.zeros(2)}, {"x": np.zeros(3)}, r"item\['x'\] is float64 \(3,\), and was float64 \(2,\)"),
     "dtype": ((np.zeros(2),), (np.zeros(2, int),), r"item\[0\]"),
     "keys": ({"x": 1}, {"y": 1}, r"item has keys \['y'\], and had \['x'\]"),
+    "more keys": ({"x": 1}, {"x": 1, "y": 1}, r"item has keys \['x', 'y'\], and had \['x'\]"),
     "type": ((1, 2), {"x": 1}, "item is a dict"),
     "named": ((1, 2), Pair(1, 2), "item is a Pair"),
     "leaf": ({"x": Pair(1, 2)}, {"x": 3}, r"item\['x'\]"),

@@ -207,12 +207,14 @@ def test_an_error_in_a_member_is_raised_and_ends_the_epoch():
         yield from range(source)
         raise OSError("lost")
 
-    datasets = StreamDataset([9], range, 1, time_steps=2), StreamDataset([3], broken, 1, time_steps=2)
-    iterator = iter(side_by_side([(dataset, 1) for dataset in datasets], 2))
+    streams = (range, "zeros"), (broken, "cycle"), (broken, "zeros")  # an endless member is asked last
+    datasets = [StreamDataset([3], stream, 1, mode, time_steps=2) for stream, mode in streams]
+    iterator = iter(side_by_side([(dataset, 1) for dataset in datasets], 3, ends_with="longest"))
     next(iterator)
     with pytest.raises(errors.StreamError) as caught:
         next(iterator)
     assert isinstance(caught.value.__cause__, OSError)
+    assert caught.value.lane == 1, "of two, the lowest lane's"
     assert next(iterator, None) is None
     assert soon(lambda: not multiprocessing.active_children())
 
@@ -323,7 +325,9 @@ def deadly(path, times, **options):
 
 
 def test_all_members_continue_after_a_worker_of_one_died(tmp_path):
-    assert windows_of(deadly(tmp_path / "died", 1, max_restarts=1)) == windows_of(three().loader())
+    loader = deadly(tmp_path / "died", 1, max_restarts=1)
+    assert windows_of(loader) == windows_of(three().loader())
+    assert loader.stats().restarts == 1
     (tmp_path / "died").unlink()
     with pytest.raises(errors.WorkerDeathError) as death:
         list(deadly(tmp_path / "died", 1))

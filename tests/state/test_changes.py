@@ -202,8 +202,16 @@ def test_groups_change_each_for_itself():
         assert items([*head, *[batch for loader in ranks(2, whole, lanes=2) for batch in loader]]) == ITEMS
 
 
+IN_SEVERAL_PARTS = {
+    "one part": lambda lanes, steps: StreamDataLoader(of(batch_size=lanes, time_steps=steps)),
+    "virtual ranks": lambda lanes, steps: StreamDataLoader(of(batch_size=2 * lanes, time_steps=steps), virtual_ranks=2),
+    "side by side": lambda lanes, steps: side_by_side([(of(time_steps=steps, seed=n), lanes) for n in range(2)]),
+}
+
+
+@pytest.mark.parametrize("kind", IN_SEVERAL_PARTS)
 @pytest.mark.parametrize("lanes", [1, 2, 5])
-def test_carried_states_go_along_with_their_lanes(lanes):
+def test_carried_states_go_along_with_their_lanes(lanes, kind):
     def counted(loader, carry):
         """How many items each lane's state knows of the stream behind each window, and how many were read of it."""
         for batch in loader:
@@ -212,14 +220,14 @@ def test_carried_states_go_along_with_their_lanes(lanes):
             carry.after(batch, counts)
             yield batch, counts[:, 0]
 
-    loader, carry = StreamDataLoader(of()), RecurrentState(batch_dim=0)
+    loader, carry = IN_SEVERAL_PARTS[kind](3, 2), RecurrentState(batch_dim=0)
     for _ in itertools.islice(counted(loader, carry), 3):
         pass
     saved = loader.state_dict(), carry.state_dict()
-    loader, carry = StreamDataLoader(of(batch_size=lanes, time_steps=3)), RecurrentState(batch_dim=0)
+    loader, carry = IN_SEVERAL_PARTS[kind](lanes, 3), RecurrentState(batch_dim=0)
     loader.load_state_dict(saved[0], changes=ALL)
     carry.load_state_dict(saved[1], loader=loader)
-    begun = torch.zeros(lanes, dtype=torch.int64)
+    begun = torch.tensor(0)
     for batch, counts in counted(loader, carry):
         begun = torch.where(batch.is_first[0], batch.position[0], begun)  # a stream that another lane left
         read = batch.position.max(0).values + 1 - begun
