@@ -38,6 +38,7 @@ from skips import judge_skip
 
 from stream_dataloader import visualize
 from stream_dataloader._engine.memory.shared_memory import BLOCKS
+from stream_dataloader.testing import StoreContract
 from stream_dataloader.testing import streams as contract
 
 #: What tests share is found by the programs they start, too; as `pythonpath` in pyproject.toml is for tests.
@@ -49,7 +50,7 @@ OTHERS_PACKAGES = ("integrations", "peers")
 
 settings.register_profile(
     "default",
-    random_cases(100, 25),
+    random_cases(100, 15),
     deadline=None,
     print_blob=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
@@ -114,14 +115,25 @@ def beyond_one_of_each(items):
 #: Of the streams' contracts, these say the same of any kind of items: of the kinds of a class they have the first.
 CONTRACT_OF_ANY_KIND = {"test_closes", "test_is_picklable", "test_items_are_alike", "test_length_is_right"}
 CONTRACT_OF_ANY_KIND |= {"test_marks_starts", "test_opens_early", "test_two_at_once"}
+#: And these of a store, whichever way it was written in: what is read from it, and its damage, is another matter.
+CONTRACT_OF_ANY_STORE = {"test_can_be_used_after_it_was_closed", "test_costs_little_to_send", "test_cuts_sections"}
+CONTRACT_OF_ANY_STORE |= {"test_gives_one_item_by_its_place", "test_goes_on_with_its_state", "test_keys_name_streams"}
+CONTRACT_OF_ANY_STORE |= {"test_knows_its_lengths", "test_refuses_what_is_no_stream", "test_tells_what_it_holds"}
+CONTRACT_OF_ANY_STORE |= {"test_the_same_twice", *CONTRACT_OF_ANY_KIND}
 
 
 def beyond_the_first_kind(items):
+    """Classes of a file that have a base in that file are kinds of it."""
     seen = set()
     for item in items:
-        is_contract = issubclass(getattr(item, "cls", None) or object, contract.StreamContract)
-        if is_contract and item.originalname in CONTRACT_OF_ANY_KIND:
-            if (test := item.nodeid.partition("[")[0]) in seen:
+        kind = getattr(item, "cls", None) or object
+        if not issubclass(kind, contract.StreamContract):
+            continue
+        of_any = CONTRACT_OF_ANY_STORE if issubclass(kind, StoreContract) else CONTRACT_OF_ANY_KIND
+        if item.originalname in of_any:
+            base = kind.__base__
+            owner = base if base.__module__ == kind.__module__ else kind
+            if (test := (owner, item.originalname)) in seen:
                 yield item
             seen.add(test)
 

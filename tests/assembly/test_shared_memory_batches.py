@@ -120,7 +120,7 @@ class Holding(RuleBasedStateMachine):
         gc.collect()
 
 
-Holding.TestCase.settings = settings(random_cases(40, 5), stateful_step_count=30)
+Holding.TestCase.settings = settings(random_cases(40, 3), stateful_step_count=30)
 TestHolding = Holding.TestCase
 
 
@@ -197,7 +197,7 @@ class Varied:
 
 
 @pytest.mark.parametrize("collate", [True, False])
-@random_cases(60, 6)
+@random_cases(60, 4)
 @given(
     seed=st.integers(0, 1000),
     lengths=st.lists(st.integers(0, 6), min_size=1, max_size=8),

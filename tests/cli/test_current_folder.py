@@ -15,7 +15,7 @@ MODULE = "open('ran', 'a').write(__name__ + ' ')\nclass Store: pass\n"
     [
         (["-m", "stream_dataloader"], "a.md", 0),
         pytest.param(["-mstream_dataloader"], "a.md", 0, marks=pytest.mark.slow),
-        ([pathlib.Path(sys.executable).parent / "stream-dataloader"], "b.h5", 1),
+        pytest.param([pathlib.Path(sys.executable).parent / "stream-dataloader"], "b.h5", 1, marks=pytest.mark.slow),
     ],
     ids=["-m", "-mname", "script"],
 )

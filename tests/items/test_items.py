@@ -147,6 +147,7 @@ CHANGED = {
 }
 
 
+@pytest.mark.one_of_each
 @pytest.mark.filterwarnings("ignore:Sparse invariant checks")
 @pytest.mark.parametrize("options", [{}, {"mark_ends": True}, {"context": 1, "windows": "packed"}], ids=repr)
 @pytest.mark.parametrize("kind", CHANGED)

@@ -33,6 +33,7 @@ LENGTHS = {
 }
 
 
+@pytest.mark.one_of_each
 @pytest.mark.parametrize("shuffle", [False, True])
 @pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
 def test_what_a_change_is_said_to_bring_is_what_epochs_have_on_average(lengths, shuffle):

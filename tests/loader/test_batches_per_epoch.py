@@ -11,7 +11,7 @@ import traceback
 import pytest
 import torch
 from cases import Case, cases, key, keys
-from helpers import make_loader, random_cases, soon
+from helpers import make_loader, random_cases, seldom, soon
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -118,7 +118,7 @@ def test_streams_stay_open_between_epochs_where_no_worker_ends(options, tmp_path
     assert opened == (8 if options else 2)
 
 
-@pytest.mark.parametrize("options", SETUPS, ids=str)
+@pytest.mark.parametrize("options", seldom(SETUPS, *SETUPS[::2]), ids=str)
 def test_parts_and_what_collate_fn_makes_are_cut_alike(options):
     workers = options.get("num_workers", 0)
     whole = itertools.islice(StreamDataLoader(CASE.dataset(), workers).parts(), 8 * max(1, workers))
@@ -133,7 +133,7 @@ def test_parts_and_what_collate_fn_makes_are_cut_alike(options):
     assert {part.batch_index for part in loader.parts()} == set(range(16, 20))
 
 
-@pytest.mark.parametrize("options", SETUPS, ids=str)
+@pytest.mark.parametrize("options", seldom(SETUPS, *SETUPS[::2]), ids=str)
 def test_without_determinism_each_pass_reads_every_item_once(options):
     lengths = [4, 3, 9, 2, 2, 7, 1, 3]
     dataset = StreamDataset(lengths, range, 3, "cycle", time_steps=3, deterministic=False)
@@ -237,7 +237,7 @@ def error_of(loader):
         return str(error)
 
 
-@pytest.mark.parametrize("options", SETUPS, ids=str)
+@pytest.mark.parametrize("options", seldom(SETUPS, *SETUPS[::2]), ids=str)
 def test_an_error_is_met_again_and_passes_over_nothing(options, tmp_path):
     def read(n):
         for i in range(100):
@@ -283,7 +283,7 @@ def test_restarts_are_counted_epoch_by_epoch(persistent, tmp_path):
         list(steps(loader(1200), 1))
 
 
-@pytest.mark.parametrize("options", SETUPS, ids=str)
+@pytest.mark.parametrize("options", seldom(SETUPS, *SETUPS[::2]), ids=str)
 def test_what_was_copied_ahead_to_a_device_is_the_next_epochs(options, cuda):
     loader = loader_of(3, device="cuda", **options)
     expected = endless(8)

@@ -161,6 +161,7 @@ def test_a_copy_goes_on_where_the_loader_stands(kind, options):
 COPIES = {"deepcopy": copy.deepcopy, "pickle": lambda one: pickle.loads(pickle.dumps(one))}
 
 
+@pytest.mark.one_of_each
 @pytest.mark.parametrize("how", COPIES)
 @pytest.mark.parametrize("kind", LOADERS)
 def test_the_state_of_a_copy_is_that_of_the_loader(kind, how):

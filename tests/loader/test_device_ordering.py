@@ -123,7 +123,7 @@ def faults_of(seed, ahead, pace, breaks=lambda monkeypatch: None):
         return [*machine.faults, *(what for what, there in left.items() if there)]
 
 
-@random_cases(2000, 30)
+@random_cases(2000, 15)
 @given(st.integers(0, 2**32), st.booleans(), st.sampled_from([0, 0.3, 3, 30]))
 def test_what_is_computed_with_is_what_was_read(seed, ahead, pace):
     assert faults_of(seed, ahead, pace) == []

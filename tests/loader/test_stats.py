@@ -211,6 +211,7 @@ def test_the_bar_of_a_resumed_epoch_begins_where_that_stands(options):
     assert f" 0/{whole} " in bar_of(loader_of(**options))
 
 
+@pytest.mark.one_of_each
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("lookahead", [0, 1, 3])
 def test_the_bar_of_sources_of_a_resumed_epoch_begins_where_that_stands(workers, lookahead):

@@ -100,7 +100,7 @@ def test_neighbours_of_a_lane_differ_in_colour():
 
 
 @pytest.mark.parametrize(
-    ("theme", "lanes", "kind", "begin"), [("light", 8, "svg", b"<svg"), ("dark", 128, "png", b"\x89PNG")]
+    ("theme", "lanes", "kind", "begin"), [("light", 8, "svg", b"<svg"), ("dark", 32, "png", b"\x89PNG")]
 )
 def test_a_picture_is_written(tmp_path, theme, lanes, kind, begin, fonts):
     rng = np.random.default_rng(0)

@@ -92,6 +92,7 @@ WAYS = {
 }
 
 
+@pytest.mark.one_of_each
 @pytest.mark.parametrize("way", WAYS)
 def test_what_a_batch_makes_is_the_same(way, other):
     options = WAYS[way]

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from carried import Pair, handed_over, ones, resumed_before_each_batch
+from helpers import FULL
 from rank_processes import RankProcesses
 from torch import nn
 
@@ -185,7 +186,8 @@ def test_each_lane_keeps_its_state_with_any_number_of_lanes_groups_and_ranks(gro
             yield batch
 
     worlds = [world for world in (1, 2, 4) if groups % world == 0]
-    for before, between, after in itertools.product(worlds, repeat=3):
+    some = itertools.product(worlds, repeat=3)
+    for before, between, after in some if FULL else itertools.islice(some, 1, None, 4):
         states, lanes_before = None, 0
         for world, lanes in zip((before, between, after), (8, 4, 16) if before == 1 else (4, 16, 8), strict=True):
             loaders = list(ranks(world, lanes))

@@ -107,7 +107,7 @@ def attend_and_check(batch, cache):
     return check(batch, attend(batch, cache), LENGTHS, cache.steps)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_any_batch_can_be_resumed_from(workers):
     whole = list(loader_of(LENGTHS, 3, windows="packed"))
 

@@ -67,6 +67,7 @@ def test_each_stream_sees_its_own_items(lengths, lanes, time_steps, windows, fed
         assert sum(remember(batch, memory) for batch in resumed) <= cells
 
 
+@pytest.mark.one_of_each
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("new", [list, lambda: deque(maxlen=99)], ids=["list", "deque"])
 def test_any_batch_can_be_resumed_from(workers, new):

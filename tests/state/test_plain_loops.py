@@ -32,6 +32,7 @@ def train(model, dataloader, until):
     return seen
 
 
+@pytest.mark.one_of_each
 @pytest.mark.parametrize("stop", [4, 11])
 @pytest.mark.parametrize(("before", "after", "way"), [(2, 0, "objects"), (0, 2, "one file")])
 @pytest.mark.filterwarnings("ignore:torch.distributed is")

@@ -33,7 +33,7 @@ def check(make, taken, skipped):
     return loader
 
 
-@random_cases(1000, quick=20)
+@random_cases(1000, quick=10)
 @given(cases(max_streams=12, max_length=7, max_lanes=4, modes=MODES), *[st.integers(0, 9)] * 2, st.booleans())
 def test_what_is_passed_over_is_as_if_it_were_read(case, taken, skipped, known):
     case.lengths[0] = max(1, case.lengths[0])
@@ -83,6 +83,7 @@ def test_nothing_is_read_of_what_is_passed_over():
     assert len(read) == len(set(read)) < sum(LENGTHS) - 6 * 3
 
 
+@pytest.mark.one_of_each
 @pytest.mark.parametrize("known", [False, True])
 @pytest.mark.parametrize(("taken", "resumed"), [(0, False), (2, False), (2, True), (5, False)])
 def test_an_epoch_of_n_batches_is_passed_over_to_its_end_whether_lengths_are_known_or_not(taken, resumed, known):

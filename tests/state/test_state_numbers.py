@@ -78,7 +78,7 @@ def after(steps, **options):
 
 
 @pytest.mark.parametrize("mode", ["zeros", "data", "drop"])
-@random_cases(600, 30)
+@random_cases(600, 15)
 @given(data=st.data())
 def test_a_number_that_is_another_one_is_an_error_or_changes_nothing(mode, data):
     state, _ = after(data.draw(st.integers(0, 7)), padding_mode=mode, lookahead=data.draw(st.integers(0, 2)))

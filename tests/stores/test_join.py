@@ -272,6 +272,7 @@ def join_until(folder, dies_at, kills):
     stores.join(folder)
 
 
+@pytest.mark.one_of_each
 @pytest.mark.parametrize("kills", [False, True])
 @pytest.mark.parametrize("repacked", [False, True])
 def test_a_join_that_is_cut_off_anywhere_leaves_no_store_and_is_repeated(tmp_path, repacked, kills):
@@ -426,7 +427,7 @@ def bucket(server, tmp_path, monkeypatch):
     return {"s3": {"endpoint_url": server.url}}
 
 
-@pytest.mark.parametrize("format", ["memmap", "mds"])
+@pytest.mark.parametrize("format", ["memmap", pytest.param("mds", marks=pytest.mark.slow)])
 def test_in_a_bucket_only_the_index_is_sent(server, bucket, tmp_path, format):
     how = {"format": format, "storage_options": bucket, **OPTIONS[format]}
     pack_parts("s3://data/out", 3, NUMBERS, **how)

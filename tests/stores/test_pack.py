@@ -585,6 +585,7 @@ def test_what_a_worker_had_packed_and_not_synced_is_packed_again(tmp_path):
     assert told == [(n + 1, 6) for n in NUMBERS]
 
 
+@pytest.mark.one_of_each
 @pytest.mark.parametrize("at", [(Partial, "publish"), (os, "rename")])
 @pytest.mark.parametrize("format", ["memmap", "lmdb", "mds"])
 def test_interrupted_while_it_is_finished_it_goes_on(tmp_path, monkeypatch, format, at):

@@ -120,6 +120,7 @@ def test_parts_are_deleted_to_make_room(tmp_path, server, url):
     assert sum(path.stat().st_size for path in (tmp_path / "small").glob("*/*-*")) <= limit
 
 
+@pytest.mark.parametrize("url", ["memmap"], indirect=True)
 def test_training_is_resumed_exactly(url):
     assert check_resume(lambda workers: loader(url, workers), epochs=1)
 

@@ -569,6 +569,7 @@ def contents(path, options):
         return found
 
 
+@pytest.mark.one_of_each
 @pytest.mark.usefixtures("no_zarr_threads")
 @pytest.mark.parametrize("name", [name for name in SMALL if "." not in name or name.endswith(".zarr")])
 @pytest.mark.parametrize("of_folder", [False, True], ids=["files", "folders"])

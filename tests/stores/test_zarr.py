@@ -78,6 +78,7 @@ def buffer(tmp_path):
     return write_buffer(tmp_path / "demos.zarr", STREAMS)
 
 
+@pytest.mark.one_of_each
 @pytest.mark.parametrize("rows", [1, 3, 1000])
 @pytest.mark.parametrize(
     "options",
@@ -167,6 +168,7 @@ def test_what_does_not_fit_together_is_an_error(buffer, message):
     assert buffer in str(raised.value)
 
 
+@pytest.mark.one_of_each
 @pytest.mark.filterwarnings("ignore:Consolidated metadata")
 @pytest.mark.parametrize("version", [2, 3])
 @pytest.mark.parametrize("archive", [False, True])

@@ -33,8 +33,8 @@ SHARE = float(os.environ.get("STREAM_DATALOADER_CASES", "1"))
 
 
 def random_cases(full, quick=None):
-    """Settings of a test over random cases: `full` of them with `--full`, else `quick`, by default a twentieth."""
-    return settings(max_examples=times(full, max(10, full // 20) if quick is None else quick))
+    """Settings of a test over random cases: `full` of them with `--full`, else `quick`, by default a thirtieth."""
+    return settings(max_examples=times(full, max(8, full // 30) if quick is None else quick))
 
 
 def times(full, quick):
@@ -44,7 +44,7 @@ def times(full, quick):
 
 def seldom(cases, *quick):
     """Cases of which the quick run has those that are named, and `--full` all."""
-    missing = set(quick) - set(cases)
+    missing = [case for case in quick if case not in cases]
     assert not missing, f"no cases: {missing}"
     return [case if case in quick else pytest.param(case, marks=pytest.mark.slow) for case in cases]
 

@@ -219,7 +219,7 @@ def test_a_signal_anywhere_in_a_start_or_an_end_arrives_and_leaves_nothing(way, 
     def nothing_is_left():
         return what_is_left() <= before
 
-    for line in itertools.count(step=round(1 / SHARE) if FULL else 9):
+    for line in itertools.count(step=round(1 / SHARE) if FULL else 17):
         handled, came = signals.handled, False
         try:
             reached = signalled(signals.number, line, work, code)

@@ -49,6 +49,7 @@ def test_nor_on_how_processes_start(kind, method):
     assert [plain(batch) for batch in found] == [plain(batch) for batch in expected]
 
 
+@pytest.mark.one_of_each
 @pytest.mark.parametrize("taken", [1, 4])
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_of_loader_goes_on_from_its_state(kind, taken):
@@ -65,7 +66,7 @@ def test_every_kind_of_loader_goes_on_from_its_state(kind, taken):
         assert batches[0] == batches[1], f"batch {number}"
 
 
-@random_cases(800, 12)
+@random_cases(800, 8)
 @given(cases(max_streams=14), st.lists(ways(), min_size=2, max_size=4), st.data())
 def test_any_place_is_resumed_in_another_way_by_another_number(case, legs, data):
     expected = keys(StreamDataLoader(case.dataset()), seeds=True)
