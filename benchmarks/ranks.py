@@ -32,7 +32,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from stream_dataloader import StreamDataLoader, StreamDataset
 from stream_dataloader._engine.ranks.agreement import AgreedSteps
-from stream_dataloader._engine.ranks.place import RankPlace
+from stream_dataloader._engine.ranks.own_rank import RankInfo
 from stream_dataloader._engine.ranks.rendezvous import Rendezvous
 from stream_dataloader._engine.schedule.order import Order
 from stream_dataloader._engine.schedule.place import Place
@@ -167,7 +167,7 @@ def measure_agreement(quick: bool) -> Iterator[Result]:
 def session_of(rank: int, ranks: int, store: TCPStore, name: str) -> Rendezvous:
     """A rank's meeting with the others; one rank keeps the store, as among processes."""
     with mock.patch.object(dist, "get_rank", return_value=rank):
-        return Rendezvous(RankPlace(rank, ranks, name), store, _PATIENCE_SECONDS)
+        return Rendezvous(RankInfo(rank, ranks, name), store, _PATIENCE_SECONDS)
 
 
 def in_step(session: Rendezvous, barrier: threading.Barrier) -> tuple[float, float]:
@@ -178,13 +178,13 @@ def in_step(session: Rendezvous, barrier: threading.Barrier) -> tuple[float, flo
     begun = time.perf_counter() - start
     agreed = AgreedSteps(session, every=False, step=0)
     barrier.wait()
-    start, step, busy = time.perf_counter(), 0, session.place.rank == 0
+    start, step, busy = time.perf_counter(), 0, session.own.rank == 0
     while agreed.delivers(step, busy and step < _TAIL_STEPS):
         step += 1
         if busy:
             time.sleep(_STEP_SECONDS)
     tail = (time.perf_counter() - start) / _TAIL_STEPS - _STEP_SECONDS
-    assert step == _TAIL_STEPS, f"rank {session.place.rank} ended at step {step}"
+    assert step == _TAIL_STEPS, f"rank {session.own.rank} ended at step {step}"
     barrier.wait()
     agreed.close()
     return begun, tail

@@ -155,7 +155,7 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
         self._destination = Destination(device, self._settings.pin_memory)
         seconds = self._settings.timeout
         self._ranks = Ranks(self.dataset, seconds, virtual_ranks, rank, world_size, process_group)
-        self._ranks.find_place()
+        self._ranks.find_rank()
         self._batches_per_epoch = options.batches_per_epoch(batches_per_epoch, rules.padding_mode)
         self._position = LoaderPosition(self.dataset, self._ranks, self._batches_per_epoch)
         self._start_anew()
@@ -187,7 +187,7 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
                 starter.stop_workers()
                 if self.dataset._source_lists is not lists:  # a member of `side_by_side` is a copy
                     self.dataset._take_up(lists)
-                self._ranks.find_place()
+                self._ranks.find_rank()
                 starter.renew(self._settings)
                 if is_inside:
                     position.load(state, ("sources",), position.read(state, ("sources",)))
@@ -204,10 +204,10 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
         """End the current iteration and the workers, and wait until they are gone."""
         self._starter.stop_workers()
 
-    def _find_place(self) -> None:
+    def _find_rank(self) -> None:
         """Find this rank, which may be known only now, and adopt its rules, with new workers."""
         before = self._ranks.dataset
-        moved = self._ranks.find_place(self._position.coming().past)
+        moved = self._ranks.find_rank(self._position.coming().past)
         if self._ranks.dataset is before:
             return
         self._starter.end()
@@ -235,7 +235,7 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
         """
         if self._starter.is_reading:
             return self._position.number
-        self._find_place()
+        self._find_rank()
         return self._position.coming_number
 
     @property
@@ -278,7 +278,7 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
     def _begin(self, collate_fn: CollateFn | None, *, parts: bool = False, whole_steps: bool = False) -> Begun[Any]:
         """Begin the next epoch."""
         self._position.warn_of_rest()
-        self._find_place()
+        self._find_rank()
         output = Output(collate_fn, parts, whole_steps, self.device, self._destination)
         return self._starter.begin(self._position, output)
 
@@ -318,7 +318,7 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
             ValueError: Fewer batches were delivered, or their state is no longer kept.
         """
         if self._position.is_between_epochs:
-            self._find_place()
+            self._find_rank()
         return self._position.state_dict(batches)
 
     def load_state_dict(self, state: Mapping[str, Any], changes: Iterable[str] = ()) -> None:
@@ -348,9 +348,9 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
             # Read first: a state that is refused must leave a running iteration alone.
             loaded = self._position.read(state, changes)
             self._starter.end()
-            self._find_place()
+            self._find_rank()
             self._position.load(state, changes, loaded)
-            self._find_place()  # the epoch may have begun with other weights
+            self._find_rank()  # the epoch may have begun with other weights
 
     @property
     def _endless_or_sources(self) -> int | None:

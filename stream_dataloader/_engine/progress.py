@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from stream_dataloader._engine.ranks.place import is_started
+from stream_dataloader._engine.ranks.own_rank import is_started
 from stream_dataloader._engine.ranks.ranks import Ranks
 
 __all__ = ["with_progress"]

@@ -19,7 +19,7 @@ from torch.utils.data import Sampler
 from stream_dataloader._engine import options
 from stream_dataloader._engine.hints import hinted
 from stream_dataloader._engine.map_style.given_groups import given_groups
-from stream_dataloader._engine.ranks.place import OwnRank
+from stream_dataloader._engine.ranks.own_rank import OwnRank
 from stream_dataloader._engine.schedule import saved_state
 from stream_dataloader._engine.schedule.anchors import AnchorCut
 from stream_dataloader._engine.schedule.epochs import Epochs
@@ -186,13 +186,13 @@ class LaneBatchSampler(Sampler[list[int]]):
 
     def _find_rank(self) -> Rules:
         """Find this rank, which may be known only now, and return its rules."""
-        place = self._rank.now()
-        groups = Groups.of_rank(self._total_groups or place.world_size, place.rank, place.world_size)
+        info = self._rank.now()
+        groups = Groups.of_rank(self._total_groups or info.world_size, info.rank, info.world_size)
         rules = replace(self._rules, groups=groups)
         if rules != self._rules:
             options.check_groups(rules)
-            if place.world_size > 1 and not self._seed_is_given and rules.shuffle:
-                what = f"seed is None, and {place.world_size} ranks would each draw an order of their own"
+            if info.world_size > 1 and not self._seed_is_given and rules.shuffle:
+                what = f"seed is None, and {info.world_size} ranks would each draw an order of their own"
                 raise ValueError(f"{what}; pass the same seed= on all ranks")
             self._rules = rules
         return rules

@@ -101,12 +101,12 @@ class JointLoader(StreamDataLoader[Any]):
         members = self.dataset.members
         return None if any(self.dataset.endless) else sum(len(member.sources) for member in members)
 
-    def _find_place(self) -> None:
+    def _find_rank(self) -> None:
         """Find this rank, which may be known only now, and adopt its rules."""
-        before = self._ranks._place
+        before = self._ranks._info
         for member in self._members:
-            member.loader._find_place()
-        if self._ranks._place != before:
+            member.loader._find_rank()
+        if self._ranks._info != before:
             self._starter.end()
             self._position.forget_place()
             if self._position.loaded is not None:

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from stream_dataloader._engine.merging import merge_states
-from stream_dataloader._engine.ranks.place import is_started
+from stream_dataloader._engine.ranks.own_rank import is_started
 from stream_dataloader.dataloader import StreamDataLoader
 from stream_dataloader.errors import StateError
 from stream_dataloader.recurrent.cache import LaneCache

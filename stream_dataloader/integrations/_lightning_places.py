@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from stream_dataloader._engine.merging import merge_states
-from stream_dataloader._engine.ranks.place import is_started
+from stream_dataloader._engine.ranks.own_rank import is_started
 from stream_dataloader.dataloader import StreamDataLoader
 from stream_dataloader.integrations._all_ranks import State, gathered, place_of
 
@@ -156,7 +156,7 @@ def stream_loaders(loaders: Iterable[Any]) -> list[StreamDataLoader[Any]]:
 
 def of_all_ranks(loader: StreamDataLoader[Any], state: State) -> State:
     """Merge the states of all ranks. Model-parallel ranks that share data count once."""
-    place = loader._ranks._place
+    place = loader._ranks._info
     if place.world_size == 1 or not is_started():
         return state
     return merge_states(list(dict(gathered((place.rank, state))).values()))

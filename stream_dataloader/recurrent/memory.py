@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast, overload
 import numpy as np
 import torch
 
-from stream_dataloader._engine.ranks.place import OwnRank
+from stream_dataloader._engine.ranks.own_rank import OwnRank
 from stream_dataloader.batch import StreamBatch
 from stream_dataloader.errors import StateError, shorten
 from stream_dataloader.recurrent.checkpoint import of_rank, state_of

@@ -19,7 +19,7 @@ import torch
 from stream_dataloader._engine import options
 from stream_dataloader._engine.hints import hinted
 from stream_dataloader._engine.items.structure import children_of
-from stream_dataloader._engine.ranks.place import OwnRank
+from stream_dataloader._engine.ranks.own_rank import OwnRank
 from stream_dataloader.batch import StreamBatch
 from stream_dataloader.errors import NonFiniteStateError, StateError
 from stream_dataloader.recurrent.checkpoint import of_rank, state_of, tensors_from_plain, tensors_to_plain

@@ -127,7 +127,7 @@ def test_kept_workers_read_epoch_after_epoch(known):
     loader, pids = remote(dataset(known=known), 2, persistent_workers=True), set()
     for epoch in range(3):
         assert keys(loader) == expected[epoch]
-        pids.add(tuple(place.pid for place in loader._starter.pool.workers.mail.places.values()))
+        pids.add(tuple(place.pid for place in loader._starter.pool.workers.mail.processes.values()))
     assert len(pids) == 1
     loader._stop_workers()
 
@@ -194,7 +194,7 @@ def test_a_killed_worker_costs_nothing_but_time(known):
         found.append(key(batch))
         if batch.batch_index in (3, 11):
             workers = loader._starter.pool.workers
-            os.kill(workers.mail.places[batch.batch_index % 3].pid, signal.SIGKILL)
+            os.kill(workers.mail.processes[batch.batch_index % 3].pid, signal.SIGKILL)
     assert found == expected
     assert loader.stats().restarts in (1, 2)  # all may have been read before
 
@@ -214,7 +214,7 @@ def test_the_loss_of_a_node_costs_nothing_but_time(cluster, known):
     for batch in loader:
         found.append(key(batch))
         if batch.batch_index == 3:
-            assert node.node_id in {place.node for place in loader._starter.pool.workers.mail.places.values()}
+            assert node.node_id in {place.node for place in loader._starter.pool.workers.mail.processes.values()}
             cluster.remove_node(node)
     assert found == expected
     assert loader.stats().restarts == 1
@@ -319,7 +319,7 @@ if __name__ == "__main__":
     try:
         for batch in loader:
             if batch.batch_index == 3:
-                print(*[place.pid for place in loader._starter.pool.workers.mail.places.values()], flush=True)
+                print(*[place.pid for place in loader._starter.pool.workers.mail.processes.values()], flush=True)
     except KeyboardInterrupt:
         print("interrupted at", time.time(), flush=True)
 """

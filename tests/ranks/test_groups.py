@@ -260,7 +260,7 @@ def test_lengths_that_decide_who_reads_what_are_part_of_a_state():
 
 def test_a_state_that_is_loaded_before_the_rank_is_known_is_kept(monkeypatch):
     """torch.distributed may be started after the state is loaded: what counts is the rank that then begins."""
-    from stream_dataloader._engine.ranks import place
+    from stream_dataloader._engine.ranks import own_rank
 
     def loader():
         return StreamDataLoader(Case([6] * 8, lanes=2, time_steps=1).dataset(), virtual_ranks=2)
@@ -268,25 +268,25 @@ def test_a_state_that_is_loaded_before_the_rank_is_known_is_kept(monkeypatch):
     whole, later = loader(), loader()
     list(itertools.islice(whole, 3))
     later.load_state_dict(whole.state_dict())
-    monkeypatch.setattr(place, "find_place", lambda *_: place.RankPlace(1, 2))
+    monkeypatch.setattr(own_rank, "find_rank", lambda *_: own_rank.RankInfo(1, 2))
     with pytest.raises(errors.StateError, match="batch_size"):  # two groups had two lanes, one has one
         next(iter(later))
 
 
 def test_a_rank_is_looked_up_for_each_epoch(monkeypatch):
     """torch.distributed may be started anew, with this process as another rank."""
-    from stream_dataloader._engine.ranks import place
+    from stream_dataloader._engine.ranks import own_rank
 
     options = {"lengths": [6, 4, 5, 3, 7, 2], "shuffle": True, "seed": 0}
-    places, expected = [place.RankPlace(rank, 2) for rank in (1, 0, 1)], []
+    places, expected = [own_rank.RankInfo(rank, 2) for rank in (1, 0, 1)], []
     for epoch, own in enumerate(places):
         expected.append(LaneBatchSampler(1, 2, **options, rank=own.rank, world_size=own.world_size))
         expected[epoch].set_epoch(epoch)
     expected = [list(map(list, one)) for one in expected]
     sampler = LaneBatchSampler(1, 2, **options)
-    monkeypatch.setattr(place, "is_started", lambda: True)
+    monkeypatch.setattr(own_rank, "is_started", lambda: True)
     for epoch, own in enumerate(places):
-        monkeypatch.setattr(place, "find_place", lambda *_, own=own: own)
+        monkeypatch.setattr(own_rank, "find_rank", lambda *_, own=own: own)
         assert list(map(list, sampler)) == expected[epoch], epoch
 
 

@@ -100,7 +100,7 @@ class BasePosition(ABC, Generic[EpochT]):
     def __getstate__(self) -> dict[str, Any]:
         """Return the state of a copy, which goes on at the same place."""
         # An epoch belongs to workers that are running, which a copy does not share.
-        return self.__dict__ | {"epoch": None, "_epochs": self._epochs.at_rest()}
+        return self.__dict__ | {"epoch": None, "_epochs": self._epochs.for_copy()}
 
 
 def is_being_read(iteration: Any, turn: Turn) -> bool:

@@ -16,7 +16,7 @@ from stream_dataloader._engine.ranks.ranks import Ranks, identity_of, known_coun
 from stream_dataloader._engine.schedule.follower import PackedPlace
 from stream_dataloader._engine.schedule.order import Order
 from stream_dataloader._engine.schedule.place import Place
-from stream_dataloader._engine.schedule.replay import has_rest
+from stream_dataloader._engine.schedule.replay import has_unread
 from stream_dataloader._engine.schedule.rules import Rules
 from stream_dataloader._engine.schedule.saved_state import LoadedState, to_plain
 from stream_dataloader.dataset import StreamDataset
@@ -70,7 +70,7 @@ class States:
         key = rules, place.epoch, place.growth
         if self._order is None or self._order[0] != key:
             self._order = key, Order(rules, place, plan.scheduled_lengths)
-        return not has_rest(place, rules, self._order[1], plan.section)
+        return not has_unread(place, rules, self._order[1], plan.section)
 
     def of_record(self, epoch: Epoch, record: PackedPlace) -> dict[str, Any]:
         """Return the state at a place in an epoch; at its end, the state of the next epoch's beginning."""

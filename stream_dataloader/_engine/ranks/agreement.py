@@ -103,7 +103,7 @@ class AgreedSteps(Steps):
     def note_layout(self, layout: Any) -> None:
         if self._layout is None and layout is not None:
             with self._news:
-                self._layout = _layout_to_text(layout, self._rendezvous.place.rank)
+                self._layout = _layout_to_text(layout, self._rendezvous.own.rank)
                 self._news.notify()
 
     def layout(self) -> Any:
@@ -134,7 +134,7 @@ class AgreedSteps(Steps):
                     connection.put(keys.LAYOUT, self._layout)
                 for step in range(put_until, known):
                     connection.put(keys.has(step), keys.YES)
-                connection.put(keys.of_rank(keys.AT, self._rendezvous.place.rank), str(known))
+                connection.put(keys.of_rank(keys.AT, self._rendezvous.own.rank), str(known))
                 put_until, told = max(put_until, known), known
                 if closed:
                     connection.give_back()
@@ -143,12 +143,12 @@ class AgreedSteps(Steps):
             return
 
     def _any_rank_has(self, step: int, connection: StoreConnection) -> bool:
-        place = self._rendezvous.place
+        own = self._rendezvous.own
         if self._tail is None:
             self._tail = int(connection.put_first(keys.TAIL, str(step)))
-            connection.put(keys.of_rank(keys.ENDED, place.rank), str(step))
-            if connection.count(keys.END) == place.world_size:
-                ends = [connection.text(keys.of_rank(keys.ENDED, rank)) for rank in range(place.world_size)]
+            connection.put(keys.of_rank(keys.ENDED, own.rank), str(step))
+            if connection.count(keys.END) == own.world_size:
+                ends = [connection.text(keys.of_rank(keys.ENDED, rank)) for rank in range(own.world_size)]
                 last = max(map(int, ends))
                 connection.put(keys.LAST, str(last))
                 connection.put(keys.has(last), keys.NO)
@@ -161,14 +161,14 @@ class AgreedSteps(Steps):
         return self._wait(connection, step, keys.END)
 
     def _all_ranks_have(self, step: int, has_data: bool, connection: StoreConnection) -> bool:
-        place = self._rendezvous.place
+        own = self._rendezvous.own
         if not has_data:
             connection.put(keys.has(step), keys.NO)
             return False
-        if connection.count(keys.have(step)) == place.world_size:
+        if connection.count(keys.have(step)) == own.world_size:
             connection.put(keys.has(step), keys.YES)
         old = step - _KEPT_STEPS
-        connection.forget(keys.has(old), keys.have(old), keys.of_rank(keys.have(old), place.rank))
+        connection.forget(keys.has(old), keys.have(old), keys.of_rank(keys.have(old), own.rank))
         return self._wait(connection, step, keys.have(step))
 
     def _wait(self, connection: StoreConnection, step: int, counted: str) -> bool:
@@ -199,7 +199,7 @@ class AgreedSteps(Steps):
 
     def _leave(self, connection: StoreConnection) -> None:
         """Release all ranks that wait for this one, and this rank's own threads that wait for others."""
-        rank, step = self._rendezvous.place.rank, self._known
+        rank, step = self._rendezvous.own.rank, self._known
         why = f"rank {rank} left the epoch at step {step}, before its end; see its log, and leave on all ranks at once"
         error = keys.pack(self._error or RankError(why, [rank]))
         connection.put(keys.of_rank(keys.LEFT, rank), error)

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from stream_dataloader._engine import options
 from stream_dataloader._engine.ranks.agreement import AgreedSteps, Steps
-from stream_dataloader._engine.ranks.place import OwnRank, RankPlace, is_started
+from stream_dataloader._engine.ranks.own_rank import OwnRank, RankInfo, is_started
 from stream_dataloader._engine.ranks.rendezvous import Rendezvous
 from stream_dataloader._engine.schedule.mix import Replaced
 from stream_dataloader._engine.schedule.place import Place
@@ -41,27 +41,27 @@ class Ranks:
         self._timeout = timeout
         self._groups = groups
         self._seed = dataset._rules.seed
-        self._place = RankPlace()
+        self._info = RankInfo()
         #: The dataset as this rank reads it, under the rules of its groups.
         self.dataset = dataset._under(dataset._rules)
 
     @property
     def alone(self) -> bool:
-        return self._place.world_size == 1
+        return self._info.world_size == 1
 
     @property
     def rank(self) -> int:
         """The rank's number, as it was found last."""
-        return self._place.rank
+        return self._info.rank
 
-    def find_place(self, past: tuple[Replaced, ...] = ()) -> bool:
+    def find_rank(self, past: tuple[Replaced, ...] = ()) -> bool:
         """Find the rank of this process; return whether that changes its part of the data.
 
         Args:
             past: Earlier weights of the coming epoch, see `Mix`.
         """
-        place = self._place = self._own.now()
-        groups = Groups.of_rank(self._groups or place.world_size, place.rank, place.world_size)
+        info = self._info = self._own.now()
+        groups = Groups.of_rank(self._groups or info.world_size, info.rank, info.world_size)
         rules, before = dataclasses.replace(self._given._rules, groups=groups, seed=self._seed), self.dataset._rules
         if (rules := rules.with_past(past)) == before:
             return False
@@ -75,14 +75,14 @@ class Ranks:
         return self.dataset if rules == self.dataset._rules else self.dataset._under(rules)
 
     def load(self, state: Any, changes: Collection[str] = ()) -> LoadedState:
-        """Read this rank's part of a state; the next `find_place` adopts the state's seed and virtual ranks.
+        """Read this rank's part of a state; the next `find_rank` adopts the state's seed and virtual ranks.
 
         Args:
             changes: Options that the user changed on purpose.
         """
-        total, place = groups_of(state), self._own.now()
+        total, info = groups_of(state), self._own.now()
         try:
-            groups = Groups.of_rank(total, place.rank, place.world_size)
+            groups = Groups.of_rank(total, info.rank, info.world_size)
         except ValueError as error:
             raise StateError(f"the state cannot be loaded here: {error}") from None
         grown = number("num_sources", state.get("num_sources")) if "sources" in changes else None
@@ -141,17 +141,17 @@ class Ranks:
                     stacklevel=5,
                 )
             return Steps(count)
-        if self._place.among_others:
+        if self._info.among_others:
             if not is_decided:
                 raise ValueError(
-                    f"world_size is {self._place.world_size}, and torch.distributed has {dist.get_world_size()} "
+                    f"world_size is {self._info.world_size}, and torch.distributed has {dist.get_world_size()} "
                     "processes: it is not known which of them share the epoch and must agree on the number of batches. "
                     "Pass process_group=, the group of these processes, instead of rank= and world_size=; or pass "
                     "lengths="
                 )
             return Steps(count)
         store = default_store()
-        rendezvous = Rendezvous(self._place, store, self._timeout or store.timeout.total_seconds())
+        rendezvous = Rendezvous(self._info, store, self._timeout or store.timeout.total_seconds())
         try:
             rendezvous.begin({"batch_size": rules.lanes, **terms, "number of batches": count})
         except BaseException:
@@ -163,7 +163,7 @@ class Ranks:
         return Steps(count)
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_place": RankPlace()}
+        return self.__dict__ | {"_info": RankInfo()}
 
 
 def identity_of(dataset: StreamDataset, scheduled: int | None = None) -> SourceIdentity:

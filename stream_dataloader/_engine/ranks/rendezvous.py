@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch.distributed as dist
 
 from stream_dataloader._engine.ranks import keys
-from stream_dataloader._engine.ranks.place import RankPlace
+from stream_dataloader._engine.ranks.own_rank import RankInfo
 from stream_dataloader._engine.ranks.store import StoreConnection, StoreUse, use_of
 from stream_dataloader._engine.ranks.store_thread import SHUTDOWN_SECONDS, StoreThread
 from stream_dataloader.errors import RankError, shorten
@@ -53,18 +53,18 @@ class Wanted(NamedTuple):
     in_main: bool
 
 
-def ask_for_name(connection: StoreConnection, place: RankPlace, wanted: Wanted) -> str:
+def ask_for_name(connection: StoreConnection, own: RankInfo, wanted: Wanted) -> str:
     """Ask rank 0 for the name under which it begins the epoch; raise a `RankError` if it begins none."""
     nonce, use = uuid.uuid4().hex, connection.use
-    connection.move(prefix_of(place.peers))
-    calls = use.calls.setdefault(place.peers, {})
+    connection.move(prefix_of(own.peers))
+    calls = use.calls.setdefault(own.peers, {})
 
     def say(change: Callable[[], object]) -> None:
         """Change this rank's open calls, of all threads, and show them to rank 0."""
         with use.lock:
             change()
             listed = json.dumps([(nonce, *wanted) for nonce, wanted in calls.items()])
-            connection.store.set(keys.of_rank(keys.CALL, place.rank), listed)
+            connection.store.set(keys.of_rank(keys.CALL, own.rank), listed)
         connection.store.add(keys.CALLS, 1)
 
     say(lambda: calls.update({nonce: wanted}))
@@ -76,28 +76,28 @@ def ask_for_name(connection: StoreConnection, place: RankPlace, wanted: Wanted) 
     return name
 
 
-class Invitation:
+class RendezvousHost:
     """Rank 0's side: answers the calls of other ranks while this context is open."""
 
-    def __init__(self, use: StoreUse, place: RankPlace, wanted: Wanted) -> None:
-        self._prefix = prefix_of(place.peers)
+    def __init__(self, use: StoreUse, own: RankInfo, wanted: Wanted) -> None:
+        self._prefix = prefix_of(own.peers)
         self.name = f"{self._prefix}/{uuid.uuid4().hex}"
         self._use = use
-        self._place = place
+        self._own = own
         self._wanted = wanted
         self.written: set[str] = set()  # the keys of answers, which may stay unread
         self._heard: int | None = None  # number of changes of calls that were looked at; None: look again
-        self._here: set[int] = {place.rank}
+        self._here: set[int] = {own.rank}
         self._since = clock.monotonic()
 
-    def __enter__(self) -> Invitation:
+    def __enter__(self) -> RendezvousHost:
         with self._use.lock:
-            self._use.invitations.append(self)
+            self._use.hosts.append(self)
         return self
 
     def __exit__(self, *_: object) -> None:
         with self._use.lock:
-            self._use.invitations.remove(self)
+            self._use.hosts.remove(self)
 
     def answer(self, connection: StoreConnection) -> None:
         """Answer new calls; a waiting rank does this between two looks at the store."""
@@ -106,7 +106,7 @@ class Invitation:
         if heard == self._heard:
             return
         self._heard = heard
-        for rank in range(self._place.world_size):
+        for rank in range(self._own.world_size):
             if rank not in self._here and connection.has(keys.of_rank(keys.HERE, rank)):
                 self._here.add(rank)
             if rank in self._here or not known.check([keys.of_rank(keys.CALL, rank)]):
@@ -123,7 +123,7 @@ class Invitation:
         if other.label == self._wanted.label:
             return True
         with self._use.lock:
-            if any(another._wanted.label == other.label for another in self._use.invitations):
+            if any(another._wanted.label == other.label for another in self._use.hosts):
                 return False
         return (other.in_main and self._wanted.in_main) or clock.monotonic() - self._since > _GRACE_SECONDS
 
@@ -137,8 +137,8 @@ def prefix_of(peers: str) -> str:
 class Rendezvous:
     """An epoch that the ranks begin together."""
 
-    def __init__(self, place: RankPlace, store: Store, patience: float) -> None:
-        self.place = place
+    def __init__(self, own: RankInfo, store: Store, patience: float) -> None:
+        self.own = own
         self._patience = patience
         self._store: Any = store
         self._name = ""  # the prefix of all its keys, once rank 0 has chosen one
@@ -148,7 +148,7 @@ class Rendezvous:
 
     @property
     def connect(self) -> Callable[[], StoreConnection]:
-        return partial(StoreConnection, self._store, self._name, self._patience, self.place, self.written)
+        return partial(StoreConnection, self._store, self._name, self._patience, self.own, self.written)
 
     def ask(self, task: Callable[[StoreConnection], Any]) -> Any:
         """Run a task on the main thread's connection; see `StoreThread.call`."""
@@ -163,24 +163,24 @@ class Rendezvous:
         except BaseException as error:
             self._give_up(error)
             raise
-        past = use_of(self._store).past.setdefault(self.place.peers, deque())
+        past = use_of(self._store).past.setdefault(self.own.peers, deque())
         while len(past) > _KEPT_EPOCHS:
             self.store_thread.post(partial(StoreConnection.delete, keys=list(past.popleft())))
 
     def _meet(self, terms: Mapping[str, Any], wanted: Wanted, connection: StoreConnection) -> None:
         """Find the other ranks, and begin with them."""
-        if self.place.rank:
-            self._name = ask_for_name(connection, self.place, wanted)
+        if self.own.rank:
+            self._name = ask_for_name(connection, self.own, wanted)
             connection.move(self._name)
             self._begin(terms, connection)
         else:
-            with Invitation(connection.use, self.place, wanted) as invitation:
-                self._name = invitation.name
+            with RendezvousHost(connection.use, self.own, wanted) as host:
+                self._name = host.name
                 connection.move(self._name)
                 try:
-                    self._begin(terms, connection, invitation.answer)
+                    self._begin(terms, connection, host.answer)
                 finally:
-                    self.written |= invitation.written
+                    self.written |= host.written
 
     def _begin(
         self,
@@ -189,7 +189,7 @@ class Rendezvous:
         meanwhile: Callable[[StoreConnection], object] | None = None,
     ) -> None:
         """Begin under the common name; `meanwhile` is called during waits, to let others arrive."""
-        rank, mine = self.place.rank, json.dumps(terms)
+        rank, mine = self.own.rank, json.dumps(terms)
         connection.note(keys.TERMS, keys.DIFFERS, keys.READY)  # noted on each rank, as any rank may set them
         if rank == 0:
             first = json.loads(connection.put_first(keys.TERMS, mine))
@@ -199,7 +199,7 @@ class Rendezvous:
         # This must come before the rank is counted, because the last rank to arrive looks for it.
         if difference:
             connection.put_first(keys.DIFFERS, keys.pack(RankError(difference, [rank])))
-        if connection.count(keys.HERE) == self.place.world_size:  # the first difference is the error of all ranks
+        if connection.count(keys.HERE) == self.own.world_size:  # the first difference is the error of all ranks
             differs = connection.text(keys.DIFFERS) if connection.has(keys.DIFFERS) else keys.YES
             connection.put_first(keys.READY, differs)
         ready = connection.wait(keys.READY, "begin the epoch", keys.HERE, meanwhile)
@@ -210,7 +210,7 @@ class Rendezvous:
 
     def part(self, connection: StoreConnection, what: str, *, stays: bool = True) -> None:
         """Note that this rank has read all it needs; the process that keeps the store waits until all have."""
-        if connection.count(what) == self.place.world_size:
+        if connection.count(what) == self.own.world_size:
             connection.put(keys.all_of(what), "")
         elif self._keeps_store and stays:
             with contextlib.suppress(RankError):  # a rank that died or is stuck needs the store no more
@@ -219,7 +219,7 @@ class Rendezvous:
     def wait_until_read(self, connection: StoreConnection, came: str, *parted: str) -> None:
         """Wait a moment, so that other ranks can read the error when an epoch ends early."""
         deadline = clock.monotonic() + SHUTDOWN_SECONDS / 2
-        others = {rank for rank in range(self.place.world_size) if rank != self.place.rank and self._keeps_store}
+        others = {rank for rank in range(self.own.world_size) if rank != self.own.rank and self._keeps_store}
         while others and clock.monotonic() < deadline:
             rank = min(others)
             has_come = connection.has(keys.of_rank(came, rank))
@@ -229,7 +229,7 @@ class Rendezvous:
                 clock.sleep(_LOOK_SECONDS)
 
     def _give_up(self, error: BaseException) -> None:
-        rank = self.place.rank
+        rank = self.own.rank
         reported = RankError(f"rank {rank} left before the epoch began; see its log", [rank])
         if isinstance(error, RankError):
             reported = error
@@ -255,7 +255,7 @@ class Rendezvous:
         self.store_thread.close()
         if self._store is not None:
             # The set itself is kept, not a copy, because the listener may still add keys to it.
-            use_of(self._store).past.setdefault(self.place.peers, deque()).append(self.written)
+            use_of(self._store).past.setdefault(self.own.peers, deque()).append(self.written)
             self._store = None  # so that the store can go when its process group is destroyed
 
 

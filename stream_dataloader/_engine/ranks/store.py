@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch.distributed as dist
 
 from stream_dataloader._engine.ranks import keys
-from stream_dataloader._engine.ranks.place import RankPlace
+from stream_dataloader._engine.ranks.own_rank import RankInfo
 from stream_dataloader._engine.workers.torch_quirks import bare_store
 from stream_dataloader.errors import RankError
 
@@ -41,7 +41,7 @@ class StoreUse:
         self.past: dict[str, deque[set[str]]] = {}  # the keys of epochs that are over here, by peers
         self.lock = threading.Lock()  # guards the fields below
         self.calls: dict[str, dict[str, Any]] = {}  # calls without an answer: nonce and epoch, by peers
-        self.invitations: list[Any] = []  # to epochs that this rank begins
+        self.hosts: list[Any] = []  # to epochs that this rank begins
 
 
 _uses: weakref.WeakKeyDictionary[Store, StoreUse] = weakref.WeakKeyDictionary()
@@ -67,7 +67,7 @@ class StoreConnection:
         written: The full name of each key that is set is added to this set.
     """
 
-    def __init__(self, store: Store, prefix: str, patience: float, place: RankPlace, written: set[str]) -> None:
+    def __init__(self, store: Store, prefix: str, patience: float, own: RankInfo, written: set[str]) -> None:
         # Without a connection of its own, this thread shares that of the training, which a wait would block.
         self._own = _can_be_cloned(store)
         self.use = use_of(store)
@@ -79,7 +79,7 @@ class StoreConnection:
                 self._bare = cast(Any, store).clone()
         self.move(prefix)
         self.patience = patience
-        self._place = place
+        self._info = own
         self._written = written
         self.closed = threading.Event()
         self.heard = clock.monotonic()  # the time of the store's last answer
@@ -119,7 +119,7 @@ class StoreConnection:
 
     def count(self, what: str) -> int:
         """Count this rank in, and return the count; 0 if a process of the same rank has done so before."""
-        own = keys.of_rank(what, self._place.rank)
+        own = keys.of_rank(what, self._info.rank)
         self.note(own, what)
         return int(self.store.add(what, 1)) if self.store.add(own, 1) == 1 else 0
 
@@ -168,7 +168,7 @@ class StoreConnection:
             return self.text(key)
         progress: Any = None
         looked = begin
-        every = max(min(_LIVENESS_SECONDS, self.patience / 4), self._place.world_size**2 / _LOOKS_A_SECOND)
+        every = max(min(_LIVENESS_SECONDS, self.patience / 4), self._info.world_size**2 / _LOOKS_A_SECOND)
         while not self.has(key):
             if self.closed.is_set():
                 raise RankError("the iteration was closed while it waited for other ranks")
@@ -186,13 +186,13 @@ class StoreConnection:
                 progress = seen
                 if now - since > self.patience and not self.has(key):
                     message = _silence_message(ranks, self.patience, purpose)
-                    raise RankError(message, ranks or range(self._place.world_size))
+                    raise RankError(message, ranks or range(self._info.world_size))
             self.closed.wait(min(_POLL_SECONDS, (now - begin) / 10 + _POLL_SECONDS / 50))
         return self.text(key)
 
     def _lacking(self, what: str) -> list[int]:
         """List the ranks that have not counted themselves in."""
-        return [rank for rank in range(self._place.world_size) if not self.has(keys.of_rank(what, rank))]
+        return [rank for rank in range(self._info.world_size) if not self.has(keys.of_rank(what, rank))]
 
     def _progress_of(self, rank: int) -> tuple[int, str]:
         """Return a rank with its current step, as text; empty before the rank has told it."""

@@ -157,7 +157,7 @@ class SessionQueue(SourceQueue):
                 self._row.ledger.show(self._hidden)
                 self._hidden.clear()
                 self._time[self._worker] = time
-                self._grant()
+                self._decide_requests()
         else:
             self._time[self._worker] = time
 
@@ -178,11 +178,11 @@ class SessionQueue(SourceQueue):
         decision = ledger.decision(lane, number)
         if decision == PENDING and self._reached() != self._horizon:
             with self._lock():
-                self._grant()
+                self._decide_requests()
             decision = ledger.decision(lane, number)
         return decision
 
-    def _grant(self) -> None:
+    def _decide_requests(self) -> None:
         self._horizon = self._reached()
         self._row.ledger.decide(self._horizon, self._draws)
 

@@ -56,7 +56,7 @@ class Address(NamedTuple):
         return Connection(end)
 
 
-class Place(NamedTuple):
+class WorkerProcess(NamedTuple):
     """Process and node of a worker."""
 
     pid: int
@@ -74,7 +74,7 @@ class RemoteMail:
         ledger: Decides the workers' requests; None if they need none decided.
 
     Attributes:
-        places: Where workers run that have connected.
+        processes: Where workers run that have connected.
         broken: Workers whose connection has ended.
     """
 
@@ -83,7 +83,7 @@ class RemoteMail:
         with above_standard():
             self._server = socket.create_server((host, 0), family=family)
         self.address = Address(host, self._server.getsockname()[1], secrets.token_bytes(_TOKEN_BYTES))
-        self.places: dict[int, Place] = {}
+        self.processes: dict[int, WorkerProcess] = {}
         self.broken: set[int] = set()
         self._reports, self._ledger = reports, ledger
         self._early: dict[int, list[list[bytes]]] = {number: [] for number in reports}  # until a worker is ready
@@ -125,7 +125,7 @@ class RemoteMail:
     def expect(self, number: int) -> None:
         """Expect another task in the place of one that has not started."""
         with self._turn:
-            self.places.pop(number, None)
+            self.processes.pop(number, None)
             self.broken.discard(number)
             end = self._ends.pop(number, None)
         if end is not None:
@@ -189,7 +189,7 @@ class RemoteMail:
 
     def _serve(self, number: int, end: Connection) -> None:
         """Receive from a worker until its connection ends."""
-        self.places[number] = Place(*loads(end.receive()))
+        self.processes[number] = WorkerProcess(*loads(end.receive()))
         while True:
             first, *others = end.receive()
             if len(first):

@@ -140,7 +140,7 @@ class RayWorkers(Workers):
         except (errors.RayError, OSError) as error:
             is_of_node = isinstance(error, errors.NodeDiedError)
             how = f"died ({str(error).partition('. ')[0].strip().rstrip('.')})"
-        never_began = number not in self.ready and (is_of_node or number not in self.mail.places)
+        never_began = number not in self.ready and (is_of_node or number not in self.mail.processes)
         if never_began and self._starts[number] < _MOST_STARTS:
             log.warning("worker %d %s before it began; Ray places it anew", number, how)
             self.mail.expect(number)
@@ -150,11 +150,11 @@ class RayWorkers(Workers):
             self._dead[number] = self._named(number, how)
 
     def _named(self, number: int, how: str) -> str:
-        place = self.mail.places.get(number)
-        return f"worker {number} ({place or 'not placed'}) {how}"
+        process = self.mail.processes.get(number)
+        return f"worker {number} ({process or 'not placed'}) {how}"
 
     def _check_places(self) -> None:
-        missing = [number for number in self.readers if number not in self.mail.places]
+        missing = [number for number in self.readers if number not in self.mail.processes]
         if missing and clock.monotonic() - self._begin > LONGEST_START_SECONDS:
             raise WorkerTimeoutError(
                 f"worker {missing[0]} {self.why_missing(missing[0])}, {LONGEST_START_SECONDS:g} s after its start; add "
@@ -163,9 +163,9 @@ class RayWorkers(Workers):
 
     def why_missing(self, worker: int) -> str:
         """See `Workers`."""
-        if worker in self.mail.places:
-            return f"({self.mail.places[worker]}) {super().why_missing(worker)}"
-        if any(number not in self.mail.places for number in range(worker)):
+        if worker in self.mail.processes:
+            return f"({self.mail.processes[worker]}) {super().why_missing(worker)}"
+        if any(number not in self.mail.processes for number in range(worker)):
             return "has not begun"  # what is missing is said of the first
         asked = {name: value for name, value in self._options.items() if name not in ("max_calls", "max_retries")}
         free = {
@@ -217,13 +217,13 @@ class RayWorkers(Workers):
                 self.mail.close()
                 if _ray().is_initialized():
                     for number, task in self._tasks.items():
-                        if number in connected or number in self._dead or number not in self.mail.places:
+                        if number in connected or number in self._dead or number not in self.mail.processes:
                             _ray().cancel(task, force=True)
             self._over = True
 
     def _connected(self) -> set[int]:
         """Return the workers that were placed and whose connection has not ended."""
-        connected: set[int] = set(self.mail.places) - self.mail.broken
+        connected: set[int] = set(self.mail.processes) - self.mail.broken
         return connected
 
 

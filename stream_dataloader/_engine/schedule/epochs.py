@@ -179,7 +179,7 @@ class Epochs:
         self.wanted, self._unnumbered = None, False
         return start
 
-    def at_rest(self) -> Epochs:
+    def for_copy(self) -> Epochs:
         """Return independent epochs with the same coming one, for a copy that has read nothing yet."""
         epochs = Epochs(self.length)
         epochs._origin, epochs._unnumbered, epochs.wanted = self._by_itself(), self._unnumbered, self.wanted

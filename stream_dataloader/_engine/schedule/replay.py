@@ -307,7 +307,7 @@ def _within_sections(place: Place, order: Order, lengths: Lengths, sign: int) ->
     return place._replace(lanes=tuple(map(moved, place.lanes)), waiting=waiting)
 
 
-def has_rest(place: Place, rules: Rules, order: Order, section: Callable[[int, int], Section]) -> bool:
+def has_unread(place: Place, rules: Rules, order: Order, section: Callable[[int, int], Section]) -> bool:
     """Return whether new data is left behind a place in an epoch's first pass, for one rank that hosts all groups.
 
     Args:

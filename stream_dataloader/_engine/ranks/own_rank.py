@@ -10,8 +10,8 @@ import torch.distributed as dist
 from stream_dataloader._engine import options
 
 
-class RankPlace(NamedTuple):
-    """Place of this process among the ranks that share an epoch.
+class RankInfo(NamedTuple):
+    """This process among the ranks that share an epoch.
 
     Attributes:
         rank: The rank.
@@ -31,15 +31,15 @@ def is_started() -> bool:
     return dist.is_available() and dist.is_initialized()
 
 
-def find_place(rank: int | None, world_size: int | None, process_group: Any) -> RankPlace:
-    """Find this process's place: as given, or from torch.distributed, or alone."""
+def find_rank(rank: int | None, world_size: int | None, process_group: Any) -> RankInfo:
+    """Find this process's rank: as given, or from torch.distributed, or alone."""
     if rank is not None and world_size is not None:
         among_others = is_started() and world_size != dist.get_world_size()
-        return RankPlace(rank, world_size, f"ranks of {world_size}", among_others)
+        return RankInfo(rank, world_size, f"ranks of {world_size}", among_others)
     if not is_started():
         if process_group is not None:
             raise ValueError("process_group= needs torch.distributed: call init_process_group() before iterating")
-        return RankPlace()
+        return RankInfo()
     group = process_group
     if hasattr(process_group, "get_group"):
         if process_group.ndim != 1:
@@ -52,7 +52,7 @@ def find_place(rank: int | None, world_size: int | None, process_group: Any) -> 
         raise ValueError(f"rank {dist.get_rank()} is not in process_group; pass a group that contains it")
     ranks = [] if group is None else dist.get_process_group_ranks(group)
     peers = hashlib.blake2b(repr(ranks).encode(), digest_size=8).hexdigest() if ranks else "all"
-    return RankPlace(own, dist.get_world_size(group), peers)
+    return RankInfo(own, dist.get_world_size(group), peers)
 
 
 class OwnRank:
@@ -61,11 +61,11 @@ class OwnRank:
     def __init__(self, rank: int | None, world_size: int | None, process_group: Any = None) -> None:
         options.check_ranks(None, rank, world_size, process_group)
         self._given = rank, world_size, process_group
-        self._latest = RankPlace()
+        self._latest = RankInfo()
 
-    def now(self) -> RankPlace:
+    def now(self) -> RankInfo:
         if self._latest.world_size == 1 or is_started():
-            self._latest = find_place(*self._given)
+            self._latest = find_rank(*self._given)
         return self._latest
 
     @property
@@ -75,4 +75,4 @@ class OwnRank:
         return now.rank, now.world_size
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_latest": RankPlace()}
+        return self.__dict__ | {"_latest": RankInfo()}
