@@ -37,7 +37,7 @@ from worker_streams import acting, hang, kill_self, raising
 
 from stream_dataloader import StreamDataLoader, StreamDataset, merge_states
 from stream_dataloader._engine.ranks import keys as keys_of_ranks
-from stream_dataloader._engine.ranks.store import StoreConnection
+from stream_dataloader._engine.ranks.store import StoreConnection, use_of
 
 
 @pytest.fixture(scope="module")
@@ -334,7 +334,8 @@ def leftovers(rank, most):
         for thread in threading.enumerate():  # what was left ends in threads of its own
             if thread is not threading.current_thread():
                 thread.join(60)
-        found.append((threading.active_count(), len(os.listdir("/proc/self/fd")), store.num_keys()))
+        calls = sum(map(len, use_of(store).calls.values()))
+        found.append((threading.active_count(), len(os.listdir("/proc/self/fd")), store.num_keys(), calls))
         dist.barrier(group(2))
     return found
 
@@ -345,6 +346,7 @@ def test_many_epochs_leave_no_thread_connection_or_key_behind(ranks, most):
         assert many[0] <= few[0]
         assert many[1] <= few[1] + 2
         assert many[2] <= few[2] + 30  # those of the last sessions of another loader
+        assert few[3] == many[3] == 0, "calls that are open"
 
 
 # Ranks that fail

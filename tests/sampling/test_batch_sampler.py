@@ -337,10 +337,15 @@ def test_ranks_are_asked_of_torch_distributed(monkeypatch):
         return LaneBatchSampler(2, 2, lengths=[5, 3, 4, 6], seed=0, **options)
 
     expected, late = plain(build(rank=1, world_size=2)), build()
-    monkeypatch.setattr(dist, "is_initialized", lambda: True)
-    monkeypatch.setattr(dist, "get_rank", lambda _group=None: 1)
-    monkeypatch.setattr(dist, "get_world_size", lambda _group=None: 2)
-    assert plain(late) == expected
+    with monkeypatch.context() as patch:
+        patch.setattr(dist, "is_initialized", lambda: True)
+        patch.setattr(dist, "get_rank", lambda _group=None: 1)
+        patch.setattr(dist, "get_world_size", lambda _group=None: 2)
+        assert plain(late) == expected
+    elsewhere = pickle.loads(pickle.dumps(late))
+    for sampler, rows in ((late, expected), (elsewhere, plain(build()))):
+        sampler.set_epoch(0)
+        assert plain(sampler) == rows, "this process keeps its rank, and another one does not have it"
 
 
 def test_another_number_for_a_running_epoch_is_told():

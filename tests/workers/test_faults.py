@@ -157,6 +157,13 @@ def test_a_source_is_not_blamed_for_two_deaths_and_max_restarts_is_a_limit(max_r
     assert loader.stats().restarts == max_restarts
 
 
+def test_a_later_death_is_told_by_what_that_worker_read(tmp_path):
+    acts = {(2, 3): few(tmp_path / "exits", raising(SystemExit)), (3, 4): kill_self}
+    loader = StreamDataLoader(StreamDataset(range(4), acting(acts, 6), 4, time_steps=1), 2, max_restarts=1)
+    with pytest.raises(errors.WorkerDeathError, match=r"^worker 1 .*in lane 3, step 4, reading source 3 \(3\)"):
+        list(loader)
+
+
 def test_a_stream_that_hangs_is_named_and_not_read_again(tmp_path):
     read = acting({(1, 1): few(tmp_path / "hung", hang, 9)}, 2)
     loader = StreamDataLoader(StreamDataset([0, 1], read, 2, time_steps=1), 2, timeout=1, max_restarts=5)

@@ -188,7 +188,6 @@ class FrameReader:
             self.close()
             self._open()
         self._begun = True
-        self._packets_read = 0
         return self._packets()
 
     def _packets(self) -> Iterator[Any]:
