@@ -125,9 +125,9 @@ def train_tokenizer(path: str) -> Any:
 
 def all_works(folder: Path, quick: bool) -> dict[str, Work]:
     """Return the works to measure; a quick run has two files per lane, which are shorter."""
-    part = 4 if quick else 1
-    music = [write_music(folder / f"{i}.mp3", 120 // part, i % 4) for i in range(4)] * (16 // part)
-    texts = [write_text(folder / f"{i}.txt", (1 << 20) // part, i) for i in range(4)] * (4 if quick else 8)
+    part, size = (4, 8) if quick else (1, 1)
+    music = [write_music(folder / f"{i}.mp3", 120 // size, i % 4) for i in range(4)] * (16 // part)
+    texts = [write_text(folder / f"{i}.txt", (1 << 20) // size, i) for i in range(4)] * (4 if quick else 8)
     long_texts = [write_text(folder / f"long{i}.txt", (4 << 20) // part, i) for i in range(4)] * (16 // part)
     codes: dict[str, tuple[tuple[int, ...], str]] = {"input": ((), "int64"), "target": ((), "int64")}
     tokens = TextStream(tokenizer=train_tokenizer(texts[0]), targets=True)

@@ -76,7 +76,7 @@ def _read(dataset: StreamDataset, workers: int) -> float:
 
 def measure(quick: bool) -> Iterator[Result]:
     """The ratio of times, of each kind of loader."""
-    rounds, batches = (5, 2000) if quick else (25, 4000)
+    rounds, batches = (3, 2000) if quick else (25, 4000)
     cases: list[tuple[str, Any, int, int]] = [
         ("(1, 64) uint8 windows, no workers", np.zeros((1, 64), np.uint8), batches, 0),
         ("(1, 64) uint8 windows, 2 workers", np.zeros((1, 64), np.uint8), 2 * batches, 2),

@@ -145,7 +145,7 @@ def measure(quick: bool) -> list[Result]:
         for place, state in states(make, batches_a_step, steps).items():
             expected = max(1, steps * place // 100) * TIME_STEPS
             contenders[f"{name}, {place} %"] = partial(seconds_to_first_batch, make, state, expected)
-    taken = take_turns(contenders, 3 if quick else 9, seconds, warm_up=not quick)
+    taken = take_turns(contenders, 2 if quick else 9, seconds, warm_up=not quick)
     against = "ratios"
     flat = partial(ratio, against, rounds=taken)
     return [

@@ -78,7 +78,7 @@ def started_afresh(contender: str, method: str) -> list[float]:
 
 def measure_first_batch(quick: bool) -> Iterator[Result]:
     """Seconds, and ours in units of torch's."""
-    for method in METHODS[: 2 if quick else 3]:
+    for method in METHODS[: 1 if quick else 3]:
         section = f"from iter() to the first batch, {WORKERS} workers, {method}"
         runs = {name: partial(started_afresh, name, method) for name in CONTENDERS}
         rounds = run_in_turns(runs, 1 if quick else 5, f"first batch, {method}", warm_up=not quick)
@@ -181,7 +181,7 @@ def measure_sources(quick: bool) -> Iterator[Result]:
         for sources in (few, many):
             contenders[f"{method}, {len(sources):,} sources"] = partial(start, sources, method)
     runs = {name: partial(seconds, call) for name, call in contenders.items()}
-    times = take_turns(runs, 2 if quick else 5, "a million sources", warm_up=not quick)
+    times = take_turns(runs, 1 if quick else 5, "a million sources", warm_up=not quick)
     section = "from building the dataset to the first answer: 2 workers, least of all rounds"
     for name, values in times.items():
         yield Result(section, name, min(values), "s", (min(values), max(values)))

@@ -63,7 +63,7 @@ def decoding(quick: bool) -> list[Result]:
     """Frames a second, by threads and by processes."""
     paths = clips(quick)
     runs = {name: partial(frames_a_second, paths, given) for name, given in OPTIONS.items()}
-    figures = take_turns(runs, 3 if quick else 5, "frames", warm_up=not quick)
+    figures = take_turns(runs, 2 if quick else 5, "frames", warm_up=not quick)
     section = f"video: {len(paths)} clips 640x360 to 360x240, {LANES} lanes"
     return [
         *(figure(section, name, values, "f/s") for name, values in figures.items()),
