@@ -148,6 +148,7 @@ def test_times_that_begin_late_and_frames_of_several_streams(folder, codec):
     for start in (0, 1, 13, 39):
         assert numbers(late, start) == list(range(start, 60))
         assert numbers(several, start, track=1) == list(range(100 + start, 140))
+    assert numbers((late, 0.4, 0.72)) == list(range(10, 18)), "seconds count from the first frame"
     assert read(late, 3, with_times=True)[0]["pts_seconds"] == pytest.approx(
         read(late, with_times=True)[0]["pts_seconds"] + 0.12, abs=0.002
     )
