@@ -81,18 +81,33 @@ def blocks_of(page):
     return FENCE.findall(page.read_text())
 
 
-PROGRAMS = [
-    pytest.param(code, output, id=f"{name_of(page)}-{number}")
-    for page in PAGES
-    for number, (code, output) in enumerate((code, out) for kind, code, out in blocks_of(page) if kind == "python")
-]
+PROGRAMS = {}
+for of_page in PAGES:
+    if programs_of_page := [(code, output) for kind, code, output in blocks_of(of_page) if kind == "python"]:
+        PROGRAMS[name_of(of_page)] = programs_of_page
+
+#: Runs the blocks of a page, each with names of its own and torch's first random numbers, in one process.
+ONE_AFTER_ANOTHER = """
+import runpy, sys, torch
+first = torch.get_rng_state()
+for block in sys.argv[1:]:
+    torch.set_rng_state(first)
+    runpy.run_path(block, run_name="__main__")
+    print(end="\\f")
+"""
 
 
-@pytest.mark.parametrize(("code", "output"), PROGRAMS)
-def test_a_block_prints_what_follows_it(code, output, programs):
-    assert re.search(r"num_workers=[1-9]", code) is None or "__main__" in code, "workers may import it"
-    done = programs(code)
-    assert (done.returncode, done.stdout) == (0, output), done.stderr
+@pytest.mark.parametrize("page", PROGRAMS)
+def test_blocks_print_what_follows_them(page, programs, tmp_path):
+    blocks = [tmp_path / f"block-{number}.py" for number in range(len(PROGRAMS[page]))]
+    for block, (code, _) in zip(blocks, PROGRAMS[page], strict=True):
+        assert re.search(r"num_workers=[1-9]", code) is None or "__main__" in code, "workers may import it"
+        block.write_text(code, encoding="utf-8")
+    done = programs(ONE_AFTER_ANOTHER, *blocks)
+    *printed, rest = done.stdout.split("\f")
+    for number, ((_, output), found) in enumerate(zip(PROGRAMS[page], printed, strict=False)):
+        assert found == output, f"block {number}"
+    assert (len(printed), rest, done.returncode) == (len(blocks), "", 0), done.stderr
 
 
 def test_every_block_is_of_a_known_kind_and_runs_unless_there_is_a_reason():

@@ -52,9 +52,10 @@ def run(arguments, folder, flags, environment):
     os._exit(status)
 
 
-def import_what_takes_seconds(program):
+def import_what_takes_seconds(command):
     """Optimizers import it, and most programs have none."""
-    if "optim" in pathlib.Path(program).read_text(encoding="utf-8"):
+    programs = [path for word in command if (path := pathlib.Path(word)).suffix == ".py" and path.exists()]
+    if any("optim" in program.read_text(encoding="utf-8") for program in programs):
         import torch._dynamo  # noqa: F401
 
 
@@ -63,7 +64,7 @@ if __name__ == "__main__":
     gc.freeze()  # a child that ends need not look at what it did not make
     for line in sys.stdin:
         output, errors, alone, *program = json.loads(line)
-        import_what_takes_seconds(program[0][0])
+        import_what_takes_seconds(program[0])
         if (child := os.fork()) == 0:
             if alone:
                 os.setsid()
