@@ -29,6 +29,7 @@ def dark_at_first(number):
 
 def ignoring(kind):
     def read(length, start=0):
+        assert start >= 0, "no item has a number below 0"
         return map(kind, range(length))
 
     return read

@@ -164,6 +164,19 @@ def test_a_later_death_is_told_by_what_that_worker_read(tmp_path):
         list(loader)
 
 
+def test_after_a_death_nothing_is_opened_ahead(tmp_path):
+    read = acting({(1, 2): few(tmp_path / "died", kill_self)}, 6)
+
+    def open_stream(n):
+        if (tmp_path / "died").exists():
+            (tmp_path / f"in {threading.current_thread().name}").touch()
+        return read(n)
+
+    dataset = StreamDataset(range(8), declared(open_stream), 1, time_steps=3, lookahead=2)
+    assert len(list(StreamDataLoader(dataset, 1, max_restarts=1))) == 16
+    assert {path.name for path in tmp_path.glob("in *")} == {"in MainThread"}
+
+
 def test_a_stream_that_hangs_is_named_and_not_read_again(tmp_path):
     read = acting({(1, 1): few(tmp_path / "hung", hang, 9)}, 2)
     loader = StreamDataLoader(StreamDataset([0, 1], read, 2, time_steps=1), 2, timeout=1, max_restarts=5)
