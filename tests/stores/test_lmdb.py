@@ -84,6 +84,7 @@ class TestPlainLmdb(StoreTests):
         return LmdbStore(tmp_path, decode=lambda value: np.frombuffer(value, np.int32).copy())
 
 
+@pytest.mark.one_of_each
 @pytest.mark.parametrize("window", [1, 3, 8, 100, None])
 @pytest.mark.parametrize("codec", ["none", "zstd"])
 def test_windows_are_read_from_windows_of_any_length(tmp_path, codec, window):

@@ -161,6 +161,7 @@ def test_folders_may_tell_columns(tmp_path):
     assert batch.data["episode"].T.tolist() == [[2] * 4, [10] * 4]
 
 
+@pytest.mark.one_of_each
 @pytest.mark.parametrize(
     ("array", "expected"),
     [

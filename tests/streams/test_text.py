@@ -319,6 +319,7 @@ def whole(stream):
     return found, str(caught.value)
 
 
+@pytest.mark.one_of_each
 @pytest.mark.parametrize("block", [16, 17, 18, 19, 64])
 @pytest.mark.parametrize(
     ("data", "encoding", "place"),

@@ -267,6 +267,7 @@ def test_frames_are_given_back_to_the_decoder_without_garbage_collection(folder)
         video.close()
 
 
+@pytest.mark.one_of_each
 @pytest.mark.parametrize("mirrored", [False, True])
 @pytest.mark.parametrize("turns", [0, 1, 2, 3])
 def test_rotated_and_mirrored_videos_come_upright(folder, tmp_path, turns, mirrored):
