@@ -174,12 +174,15 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
         with turn.taken():
             reader, iteration = (turn.reader(), starter.newest) if starter.is_reading else (None, None)
             is_inside = reader is not None or position.coming().step > 0
-            if is_inside:
-                self._ranks.check_growth()
-            if reader is None or iteration is None:
-                state = position.coming_state()
-            else:
+            refusal, left = self._ranks.why_not_grown, position.left_epoch
+            if is_inside and refusal is not None:
+                raise ValueError(refusal)
+            if reader is not None and iteration is not None:
                 state = position.reached_state(iteration.epoch)
+            elif left is not None and refusal is None:
+                state = position.reached_state(left)
+            else:
+                state = position.coming_state()
             wanted = position.wanted  # by `set_epoch`, after the epoch that is being read
 
             def go_on(lists: SourceLists) -> None:
@@ -192,6 +195,8 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
                 if is_inside:
                     position.load(state, ("sources",), position.read(state, ("sources",)))
                     position.mark_as_reached()
+                elif left is not None and refusal is None:
+                    position.restate(left, state)
                 if reader is not None and iteration is not None:
                     batches, end = starter.begin(position, iteration.output)
                     reader.go_on(itertools.chain(rest, batches), end)
@@ -376,7 +381,7 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
             The number of batches skipped; fewer than `batches` if the epoch ended before.
         """
         count = options.integer("batches", batches, 0)
-        # If an epoch was left, and the list has grown since, its state is of the shorter list.
+        # On several ranks an endless epoch that was left may still be of a list that has grown since.
         self.load_state_dict(self.state_dict(), ("sources",))
         later = self._position.later(self.state_dict(), count)
         if later is None:

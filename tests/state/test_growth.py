@@ -296,6 +296,26 @@ def test_a_run_that_is_to_start_over_does_so_although_the_list_grew():
     assert [(int(batch.source_index), int(batch.position)) for batch in loader] == [(0, 0), (0, 1), (0, 2), (1, 0)]
 
 
+@random_cases(300, 15)
+@given(grown(), st.integers(1, 6))
+def test_a_state_of_an_epoch_that_was_left_is_of_the_longer_list_too(case, read):
+    """As that of an epoch whose iterator still exists."""
+    more = next(iter(case.later.values()), [2, 3])
+    case = Grown(case.lengths, {read: more}, case.options)
+    held, left = StreamDataLoader(case.dataset()), StreamDataLoader(case.dataset())
+    iterator = iter(held)
+    if len(list(itertools.islice(iterator, read))) < read or len(list(itertools.islice(left, read))) < read:
+        return
+    for loader in (held, left):
+        case.grow(loader.dataset, read)
+    assert left.state_dict() == held.state_dict()
+    resumed = StreamDataLoader(case.dataset(longer=True))
+    resumed.load_state_dict(left.state_dict())
+    for one, other in itertools.islice(zip(resumed, iterator, strict=True), 9):
+        assert key(one) == key(other)
+    assert left.skip(1) == held.skip(1)
+
+
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda loader: pickle.loads(pickle.dumps(loader))])
 @pytest.mark.parametrize("resumed", [False, True])
 def test_a_copied_loader_reads_what_its_dataset_is_extended_by(copied, resumed):

@@ -22,13 +22,14 @@ class Epoch(Delivery[PackedPlace]):
         number: Number of the epoch, or of the run.
         steps: Decides which steps belong to it.
         epochs: The epochs of n batches in which a run is read; None if it is not a run.
+        readers: Number of readers that share its lanes.
     """
 
     def __init__(self, dataset: StreamDataset, start: Place, readers: int) -> None:
         self.dataset, self.number = dataset, start.epoch
         self.steps = Steps()
         self.epochs: EpochsOfRun | None = None
-        self._readers = readers
+        self.readers = readers
         self._follower = Follower(dataset._rules, start, readers)
         super().__init__(self._follower.last)
 
@@ -45,7 +46,7 @@ class Epoch(Delivery[PackedPlace]):
     def go_back(self) -> Place:
         """Forget what lanes did after the last delivered batch, as new workers read it anew; return the place there."""
         place = self.place(self.last)
-        self._follower = Follower(self.dataset._rules, place, self._readers)
+        self._follower = Follower(self.dataset._rules, place, self.readers)
         return place
 
     def place(self, record: PackedPlace) -> Place:

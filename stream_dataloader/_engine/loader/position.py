@@ -185,6 +185,16 @@ class LoaderPosition(BasePosition[Epoch]):
         if self._epochs.length is not None:
             self.epoch = None
 
+    @property
+    def left_epoch(self) -> Epoch | None:
+        """The epoch that began last, if it was left before its end and states still describe it; None otherwise."""
+        epoch, epochs = self.epoch, self._epochs
+        return epoch if epoch and not epoch.over and epochs.length is None and not epochs.was_left else None
+
+    def restate(self, left: Epoch, state: Mapping[str, Any]) -> None:
+        """Have states describe the epoch that was left, given its state, as one that goes on with a longer list."""
+        self.epoch = Epoch(self._ranks.dataset, self.read(state, ("sources",)).place, left.readers)
+
     def mark_as_reached(self) -> None:
         """Take the place for one that was read up to, not for a loaded state that somebody may look at beforehand."""
         self._resumed_at = None

@@ -91,17 +91,14 @@ class Ranks:
         self._seed, self._groups = loaded.seed, total
         return loaded
 
-    def check_growth(self) -> None:
-        """Refuse a longer list where ranks would have to agree on the place where its sources join.
-
-        Raises:
-            ValueError: They would.
-        """
+    @property
+    def why_not_grown(self) -> str | None:
+        """Why an epoch cannot go on with a longer list; None if it can."""
         rules = self.dataset._rules
-        if rules.padding_mode == "cycle" and rules.groups.count < rules.groups.total:
-            what = 'with padding_mode="cycle" several ranks cannot agree on the pass in which new sources join'
-            remedy = 'merge all ranks\' states, and load them with changes=["sources"] into a longer dataset'
-            raise ValueError(f"{what}; {remedy}")
+        if rules.padding_mode != "cycle" or rules.groups.count == rules.groups.total:
+            return None
+        what = 'with padding_mode="cycle" several ranks cannot agree on the pass in which new sources join'
+        return f'{what}; merge all ranks\' states, and load them with changes=["sources"] into a longer dataset'
 
     def resumed(self, place: Place) -> Place:
         """Return the place to go on from after a saved one: the next epoch's beginning if that was the last batch."""
