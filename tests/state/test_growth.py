@@ -313,7 +313,6 @@ def test_a_state_of_an_epoch_that_was_left_is_of_the_longer_list_too(case, read)
     resumed.load_state_dict(left.state_dict())
     for one, other in itertools.islice(zip(resumed, iterator, strict=True), 9):
         assert key(one) == key(other)
-    assert left.skip(1) == held.skip(1)
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda loader: pickle.loads(pickle.dumps(loader))])
