@@ -311,8 +311,9 @@ def test_a_state_of_an_epoch_that_was_left_is_of_the_longer_list_too(case, read)
     assert left.state_dict() == held.state_dict()
     resumed = StreamDataLoader(case.dataset(longer=True))
     resumed.load_state_dict(left.state_dict())
-    for one, other in itertools.islice(zip(resumed, iterator, strict=True), 9):
-        assert key(one) == key(other)
+    read_on = iter(resumed)
+    for other in itertools.islice(iterator, 9):
+        assert key(next(read_on)) == key(other)
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda loader: pickle.loads(pickle.dumps(loader))])
