@@ -12,6 +12,7 @@ members continue where they are, unless another epoch was set.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -21,7 +22,7 @@ from stream_dataloader._engine.loader.base_position import BasePosition, KeptLan
 from stream_dataloader._engine.loader.delivery import Delivery
 from stream_dataloader._engine.schedule.place import Place
 from stream_dataloader._engine.schedule.state_check import number as check_number
-from stream_dataloader.errors import StateError
+from stream_dataloader.errors import StateError, shorten
 
 if TYPE_CHECKING:
     from stream_dataloader.combine.dataset import SideBySide
@@ -189,7 +190,7 @@ class JointPosition(BasePosition[JointEpoch]):
         return self._whole(epoch.number, record.step, over, states)
 
     def _whole(self, epoch: int, step: int, over: Sequence[bool], states: Sequence[State]) -> State:
-        return {
+        state = {
             "version": _VERSION,
             "side_by_side": len(self._loaders),
             "ends_with": self._dataset.ends_with,
@@ -198,6 +199,7 @@ class JointPosition(BasePosition[JointEpoch]):
             "over": list(over),
             "members": list(states),
         }
+        return state | {"checksum": _checksum(state)}
 
     def read(self, state: Any, changes: Collection[str] = ()) -> list[Any]:
         """Read the state of each member, without changing the position; ranks may adopt the state's seed.
@@ -216,17 +218,23 @@ class JointPosition(BasePosition[JointEpoch]):
     def _members_in(self, state: Any) -> list[State]:
         if not isinstance(state, Mapping) or "side_by_side" not in state:
             raise StateError("this is no state of a side_by_side loader; pass what its state_dict() returned")
-        if state.get("version") != _VERSION:
-            raise StateError(f"the state has version {state.get('version')}, and this library reads {_VERSION}")
+        if not _is_same(version := state.get("version"), _VERSION):
+            raise StateError(f"the state has version {shorten(version)}, and this library reads {_VERSION}")
         here = {"side_by_side": len(self._loaders), "ends_with": self._dataset.ends_with}
         for name, value in here.items():
-            if state.get(name) != value:
+            if not _is_same(saved := state.get(name), value):
                 what = "the number of members" if name == "side_by_side" else name
-                raise StateError(f"the state was saved with {what} {state.get(name)!r}, and this loader has {value!r}")
-        if missing := {"epoch", "step", "over", "members"} - state.keys():
+                raise StateError(f"the state was saved with {what} {shorten(saved)}, and this loader has {value!r}")
+        if missing := {"epoch", "step", "over", "members", "checksum"} - state.keys():
             raise StateError(f"the state is not whole: it has no {sorted(missing)[0]}; pass all of it")
         for name in ("epoch", "step"):
             check_number(name, state[name])
+        for name, kind in (("over", bool), ("members", Mapping)):
+            row, count = state[name], len(self._loaders)
+            if not isinstance(row, (list, tuple)) or [isinstance(one, kind) for one in row] != [True] * count:
+                raise StateError(f"the state's {name} is {shorten(row)}, and must have an entry for each of {count}")
+        if not _is_same(state["checksum"], _checksum(state)):
+            raise StateError("the state's epoch, step, over and members do not match their checksum: it is damaged")
         return list(state["members"])
 
     def load(self, state: Mapping[str, Any], changes: Collection[str], loaded: Sequence[Any]) -> None:
@@ -275,6 +283,17 @@ class JointPosition(BasePosition[JointEpoch]):
         """Return the state of a copy, which goes on at the same place."""
         self._rest()
         return super().__getstate__()
+
+
+def _is_same(saved: Any, here: Any) -> bool:
+    return type(saved) is type(here) and bool(saved == here)
+
+
+def _checksum(state: Mapping[str, Any]) -> int:
+    """Compute the CRC-32 of what decides which members go on; each member's state has its own."""
+    numbers = [state["epoch"], state["step"], *state["over"]]
+    numbers += [member.get(name) for member in state["members"] for name in ("epoch", "step")]
+    return zlib.crc32(repr([one if isinstance(one, int) else None for one in numbers]).encode())
 
 
 def _beginning(loader: StreamDataLoader[Any], epoch: int) -> State:

@@ -231,7 +231,7 @@ def _is_array(content: bytes) -> bool:
         found = json.loads(content)
     except ValueError:
         return True  # an error will name the damaged file when the array is opened
-    return not isinstance(found, dict) or found.get("node_type", "array") == "array"
+    return not isinstance(found, dict) or found.get("node_type") != "group"  # of another kind: an error, as above
 
 
 def _without_codec(name: str, error: ValueError) -> StoreError | None:

@@ -5,7 +5,9 @@ import copy
 import itertools
 import json
 
+import numpy as np
 import pytest
+import torch
 from helpers import random_cases
 from hypothesis import given
 from hypothesis import strategies as st
@@ -138,6 +140,41 @@ def test_a_forged_state_is_refused_with_what_is_wrong(place, value, text):
         state["group_0"][5] -= 1
         with pytest.raises(StateError, match="damaged, or was put together from two states"):
             loader(lookahead=0).load_state_dict(state)
+
+
+JOINED_OTHERS = {
+    ("over", 0): True,
+    ("step",): 1,
+    ("epoch",): 1,
+    ("members",): [],
+    ("over",): (1, 2),
+    ("version",): [1],
+    ("side_by_side",): np.array([2, 2]),
+    ("members", 1, "step"): 7,
+    ("checksum",): None,
+}
+
+
+@pytest.mark.parametrize(("way", "other"), JOINED_OTHERS.items())
+def test_whatever_is_changed_in_a_state_of_loaders_side_by_side_is_an_error(way, other):
+    own = KINDS["side by side"]()
+    for _ in itertools.islice(iter(own), 2):
+        pass
+    KINDS["side by side"]().load_state_dict(plain(own.state_dict()))
+    put(state := plain(own.state_dict()), way, other)
+    with pytest.raises(StateError, match=way[0] if way[0] != "side_by_side" else "number of members"):
+        KINDS["side by side"]().load_state_dict(state)
+
+
+def test_what_is_no_plain_data_is_an_error_of_the_state():
+    for _ in itertools.islice(iter(own := KINDS["aligned"]()), 2):
+        pass
+    state = plain(own.state_dict())
+    put(state, ("group_0", 4), np.ones((2, 2)))  # the layout of items, which only ranks without items need
+    KINDS["aligned"]().load_state_dict(state)
+    for other in (np.ones(2), torch.ones(2)):
+        with pytest.raises(StateError, match="the state is not whole"):
+            KINDS["aligned"]().load_state_dict(state | {"lookahead": other})
 
 
 @pytest.mark.parametrize("count", range(6))

@@ -257,3 +257,16 @@ def test_a_missing_package_is_named(buffer, monkeypatch):
     monkeypatch.setitem(sys.modules, "zarr", None)
     with pytest.raises(ImportError, match=r"needs zarr: pip install 'stream-dataloader\[zarr\]'"):
         ZarrStore(buffer)
+
+
+@pytest.mark.parametrize("archive", [False, True])
+@pytest.mark.parametrize("kind", ["x", 1, None])
+def test_a_node_of_another_kind_is_not_left_out_in_silence(tmp_path, archive, kind):
+    path = write_buffer(tmp_path / "a.zarr", SHORT, version=3)
+    described = pathlib.Path(path, "data", "dones", "zarr.json")
+    described.write_text(json.dumps(json.loads(described.read_text()) | {"node_type": kind}))
+    if archive:
+        path = zipped(path, tmp_path / "a.zarr.zip")
+    with pytest.raises(StoreError, match="array data/dones cannot be read"):
+        ZarrStore(path)
+    assert len(list(ZarrStore(path, columns="obs/pose")(0))) == len(SHORT[0])

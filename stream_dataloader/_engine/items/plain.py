@@ -99,7 +99,7 @@ def layout_from_plain(plain: Mapping[str, Any]) -> Layout:
         layout = Layout(structure, tuple(specs), bool(plain["windowed"]))
         if len(layout.paths) != len(specs):
             raise ValueError(f"{len(layout.paths)} leaves, and {len(specs)} descriptions of leaves")
-    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError, RuntimeError) as error:
         if isinstance(error, StateError):
             raise
         raise StateError(f"the state's description of items cannot be read: {error!r}") from error

@@ -144,7 +144,7 @@ _KNOWN_AS = {
 
 
 #: Errors that reading raises if the data is no state, or only a part of one.
-_NOT_WHOLE = KeyError, TypeError, IndexError, ValueError, AttributeError, OverflowError, RecursionError
+_NOT_WHOLE = KeyError, TypeError, IndexError, ValueError, AttributeError, OverflowError, RuntimeError
 
 
 class LoadedState(NamedTuple):
