@@ -20,7 +20,7 @@ from stream_dataloader._engine import options
 from stream_dataloader._engine.hints import hinted
 from stream_dataloader._engine.map_style.given_groups import given_groups
 from stream_dataloader._engine.ranks.own_rank import OwnRank
-from stream_dataloader._engine.schedule import saved_state
+from stream_dataloader._engine.schedule import saved_state, state_match
 from stream_dataloader._engine.schedule.anchors import AnchorCut
 from stream_dataloader._engine.schedule.epochs import Epochs
 from stream_dataloader._engine.schedule.mix import Exhausted, Schedule
@@ -309,7 +309,7 @@ class LaneBatchSampler(Sampler[list[int]]):
             StateError: The state belongs to other groups, to a dataset of another length, or to other options; the
                 message says which.
         """
-        total, rank = saved_state.groups_of(state), self._rank.now()
+        total, rank = state_match.groups_of(state), self._rank.now()
         try:
             groups = Groups.of_rank(total, rank.rank, rank.world_size)
         except ValueError as error:
@@ -346,11 +346,11 @@ class LaneBatchSampler(Sampler[list[int]]):
         own = saved_state.to_plain(rules, replay.place(), self._identity(), [()] * rules.groups.count)
         return {**own, **state}
 
-    def _identity(self) -> saved_state.SourceIdentity:
+    def _identity(self) -> state_match.SourceIdentity:
         lengths = hashlib.blake2b(self._groups.lengths.tobytes(), digest_size=16).hexdigest()
         cuts = "; ".join(described(cut) for _, cut in self._members() if cut is not None)
         named = self._groups.fingerprint
         if self._rules.mix is not None:  # as `interleave` names its datasets
             parts = [self._groups.part(begin, end) for begin, end in pairwise(self._bounds)]
             named = ", ".join(f"datasets[{number}] {part.fingerprint}" for number, part in enumerate(parts))
-        return saved_state.SourceIdentity(named, lengths, cuts or None)
+        return state_match.SourceIdentity(named, lengths, cuts or None)

@@ -16,8 +16,9 @@ from stream_dataloader._engine.ranks.rendezvous import Rendezvous
 from stream_dataloader._engine.schedule.mix import Replaced
 from stream_dataloader._engine.schedule.place import Place
 from stream_dataloader._engine.schedule.rules import Groups
-from stream_dataloader._engine.schedule.saved_state import LoadedState, SourceIdentity, from_plain, groups_of
+from stream_dataloader._engine.schedule.saved_state import LoadedState, from_plain
 from stream_dataloader._engine.schedule.state_check import number
+from stream_dataloader._engine.schedule.state_match import SourceIdentity, groups_of
 from stream_dataloader._engine.workers.torch_quirks import default_store
 from stream_dataloader.dataset import StreamDataset
 from stream_dataloader.errors import StateError

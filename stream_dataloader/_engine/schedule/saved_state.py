@@ -10,30 +10,22 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from stream_dataloader._engine.schedule.changes import CHANGES, past_weights, with_changes
+from stream_dataloader._engine.schedule.changes import past_weights, with_changes
 from stream_dataloader._engine.schedule.draws import returned_by_group
 from stream_dataloader._engine.schedule.mix import Mix, Replaced
 from stream_dataloader._engine.schedule.place import EpochPlace, LanePlace, Place
 from stream_dataloader._engine.schedule.rules import NONE, Groups, Rules
-from stream_dataloader._engine.schedule.state_check import MOST_GROUPS, check_group, check_shared, checksum, number
+from stream_dataloader._engine.schedule.state_check import check_group, check_shared, checksum, number
+from stream_dataloader._engine.schedule.state_match import (
+    COMPARED,
+    VERSION,
+    SourceIdentity,
+    check_match,
+    groups_of,
+    plain_mix,
+)
 from stream_dataloader._engine.schedule.weights_check import plain_weights, weights_of_plain
 from stream_dataloader.errors import StateError, shorten
-
-VERSION = 1
-
-
-class SourceIdentity(NamedTuple):
-    """Identity of a list of sources.
-
-    Attributes:
-        fingerprint: Fingerprint of the sources.
-        lengths: Fingerprint of their lengths, if known.
-        sections: Description of the cut into sections; None if sources are read whole.
-    """
-
-    fingerprint: str
-    lengths: str | None
-    sections: str | None = None
 
 
 def to_plain(
@@ -60,9 +52,9 @@ def to_plain(
         "groups": groups.total,
         "epoch": place.epoch,
         "step": place.step,
-        **{name: getattr(rules, name) for name in (*_COMPARED, "lanes_of_a_group")},
+        **{name: getattr(rules, name) for name in (*COMPARED, "lanes_of_a_group")},
         **{name: value for name, value in identity._asdict().items() if (name, value) != ("sections", None)},
-        **({} if rules.mix is None else {"mix": _plain_mix(rules.mix)}),
+        **({} if rules.mix is None else {"mix": plain_mix(rules.mix)}),
     }
     if place.past:
         state["mix"]["past"] = [[*one[:2], list(one.counts), plain_weights(one.weights)] for one in place.past]
@@ -109,12 +101,6 @@ def _plain_lane(lane: LanePlace, plain: Callable[[Iterable[int]], list[Any]]) ->
     return found
 
 
-def _plain_mix(mix: Mix) -> dict[str, Any]:
-    """Return a mix, without its past, as plain data."""
-    lists = {name: list(getattr(mix, name)) for name in ("sizes", "shuffles", "schedules")}
-    return {**lists, "weights": plain_weights(mix.weights), "exhausted": mix.exhausted}
-
-
 def _mix_of(plain: Mapping[str, Any], mix: Mix) -> Mix:
     """Return the mix of a state, which has the same lists as this one."""
     lists, past = len(mix.sizes), list[Replaced]()
@@ -126,21 +112,6 @@ def _mix_of(plain: Mapping[str, Any], mix: Mix) -> Mix:
             raise StateError(f"the state's draws by other weights are {shorten([saved_epoch, saved_draw, counts])}")
         past.append(Replaced(*place, own, weights_of_plain(weights, lists)))
     return replace(mix, weights=weights_of_plain(plain["weights"], lists), past=tuple(past))
-
-
-#: Options that a state and the dataset it is loaded for must agree on.
-_COMPARED = (
-    *("time_steps", "windows", "padding_mode", "lookahead", "shuffle", "schedule", "deterministic"),
-    "num_sources",
-)
-
-#: Words for them in errors where the user knows other names; also for the options of a mix of several lists.
-_KNOWN_AS = {
-    "num_sources": "the number of sources",
-    "sizes": "the numbers of sources",
-    "shuffles": "the datasets' shuffle",
-    "schedules": "the datasets' schedule",
-}
 
 
 #: Errors that reading raises if the data is no state, or only a part of one.
@@ -170,22 +141,6 @@ def _epoch_place_of(state: Mapping[str, Any]) -> EpochPlace | None:
         return None
     saved = state["epoch_place"]
     return EpochPlace(number("epoch of n batches", saved["number"]), number("batches of it", saved["delivered"]))
-
-
-def groups_of(state: Any) -> int:
-    """Return the number of groups of a state.
-
-    Raises:
-        StateError: It is no state.
-    """
-    if not isinstance(state, Mapping) or "version" not in state:
-        raise StateError(f"this is no state of a StreamDataLoader, but a {type(state).__name__}; pass a state_dict()")
-    # True equals 1, and is an int to isinstance. A damaged version must not pass for a known one.
-    if type(state["version"]) is not int or state["version"] != VERSION:
-        raise StateError(f"the state has version {shorten(state['version'])}, and this library reads {VERSION}")
-    if "groups" not in state:
-        raise StateError("the state is not whole: it has no groups; pass what state_dict() returned, all of it")
-    return number("groups", state["groups"], 1, MOST_GROUPS)
 
 
 def missing_groups(state: Mapping[str, Any], groups: Groups) -> list[int]:
@@ -222,57 +177,12 @@ def from_plain(
         StateError: It is no state, belongs to another dataset, or lacks a group; says how they differ.
     """
     try:
-        _check(state, rules, identity, changes)
+        check_match(state, rules, identity, changes)
         return _from_plain(state, rules)
     except _NOT_WHOLE as error:
         if isinstance(error, StateError):
             raise
         raise _not_whole(error) from error
-
-
-def _check(state: Any, rules: Rules, identity: SourceIdentity, changes: Collection[str] | None) -> None:
-    """Refuse a state of other sources or options."""
-    groups = rules.groups
-    check_shared(state)
-    if groups_of(state) != groups.total:
-        raise StateError(f"the state has {state['groups']} virtual ranks, and the loader has {groups.total}")
-    if ("mix" in state) != (rules.mix is not None):
-        one, several = "one dataset", "several datasets that are interleaved (mix)"
-        saved, here = (several, one) if rules.mix is None else (one, several)
-        raise StateError(f"the state was saved with {saved}, and this is {here}; build it as it was")
-    if rules.mix is not None:
-        _compare(state["mix"], _plain_mix(rules.mix), changes, changes)
-    sizes = {"batch_size": state["lanes_of_a_group"] * groups.count, "sections": state.get("sections")}
-    options = {"batch_size": rules.lanes, "sections": identity.sections}
-    wanted = options | {name: getattr(rules, name) for name in _COMPARED}
-    _compare({**sizes, **state}, wanted, changes, _meant(state, wanted, changes or ()))
-    if state["fingerprint"] != identity.fingerprint:
-        raise StateError(
-            f"the state was saved with other sources (fingerprint {state['fingerprint']}, here "
-            f"{identity.fingerprint}); pass the same list, or, if only paths have moved, or if sources hold what "
-            "differs in each process (hash() of a text), the same fingerprint= to both datasets"
-        )
-    schedules = (rules.schedule,) if rules.mix is None else rules.mix.schedules
-    # A single group without a schedule takes its sources in an order that does not depend on lengths. They may then
-    # have been counted, or corrected, since the state was saved.
-    lengths_decide = groups.total > 1 or any(schedule is not None for schedule in schedules)
-    if state["lengths"] != identity.lengths and lengths_decide:
-        raise StateError(
-            f"the state was saved with other lengths (fingerprint {state['lengths']}, here {identity.lengths}), which "
-            "decide which lane reads which source; pass the lengths that it was saved with"
-        )
-
-
-def _meant(state: Mapping[str, Any], here: Mapping[str, Any], changes: Collection[str]) -> set[str]:
-    """Return the options that may differ."""
-    before, now = state["time_steps"], here["time_steps"]
-    # Without time_steps an item is a whole window, so that positions count other things, and cannot be converted.
-    if "time_steps" in changes and None in (before, now) and before != now:
-        raise StateError(f"time_steps was {before} and is {now}; only a number may change")
-    before, now = state["num_sources"], here["num_sources"]
-    if "sources" in changes and before > now:
-        raise StateError(f"{before} sources became {now}; a list can only become longer")
-    return {CHANGES[name] for name in changes}
 
 
 def _from_plain(state: Mapping[str, Any], rules: Rules) -> LoadedState:
@@ -349,23 +259,3 @@ def common(state: Mapping[str, Any]) -> dict[str, Any]:
     """Return the entries that the states of all ranks share."""
     groups = {key_of(group) for group in groups_in(state)}
     return {name: value for name, value in state.items() if name not in groups}
-
-
-def _compare(
-    saved: Mapping[str, Any],
-    here: Mapping[str, Any],
-    changes: Collection[str] | None,
-    meant: Collection[str] | None,
-) -> None:
-    for name, value in here.items():
-        if saved[name] != value and name not in (meant or ()):
-            word = next((word for word, known in CHANGES.items() if known == name), None)
-            # A remedy that `_meant` refuses would send the reader from one error to the next.
-            is_refused = (name == "num_sources" and saved[name] > value) or None in (saved[name], value)
-            if is_refused or changes is None:
-                word = None
-            or_so = "" if word is None else f', say that it is meant: load_state_dict(state, changes=["{word}"]),'
-            raise StateError(
-                f"the state was saved with {_KNOWN_AS.get(name, name)} {saved[name]!r}, and the dataset has {value!r}; "
-                f"build it as it was{or_so} or start the epoch anew"
-            )
