@@ -426,3 +426,5 @@ def test_a_copy_continues_in_mid_epoch_by_itself():
     copied = pickle.loads(pickle.dumps(loader))
     assert copied.state_dict() == loader.state_dict()
     assert [key(batch) for batch in copied] == [key(batch) for batch in batches]
+    copied = pickle.loads(pickle.dumps(loader))
+    assert [key(batch) for batch in copied] == [key(batch) for batch in loader], "endless members go on"

@@ -91,6 +91,10 @@ def test_what_is_skipped_and_retried_is_told():
         list(loader)
     stats = loader.stats()
     assert (stats.skipped, stats.retried, stats.restarts) == (1, 2, 0)
+    endless = loader_of(open_stream=read, sources=[0, 1], lanes=1, padding_mode="cycle", on_error="skip")
+    with pytest.warns(RuntimeWarning, match="skipped"):
+        list(itertools.islice(endless, 20))
+    assert endless.stats().skipped == 1 < len(endless.failures), "a source that is skipped in each pass counts once"
 
 
 def test_batches_that_are_held_are_counted_as_copies():
@@ -103,6 +107,10 @@ def test_batches_that_are_held_are_counted_as_copies():
     assert stats.slots >= stats.slots_in_use > 0
     held.clear()
     assert loader.stats().slots_in_use < stats.slots_in_use
+
+
+def test_advice_knows_how_far_workers_read_ahead():
+    assert loader_of(2, loader={"prefetch_factor": 5}).stats().setup.prefetch_factor == 5
 
 
 def test_a_table_tells_the_most_of_it():

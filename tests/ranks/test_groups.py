@@ -244,6 +244,11 @@ def test_skipped_streams_are_counted_by_group():
     alone.load_state_dict(merge_states([one.state_dict() for one in ranks]))
     with pytest.raises(errors.FailureLimitError, match="3 sources"):
         list(alone)
+    alone, second = loader(0, 1), loader(1, 2, max_failures=2)
+    list(itertools.islice(alone, 2))
+    second.load_state_dict(alone.state_dict())
+    with pytest.raises(errors.FailureLimitError, match="3 sources"):
+        list(second)
 
 
 def test_lengths_that_decide_who_reads_what_are_part_of_a_state():

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 import torch
 from cases import Case, keys
-from helpers import PATIENCE, soon
+from helpers import PATIENCE, declared, soon
 from worker_streams import Broken, Writing, acting, raising
 
-from stream_dataloader import StreamDataLoader, StreamDataset, errors
+from stream_dataloader import StreamDataLoader, StreamDataset, errors, get_stream_info
 from stream_dataloader._engine.workers import pool, workers
 
 CASE = Case([14, 0, 19, 12, 2, 17, 1, 13, 5, 18, 16, 9], lanes=5, time_steps=3, shuffle=True, seed=4)
@@ -259,3 +259,38 @@ def test_a_window_that_cannot_be_copied_is_named():
     dataset = StreamDataset([4, 7], lambda n: iter([Uncopied(a=np.full(3, n))] * 2), 2)
     with pytest.raises(errors.ItemError, match=r"source 0 \(4\), item 0, lane 0, worker 0: the window, a Uncopied"):
         next(iter(by_threads(dataset, 2, list)))
+
+
+class Closing:
+    """Notes by its own information which stream is closed."""
+
+    def __init__(self, closed):
+        self._items, self._closed = iter(range(9)), closed
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        return next(self._items)
+
+    def close(self):
+        self._closed.append(get_stream_info().source_index)
+
+
+def test_a_stream_whose_opening_outlasts_the_iteration_is_closed_like_any_other(monkeypatch):
+    monkeypatch.setattr("stream_dataloader._engine.reading.opener._LONGEST_JOIN_SECONDS", 0.01)
+    opening, go, closed = threading.Event(), threading.Event(), []
+
+    def open_stream(n):
+        if n == 1:
+            opening.set()
+            go.wait(PATIENCE)
+        return Closing(closed)
+
+    dataset = StreamDataset(range(6), declared(open_stream), 1, time_steps=1, lookahead=1)
+    batches = iter(by_threads(dataset, 1))
+    next(batches)
+    assert opening.wait(PATIENCE)
+    batches.close()
+    go.set()
+    assert soon(lambda: closed == [0, 1], 5), closed
