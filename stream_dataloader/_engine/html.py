@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import html
 import itertools
+import logging
 import reprlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -18,6 +19,8 @@ import torch
 
 from stream_dataloader.errors import shown as made_visible
 from stream_dataloader.errors import shown_lines, without_secrets
+
+_log = logging.getLogger("stream_dataloader")
 
 #: The most bytes of one object, in UTF-8, as each run saves them in the notebook's file.
 LIMIT_BYTES = 100_000
@@ -69,8 +72,8 @@ def page(make: Callable[[], str], otherwise: Callable[[], str]) -> str:
         try:
             if len((made := way()).encode("utf-8", "replace")) <= LIMIT_BYTES:
                 return made
-        except Exception:  # noqa: S112 - a notebook must show something, whatever fails
-            continue
+        except Exception:  # a notebook must show something, whatever fails
+            _log.debug("an object cannot be shown as HTML", exc_info=True)
     return "<pre>(cannot be shown)</pre>"
 
 

@@ -254,10 +254,14 @@ def test_of_a_batch_on_a_gpu():
     assert batch.cuda()._repr_html_() == batch._repr_html_()
 
 
-def test_books_are_shown_without_data_and_are_no_error_if_they_do_not_fit():
+def test_books_are_shown_without_data_and_are_no_error_if_they_do_not_fit(caplog):
+    caplog.set_level("DEBUG", "stream_dataloader")
     assert read(first_batch(range).to("meta")).rows[1][:4] == ["0", "0", "0", "0 to 3"]
+    assert not caplog.records
     batch = dataclasses.replace(batch_of(torch.zeros(4, 3)), lane="no tensor", worker_id=None)
     assert "cannot be shown" in "".join(read(batch).texts)
+    assert "cannot be shown as HTML" in caplog.text
+    assert "AttributeError" in caplog.text
 
 
 def test_what_a_loader_did_is_a_table():

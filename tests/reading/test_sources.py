@@ -423,3 +423,25 @@ def test_copies_that_would_take_too_much_are_refused(array, remedy, monkeypatch)
     StreamDataset(sources[:3], ArrayStream(), 1, time_steps=1)
     with pytest.raises(ValueError, match=remedy):
         StreamDataset(sources, ArrayStream(), 1, time_steps=1)
+
+
+class Unsendable:
+    """A source whose own method fails while it is pickled."""
+
+    def __init__(self, error):
+        self.error = error
+
+    def __getstate__(self):
+        raise self.error
+
+
+def test_a_source_that_cannot_be_pickled_says_why():
+    sources = ["a", Unsendable(OSError("a.db was replaced")), "b"]
+    with pytest.raises(TypeError, match=r"source 1 .*cannot be pickled.*OSError\('a.db was replaced'\)") as caught:
+        StreamDataset(sources, range, 1, time_steps=1)
+    assert "a.db was replaced" in str(caught.value.__cause__)
+
+
+def test_a_lack_of_memory_is_not_taken_for_a_source_that_cannot_be_pickled():
+    with pytest.raises(MemoryError):
+        StreamDataset([Unsendable(MemoryError())], range, 1, time_steps=1)

@@ -235,18 +235,19 @@ def _by_value(block: list[Any], taker: BufferTaker) -> bytes:
 
 
 def _pickle(block: list[Any], start: int, ways: Sequence[PickleBlock], arrays: ArrayBuffers) -> Block:
+    why: Exception | None = None
     for way in ways:
         try:
             return arrays.pickled(block, way)
-        except RepeatedArrayError:
+        except (RepeatedArrayError, MemoryError):
             raise
-        except Exception:  # noqa: S112 - the next way may succeed; if none does, the error below is raised
-            continue
+        except Exception as error:  # the next way may succeed; if none does, the error below is raised
+            why = error
     if len(block) > 1:  # bisect, so that the error names the source
         half = len(block) // 2
         _pickle(block[:half], start, ways, arrays)
         _pickle(block[half:], start + half, ways, arrays)
     raise TypeError(
-        f"source {start} ({shorten(block[0])}) cannot be pickled, so it cannot be sent to workers; "
+        f"source {start} ({shorten(block[0])}) cannot be pickled, so it cannot be sent to workers: {shorten(why)}; "
         "use plain data that the stream is opened from as the source (a path, say), and open it in open_stream"
-    )
+    ) from why
