@@ -50,7 +50,7 @@ OTHERS_PACKAGES = ("integrations", "peers")
 
 settings.register_profile(
     "default",
-    random_cases(100, 15),
+    random_cases(100, 20),
     deadline=None,
     print_blob=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],

@@ -119,7 +119,7 @@ WAYS_TO_GO = {
 }
 
 
-@random_cases(1000, 12)
+@random_cases(1000, 20)
 @given(
     case=cases(max_lanes=4, modes=["zeros", "data", "drop", "cycle"], marks=True, lengths=True),
     context=st.integers(0, 7),
@@ -136,7 +136,7 @@ def test_batches_are_those_of_a_serial_model(case, context, way):
         check_fields(batch)
 
 
-@random_cases(500, 8)
+@random_cases(500, 12)
 @given(case=cases(max_lanes=4, lengths=True), context=st.integers(1, 7), steps=st.integers(1, 5), way=ways())
 def test_no_context_comes_from_another_section(case, context, steps, way):
     cut = Sections(steps, jitter=True, lengths=case.lengths)
@@ -146,7 +146,7 @@ def test_no_context_comes_from_another_section(case, context, steps, way):
     assert [cells(batch) for batch in batches] == list(expected)
 
 
-@random_cases(400, 4)
+@random_cases(400, 12)
 @given(
     case=cases(max_streams=8, max_lanes=3, modes=["zeros", "data", "drop", "cycle"], lengths=True),
     context=st.integers(1, 7),
@@ -219,7 +219,7 @@ def _dies_once(folder, source):
         yield np.array([source[0], position, 0])
 
 
-@random_cases(1000, 12)
+@random_cases(1000, 20)
 @given(
     lengths=st.lists(st.integers(0, 9), min_size=1, max_size=12),
     lanes=st.integers(1, 3),

@@ -86,7 +86,7 @@ def serial(lengths, spacing, options, epoch):
     }
 
 
-@random_cases(1500, 15)
+@random_cases(1500, 25)
 @given(case=chosen(), how=st.sampled_from(list(WAYS_TO_GO)), way=ways())
 def test_each_stream_is_its_anchors_in_order(case, how, way):
     if how == "marks":
@@ -114,7 +114,7 @@ def test_each_stream_is_its_anchors_in_order(case, how, way):
         assert len(batches) == dataset_of(*case)._steps_of(epoch)
 
 
-@random_cases(600, 10)
+@random_cases(600, 15)
 @given(case=chosen(modes=["zeros", "drop", "data"]), map_style=st.booleans(), workers=st.integers(0, 3))
 def test_rows_are_those_of_the_sampler(case, map_style, workers):
     lengths, spacing, options = case
@@ -138,7 +138,7 @@ def test_rows_are_those_of_the_sampler(case, map_style, workers):
             assert (ours.stream_seed == theirs.stream_seed).all()
 
 
-@random_cases(400, 5)
+@random_cases(400, 12)
 @given(case=chosen(modes=["zeros", "data", "drop"]), how=st.sampled_from([*WAYS_TO_GO]))
 def test_every_place_is_resumed_exactly(case, how):
     if how == "marks":

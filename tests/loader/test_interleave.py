@@ -67,7 +67,7 @@ def draws_of(mixture, dataset):
     return {(source, p): times for source, times in drawn.items() for p in range(mixture.lengths[source])}
 
 
-@random_cases(2000, 25)
+@random_cases(2000, 40)
 @given(mixtures(), st.integers(1, 12))
 def test_batches_in_process_are_those_of_the_serial_model(mixture, steps):
     endless, known = mixture.padding_mode == "cycle", None not in mixture.cut[: len(mixture.lists)]

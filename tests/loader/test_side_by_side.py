@@ -119,7 +119,7 @@ def test_each_members_lanes_are_those_that_it_has_alone(case):
             check(batch, members, case)
 
 
-@random_cases(50, quick=2)
+@random_cases(50, quick=3)
 @given(some())
 def test_it_resumes_exactly_after_any_batch(case):
     endless = all(member.padding_mode == "cycle" for member in case.members)

@@ -148,7 +148,7 @@ def test_a_windows_items_come_by_one_call(windows):
         assert sorted(numbers.calls)[:3] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
 
 
-@random_cases(400, 15)
+@random_cases(400, 30)
 @given(
     cases(max_streams=12, max_length=7, max_lanes=4, modes=("zeros", "data")),
     st.sampled_from([None, "balanced", "longest_first"]),

@@ -69,7 +69,7 @@ def check_workers(stats, ledger, epochs, retried, workers):
     return opened
 
 
-@random_cases(1_000, 14)
+@random_cases(1_000, 20)
 @given(
     cases(max_streams=12, max_length=6, max_lanes=4),
     ways(),

@@ -25,14 +25,14 @@ def check_promises(case, batches):
         words.end()
 
 
-@random_cases(5_500, 100)
+@random_cases(5_500, 150)
 @given(cases(max_streams=14, max_length=7, max_lanes=5, modes=MODES, marks=True), st.integers(1, 12))
 def test_batches_in_process_are_those_of_the_serial_model(case, steps):
     steps = steps if case.padding_mode == "cycle" else None
     check_promises(case, check_epoch(StreamDataLoader(case.dataset()), case, steps=steps))
 
 
-@random_cases(1_500, 18)
+@random_cases(1_500, 25)
 @given(
     cases(modes=MODES, marks=True, lengths=True), ways(), st.integers(1, 4), st.booleans(), st.booleans(), st.booleans()
 )

@@ -51,7 +51,7 @@ def test_a_length_that_is_wrong_ends_the_epoch_at_its_stream(worker_method, leng
 MODES = ("zeros", "data", "drop", "cycle")
 
 
-@random_cases(1_000, 10)
+@random_cases(1_000, 20)
 @given(
     cases(modes=MODES, min_streams=8, max_lanes=2),
     st.integers(1, 2),

@@ -112,7 +112,7 @@ def cells(batch):
 WAITS = st.lists(st.lists(st.sampled_from([0, 0, 1, 3]), min_size=1, max_size=6), min_size=1, max_size=7)
 
 
-@random_cases(2000, quick=30)
+@random_cases(2000, quick=50)
 @given(st.data(), WAITS, st.integers(1, 3), st.integers(1, 3), st.sampled_from(["aligned", "packed"]))
 def test_batches_are_those_of_a_plain_loop_also_after_a_resume(data, waits, lanes, time_steps, windows):
     model, state, count, found = Serial(waits, lanes, time_steps, windows), None, 0, []

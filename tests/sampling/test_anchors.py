@@ -37,7 +37,7 @@ def spacings():
     )
 
 
-@random_cases(2000, 40)
+@random_cases(2000, 60)
 @given(length=st.integers(0, 20), spacing=spacings(), epoch=st.integers(0, 5), seed=st.integers(0, 99))
 def test_anchors_are_those_that_the_words_say(length, spacing, epoch, seed):
     found = Anchors(**spacing, lengths=[3, length]).of(1, epoch=epoch, seed=seed)
@@ -54,7 +54,7 @@ def test_each_phase_is_drawn_equally_often():
     assert counts.min() > 240
 
 
-@random_cases(1000, 20)
+@random_cases(1000, 40)
 @given(
     lengths=st.lists(st.integers(0, 12), min_size=1, max_size=10),
     spacing=spacings(),

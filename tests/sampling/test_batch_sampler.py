@@ -72,7 +72,7 @@ def without_items(state):
     return {name: (*value[:4], *value[5:]) if name.startswith("group_") else value for name, value in state.items()}
 
 
-@random_cases(1000, 12)
+@random_cases(1000, 20)
 @given(cases())
 def test_rows_are_those_of_a_loader(case):
     lengths, options, *_, world_size = case
@@ -134,7 +134,7 @@ def test_members_that_do_not_fit_the_groups_are_refused(members, said):
         LaneBatchSampler(2, lengths=[1, 2, 3], members=members, weights=[1, 2])
 
 
-@random_cases(600, 8)
+@random_cases(600, 12)
 @given(cases(), st.data())
 def test_a_state_as_of_any_batch_goes_on_from_there_on_any_rank(case, data):
     _, options, *_, world_size = case
@@ -185,7 +185,7 @@ def plain(batches):
     return [[(int(i), i.lane, i.t, i.is_first, i.mask) for i in batch] for batch in batches]
 
 
-@random_cases(200, 8)
+@random_cases(200, 12)
 @given(cases(modes=("cycle",)), st.integers(1, 6), st.data())
 def test_epochs_of_n_batches_are_those_of_a_loader(case, n, data):
     sampler, loader = sampler_of(case, batches_per_epoch=n), loader_of(case, batches_per_epoch=n)

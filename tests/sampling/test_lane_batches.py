@@ -113,7 +113,7 @@ def loaders(case, rank=0, workers=0, mix=None, **others):
     return ours, theirs, sampler
 
 
-@random_cases(1000, 15)
+@random_cases(1000, 25)
 @given(mixed_cases(), st.none() | st.integers(1, 5))
 def test_batches_are_those_of_a_loader_over_the_same_groups(mixed_case, sections):
     """In two epochs, on each rank, packed and aligned, whole groups and sections of them, of several datasets."""
@@ -152,7 +152,7 @@ def test_persistent_workers_of_torch_have_the_same_batches(case):
                 check_equal(one, other)
 
 
-@random_cases(200, 8)
+@random_cases(200, 15)
 @given(mixed_cases(), st.none() | st.integers(1, 5), st.data())
 def test_a_state_goes_on_behind_the_batch_it_is_of(mixed_case, sections, data):
     case, mix = mixed_case

@@ -45,7 +45,7 @@ def other_weights(dataset, new, cursor):
     return new._under(new._rules.with_past(past))
 
 
-@random_cases(1500, quick=6)
+@random_cases(1500, quick=9)
 @given(mixtures(), weights_of(), st.integers(1, 6), st.integers(0, 3), ways(), st.integers(0, 4), st.data())
 def test_other_weights_hold_from_the_next_draw_on_as_the_model_says(mixture, weights, taken, lanes, way, again, data):
     assume(any(mixture.lengths))

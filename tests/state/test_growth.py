@@ -107,14 +107,14 @@ def items_of(case, batches):
     return {(index, position): 1 for index, length in case.sources[:count] for position in range(length)}
 
 
-@random_cases(1000, 10)
+@random_cases(1000, 20)
 @given(grown(modes=("zeros", "data")))
 def test_each_item_is_read_once_however_the_list_grows(case):
     batches = [batch for batch, _ in case.read(StreamDataLoader(case.dataset()))]
     assert check_items(batches, case) == items_of(case, len(batches))
 
 
-@random_cases(500, 8)
+@random_cases(500, 12)
 @given(grown(), st.data())
 def test_a_state_behind_each_batch_goes_on_with_the_longer_list(case, data):
     """A resumed run has the sources that the list had then; the rest of the batches are bit for bit the same."""

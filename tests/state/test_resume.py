@@ -30,7 +30,7 @@ def resumed(loader, taken, other, most=None):
     return head + keys(itertools.islice(other, most), seeds=True)
 
 
-@random_cases(1300, quick=18)
+@random_cases(1300, quick=30)
 @given(
     cases(max_streams=14, max_length=7, max_lanes=5, modes=("zeros", "data", "drop", "cycle"), marks=True),
     st.integers(0, 12),

@@ -33,7 +33,7 @@ def check(make, taken, skipped):
     return loader
 
 
-@random_cases(1000, quick=10)
+@random_cases(1000, quick=20)
 @given(cases(max_streams=12, max_length=7, max_lanes=4, modes=MODES), *[st.integers(0, 9)] * 2, st.booleans())
 def test_what_is_passed_over_is_as_if_it_were_read(case, taken, skipped, known):
     case.lengths[0] = max(1, case.lengths[0])

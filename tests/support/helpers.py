@@ -33,8 +33,8 @@ SHARE = float(os.environ.get("STREAM_DATALOADER_CASES", "1"))
 
 
 def random_cases(full, quick=None):
-    """Settings of a test over random cases: `full` of them with `--full`, else `quick`, by default a thirtieth."""
-    return settings(max_examples=times(full, max(8, full // 30) if quick is None else quick))
+    """Settings of a test over random cases: `full` of them with `--full`, else `quick`, by default a twentieth."""
+    return settings(max_examples=times(full, max(10, full // 20) if quick is None else quick))
 
 
 def times(full, quick):

@@ -46,7 +46,7 @@ def decided_by_ledger(case, workers, rows):
     return loader
 
 
-@random_cases(300, 8)
+@random_cases(300, 12)
 @given(case=cases(min_lanes=2, max_lanes=6, max_streams=12), workers=st.integers(2, 4), cut=st.integers(1, 5))
 def test_the_batches_are_those_of_one_reader_epoch_after_epoch(case, workers, cut):
     alone = StreamDataLoader(case.dataset())

@@ -66,7 +66,7 @@ def test_every_kind_of_loader_goes_on_from_its_state(kind, taken):
         assert batches[0] == batches[1], f"batch {number}"
 
 
-@random_cases(800, 8)
+@random_cases(800, 12)
 @given(cases(max_streams=14), st.lists(ways(), min_size=2, max_size=4), st.data())
 def test_any_place_is_resumed_in_another_way_by_another_number(case, legs, data):
     expected = keys(StreamDataLoader(case.dataset()), seeds=True)
