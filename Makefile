@@ -26,7 +26,7 @@ format:  ## put imports and lines in order
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-test:  ## what a change must pass before it is shown to others: about seven minutes on two cores
+test:  ## what a change must pass before it is shown to others: about five minutes on two cores
 	$(BIN)/python -m pytest -q -n $(WORKERS)
 
 test-all:  ## everything: slow tests too, and thousands of random cases where `test` runs some
