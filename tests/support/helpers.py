@@ -43,10 +43,13 @@ def times(full, quick):
 
 
 def seldom(cases, *quick):
-    """Cases of which the quick run has those that are named, and `--full` all."""
+    """Cases, tuples for several parameters, of which the quick run has those that are named, and `--full` all."""
     missing = [case for case in quick if case not in cases]
     assert not missing, f"no cases: {missing}"
-    return [case if case in quick else pytest.param(case, marks=pytest.mark.slow) for case in cases]
+    return [
+        case if case in quick else pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.slow)
+        for case in cases
+    ]
 
 
 def make_loader(*args, **options):
