@@ -86,6 +86,7 @@ class Hdf5Store(Store):
         cameras = [cameras] if isinstance(cameras, str) else list(cameras)
         options = given_options(locals(), columns=given_columns(columns, alone=True))
         self._opened = self._files = Handles[KnownFile, Any](_opened)
+        self._checked: set[int] = set()  # streams that name no other file; `KnownFile` notices if this one changes
         self._pictures: Pictures | None = None
         if cameras:
             picture = Picture(size=size, layout=layout, limits=limits)
@@ -152,12 +153,15 @@ class Hdf5Store(Store):
             found = lease.handle[group]
             pictures, sources = dict.fromkeys(index.encoded, self._pictures), self._sources()
             sources.known.update(index.known)
+            sources.is_checked = number in self._checked
             tables = [_table(found, name, leaf, pictures.get(leaf), sources) for leaf in selection.names]
             steps = check_lengths(name, dict(zip(selection.names, map(len, tables), strict=True)))
             promised = found.attrs.get("num_samples", steps)
             if steps != index.lengths[number] or np.ndim(promised) or promised != steps:
                 told = f"by the index {index.lengths[number]}, by num_samples {promised}"
                 raise StoreError(f"{name} is half written: it has {steps} steps, {told}")
+            if not sources.known:
+                self._checked.add(number)
             held = KnownFiles({known.path: known} | sources.known) if sources.known else known
             return RowSteps(selection.structure, tables, steps, close=lease.close, known=held)
 
@@ -165,6 +169,9 @@ class Hdf5Store(Store):
         """Return the attributes of a stream's group."""
         number = self._check_number(number)
         return self._attributes(number, self.index.streams[number].group)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return super().__getstate__() | {"_checked": set()}
 
     def _metadata(self) -> Mapping[str, Any]:
         """Return the attributes of the group above the first stream's."""
@@ -293,11 +300,13 @@ def _length(file: Any, name: str, group: str, leaves: Sequence[str], sources: So
 def _table(group: Any, name: str, leaf: str, pictures: Pictures | None, sources: Sources) -> Any:
     import h5py
 
-    sources.check_links(group, leaf, name)
+    if not sources.is_checked:
+        sources.check_links(group, leaf, name)
     if not isinstance(found := group.get(leaf), h5py.Dataset):
         raise StoreError(f"{name} has no dataset {leaf!r}; name others by columns=")
     label, dtype = f"{name}, {leaf}", found.dtype
-    sources.check(found, label)
+    if not sources.is_checked:
+        sources.check(found, label)
     if pictures is None and dtype.kind in "OSV":
         raise StoreError(f"{name}, dataset {found.name} is of dtype {dtype}; cameras= names encoded images")
     check_row(label, (found.shape or ())[1:], dtype)

@@ -1,6 +1,7 @@
 """HDF5 files of episodes."""
 
 import os
+import pickle
 import sys
 import types
 
@@ -16,6 +17,7 @@ from stream_dataloader import StreamDataLoader, StreamDataset, stores
 from stream_dataloader.errors import StoreError
 from stream_dataloader.stores import Hdf5Store
 from stream_dataloader.streams import ArrayStream
+from stream_dataloader.streams.array.hdf5_files import Sources
 from stream_dataloader.testing._items import assert_same, items_of
 
 STREAMS = episodes((23, 0, 7, 31))
@@ -428,3 +430,30 @@ def test_a_dataset_without_values_is_named(tmp_path):
 
     with pytest.raises(StoreError, match=r"demo_1/x is a single number, without an axis for time steps"):
         Hdf5Store(two_steps(tmp_path / "a.hdf5", change))(1)
+
+
+def test_a_stream_is_checked_at_its_first_opening_and_again_only_if_it_names_other_files(tmp_path, monkeypatch):
+    path = two_steps(tmp_path / "a.hdf5", lambda file: None)
+    with h5py.File(tmp_path / "b.hdf5", "w") as file:
+        file["x"] = np.arange(2)
+    with h5py.File(path, "a") as file:
+        del file["data/demo_1/x"]
+        layout = h5py.VirtualLayout((2,), "i8")
+        layout[:] = h5py.VirtualSource("b.hdf5", "x", (2,))
+        file["data/demo_1"].create_virtual_dataset("x", layout)
+    whole = Hdf5Store(two_steps(tmp_path / "c.hdf5", lambda file: None))
+    checked, check = [], Sources.check
+    monkeypatch.setattr(Sources, "check", lambda self, one, *rest: (checked.append(one.name), check(self, one, *rest)))
+    for _ in range(3):
+        list(whole(1))
+    assert checked == ["/data/demo_1/obs/y", "/data/demo_1/x"]
+    list(pickle.loads(pickle.dumps(whole))(1))
+    assert len(checked) == 4, "another process checks by itself"
+    store = Hdf5Store(path)
+    list(store(1))
+    os.remove(tmp_path / "b.hdf5")
+    with pytest.raises(StoreError, match=r"b\.hdf5"):
+        list(store(1))
+    os.utime(tmp_path / "c.hdf5", (1, 1))
+    with pytest.raises(StoreError, match=r"c\.hdf5"):
+        list(whole(1))

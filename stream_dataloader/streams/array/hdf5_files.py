@@ -68,6 +68,7 @@ class Sources:
     def __init__(self, gate: Gate, limits: Limits | None = None) -> None:
         self._gate, self._limits = gate, limits or DEFAULT
         self.known = KnownFiles()
+        self.is_checked = False  # links and chunks were checked before, in a file that has not changed
 
     def check_links(self, group: Any, name: str, label: str, depth: int = 0, *, above: str = "") -> None:
         """Check the links on the way from a group to a name; the caller handles a missing one.
