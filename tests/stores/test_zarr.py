@@ -271,3 +271,12 @@ def test_a_node_of_another_kind_is_not_left_out_in_silence(tmp_path, archive, ki
     with pytest.raises(StoreError, match="array data/dones cannot be read"):
         ZarrStore(path)
     assert len(list(ZarrStore(path, columns="obs/pose")(0))) == len(SHORT[0])
+
+
+@pytest.mark.parametrize("steps", [2**63, 10**30])
+def test_more_time_steps_than_a_number_holds_are_an_error_of_the_array(tmp_path, steps):
+    path = write_buffer(tmp_path / "a.zarr", SHORT, version=2)
+    described = pathlib.Path(path, "data", "dones", ".zarray")
+    described.write_text(json.dumps(json.loads(described.read_text()) | {"shape": [steps]}))
+    with pytest.raises(StoreError, match=r"array data/dones.*time steps"):
+        ZarrStore(path)

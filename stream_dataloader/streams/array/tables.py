@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import os
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, BinaryIO, NamedTuple, Protocol
 
@@ -54,6 +55,8 @@ def check_rows(shape: Sequence[int], dtype: Any, name: str) -> None:
         raise ValueError(f"{name} is of dtype {dtype}, and batches are made of numbers")
     if not len(shape):
         raise ValueError(f"{name} is a single number, without an axis for time steps")
+    if shape[0] > sys.maxsize:
+        raise ValueError(f"{name} claims {shape[0]:,} time steps, which no computer holds; it is damaged")
     if 0 in shape:
         check_empty_rows(int(shape[0]), math.prod(shape[1:]), name)
 
