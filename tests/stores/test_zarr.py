@@ -280,3 +280,15 @@ def test_more_time_steps_than_a_number_holds_are_an_error_of_the_array(tmp_path,
     described.write_text(json.dumps(json.loads(described.read_text()) | {"shape": [steps]}))
     with pytest.raises(StoreError, match=r"array data/dones.*time steps"):
         ZarrStore(path)
+
+
+@pytest.mark.parametrize("version", [2, 3])
+@pytest.mark.parametrize("size", [5, 37, -1])
+def test_a_chunk_of_blosc_that_was_cut_is_an_error(tmp_path, version, size):
+    options = {"compressors": zarr.codecs.BloscCodec()} if version == 3 else {"compressors": BLOSC}
+    path = write_buffer(tmp_path / "a.zarr", SHORT, version=version, **options)
+    below = pathlib.Path(path, "data", "obs", "pose")
+    (first,) = [one for one in below.rglob("*") if one.is_file() and one.as_posix().endswith(("/0.0", "/c/0/0"))]
+    first.write_bytes(first.read_bytes()[:size])
+    with pytest.raises(StoreError, match=r"data/obs/pose.*is cut off"):
+        list(ZarrStore(path)(0))
