@@ -523,3 +523,15 @@ def test_windows_go_to_a_collate_fn_as_they_are(workers, messages):
     assert list(read) == list(again) == list(window)
     assert torch.equal(read["graph"].to_dense(), torch.eye(2))
     assert torch.equal(read["q"].dequantize(), quantized().dequantize())
+
+
+@pytest.mark.parametrize("thing", ["text", None, [1]])
+@pytest.mark.parametrize("container", [{"a": np.zeros(2)}, ("x", 1), {}])
+def test_a_container_where_an_object_was_is_an_error_for_any_workers(thing, container):
+    """In the same stream, and in another one beside it: its parts are leaves, whatever was read before."""
+    for streams in ([[thing] * 2, [container] * 2], [[thing, thing], [thing, container]]):
+        for workers in (0, 1, 2):
+            dataset = StreamDataset(streams, iter, 2, time_steps=2)
+            with pytest.raises(ItemError, match=r"source 1\b.*lane 1\b") as raised:
+                list(StreamDataLoader(dataset, workers, worker_method="thread"))
+            assert raised.value.lane == 1, workers

@@ -21,6 +21,7 @@ from stream_dataloader._engine.items.structure import (
     LEAF,
     Misfit,
     Node,
+    children_of,
     collect,
     flatten,
     leaf_paths,
@@ -194,6 +195,12 @@ class Layout:
                 spec = find(leaf)
                 if spec != self.specs[i]:
                     raise Misfit(f"{self.paths[i]} is {spec}, and was {self.specs[i]}")
+                if spec.dtype is None and children_of(leaf) is not None:
+                    # As the first item of a stream it would be taken apart, so it depended on what was read before.
+                    parts = f"a {type(leaf).__name__}, whose parts are leaves of their own"
+                    raise Misfit(
+                        f"{self.paths[i]} is {parts}, and was {self.specs[i]}; a list around it keeps it whole"
+                    )
                 if spec.dtype is not None and isinstance(leaf, torch.Tensor):
                     leaves[i] = as_array(leaf)
             return leaves

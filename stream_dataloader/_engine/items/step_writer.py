@@ -36,7 +36,7 @@ from stream_dataloader._engine.items.layout import (
     torch_dtype_of,
 )
 from stream_dataloader._engine.items.objects import FIXED, lasting
-from stream_dataloader._engine.items.structure import Misfit, Node
+from stream_dataloader._engine.items.structure import Misfit, Node, children_of
 
 
 class Taken(NamedTuple):
@@ -61,7 +61,7 @@ StepWriter = Callable[[Iterator[Any], int, int, Sequence[Any], int], Taken]
 _Gathered: TypeAlias = tuple[np.ndarray[Any, Any], list[bytes], np.dtype[Any], tuple[int, ...]]
 
 _NUMBERS = {dtype: number for number, dtype in TORCH_OF_NUMBER.items()}
-_OBJECTS = frozenset([str, bytes, list, tuple, dict, type(None)])  # the most frequent types of leaves without a dtype
+_OBJECTS = frozenset([str, bytes, list, type(None)])  # the most frequent types of leaves without a dtype
 
 _MOST_GATHERED_BYTES = 256  # up to this size of an array, gathering 64 of them takes three quarters of the time
 _LEAST_GATHERED_STEPS = 32
@@ -132,6 +132,10 @@ def _blamed(layout: Layout, item: Any, error: Exception) -> tuple[tuple[Any, ...
     return (), error
 
 
+def _is_object(leaf: Any) -> bool:
+    return spec_of(leaf).dtype is None and children_of(leaf) is None
+
+
 def _write_rows(begin: int, gathered: Iterable[_Gathered]) -> None:
     """Write gathered bytes; a function of its own, because Python compiles a copy of a `finally` for each return."""
     for column, leaves, dtype, shape in gathered:
@@ -159,7 +163,7 @@ class _Source:
             "lasting": lasting,
             "as_array": as_array,
             "is_dense": is_dense,
-            "spec_of": spec_of,
+            "is_object": _is_object,
             "torch_dtype_of": torch_dtype_of,
             "blamed": _blamed,
             "layout": layout,
@@ -212,7 +216,7 @@ class _Source:
         i = len(self._writes)
         if spec.dtype is None:
             self._views.append(f"column{i} = columns[{i}]")
-            self._checks.append(f"if type({leaf}) not in objects and spec_of({leaf}).dtype is not None: ODD")
+            self._checks.append(f"if type({leaf}) not in objects and not is_object({leaf}): ODD")
             self._writes.append(f"column{i}[t][row] = {leaf} if type({leaf}) in fixed else lasting({leaf})")
             return
         native, size = DTYPES_OF_NUMPY.get(spec.dtype), spec.dtype.itemsize * math.prod(spec.shape)
