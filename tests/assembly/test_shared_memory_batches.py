@@ -339,6 +339,8 @@ def test_without_shared_memory_it_is_the_queue_with_one_warning(monkeypatch, gro
     else:
         monkeypatch.delattr(os, "memfd_create")
         monkeypatch.setitem(sys.modules, "_posixshmem", None)
+        # The newest file of small blocks lives as long as the process: that of this test must not.
+        monkeypatch.setattr("stream_dataloader._engine.memory.shared_memory._newest", None)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         loader = loader_of(multiprocessing_context="fork")

@@ -107,7 +107,7 @@ def test_strangers_are_turned_away_and_hold_up_nobody(mail, hello):
         stranger.settimeout(10)
         with pytest.raises((ConnectionResetError, AssertionError)):
             assert stranger.recv(1)
-    assert not mail.places
+    assert not mail.processes
 
 
 def test_a_worker_that_comes_late_gets_what_was_sent_before_and_reports(mail):
@@ -122,7 +122,7 @@ def test_a_worker_that_comes_late_gets_what_was_sent_before_and_reports(mail):
     assert mail.get(10) == (1, (READY,))
     end.send([reports[1].make()])  # a sign of life
     assert mail.get(0.1) is None
-    assert (mail.places[1].pid, mail.places[1].host) == (123, "there")
+    assert (mail.processes[1].pid, mail.processes[1].host) == (123, "there")
     assert (mail.status.working[1], mail.status.reading[3], mail.meters.stats()[1].opened) == (9, 4, 1)
     assert [loads(end.receive()) for _ in range(2)] == [5, CLOSE]
     end.close()
