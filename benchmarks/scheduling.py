@@ -149,7 +149,7 @@ def measure_determinism(quick: bool) -> Iterator[Result]:
         in_time = "ordered, lookahead=1, opened in time"  # what factories have that do not declare open_early
         contenders[in_time] = partial(epoch_seconds, sources, prefetch_factor, True, 1, False)
         about = f"{what}, prefetch_factor={prefetch_factor}"
-        rounds = take_turns(contenders, 3 if quick else 7, about, warm_up=not quick)
+        rounds = take_turns(contenders, 2 if quick else 7, about, warm_up=not quick)
         yield from (figure(section, name, values, "s") for name, values in rounds.items())
         plain = "first come, lookahead=0"
         yield ratio(section, f"ordered, lookahead=0 / {plain}", rounds, "ordered, lookahead=0", plain)

@@ -167,7 +167,7 @@ def throughput(quick: bool) -> Iterator[Row]:
     else:
         yield LeftOut(section, f"{PEER}; {TORCH}", "the package decord is not installed")
     runs = {name: partial(timed, contender) for name, contender in contenders.items()}
-    figures = take_turns(runs, 3 if quick else 5, "frames", warm_up=not quick)
+    figures = take_turns(runs, 2 if quick else 5, "frames", warm_up=not quick)
     yield from (figure(section, name, values, "f/s") for name, values in figures.items())
     for name, least in ((CONVERTED, 0.93), (PEER, 2.0), (TORCH, 1.3)):
         if name in figures:

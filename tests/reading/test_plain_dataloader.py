@@ -1,7 +1,9 @@
 """torch's own `DataLoader` over a `StreamDataset`: parts tagged with their worker id."""
 
+import copy
 import itertools
 import multiprocessing
+import pickle
 import re
 import traceback
 import warnings
@@ -203,3 +205,11 @@ def test_set_epoch_holds_in_processes_that_iterate_later():
     assert read.recv() == 7
     child.join()
     assert next(iter(dataset)).epoch == 7
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda dataset: pickle.loads(pickle.dumps(dataset))])
+def test_a_copy_of_a_dataset_counts_epochs_on_from_the_same_one(copied):
+    dataset = StreamDataset([3, 2], range, 2, time_steps=2)
+    assert {part.epoch for part in plain(dataset, 0)} == {0}
+    for one in (copied(dataset), dataset):
+        assert {part.epoch for part in plain(one, 0)} == {1}
