@@ -21,6 +21,7 @@ from stream_dataloader._engine.items.layout import Layout
 from stream_dataloader._engine.loader.base_position import BasePosition, KeptLanes
 from stream_dataloader._engine.loader.delivery import Delivery
 from stream_dataloader._engine.schedule.place import Place
+from stream_dataloader._engine.schedule.state_check import is_same
 from stream_dataloader._engine.schedule.state_check import number as check_number
 from stream_dataloader.errors import StateError, shorten
 
@@ -218,11 +219,11 @@ class JointPosition(BasePosition[JointEpoch]):
     def _members_in(self, state: Any) -> list[State]:
         if not isinstance(state, Mapping) or "side_by_side" not in state:
             raise StateError("this is no state of a side_by_side loader; pass what its state_dict() returned")
-        if not _is_same(version := state.get("version"), _VERSION):
+        if not is_same(version := state.get("version"), _VERSION):
             raise StateError(f"the state has version {shorten(version)}, and this library reads {_VERSION}")
         here = {"side_by_side": len(self._loaders), "ends_with": self._dataset.ends_with}
         for name, value in here.items():
-            if not _is_same(saved := state.get(name), value):
+            if not is_same(saved := state.get(name), value):
                 what = "the number of members" if name == "side_by_side" else name
                 raise StateError(f"the state was saved with {what} {shorten(saved)}, and this loader has {value!r}")
         if missing := {"epoch", "step", "over", "members", "checksum"} - state.keys():
@@ -233,7 +234,7 @@ class JointPosition(BasePosition[JointEpoch]):
             row, count = state[name], len(self._loaders)
             if not isinstance(row, (list, tuple)) or [isinstance(one, kind) for one in row] != [True] * count:
                 raise StateError(f"the state's {name} is {shorten(row)}, and must have an entry for each of {count}")
-        if not _is_same(state["checksum"], _checksum(state)):
+        if not is_same(state["checksum"], _checksum(state)):
             raise StateError("the state's epoch, step, over and members do not match their checksum: it is damaged")
         return list(state["members"])
 
@@ -283,10 +284,6 @@ class JointPosition(BasePosition[JointEpoch]):
         """Return the state of a copy, which goes on at the same place."""
         self._rest()
         return super().__getstate__()
-
-
-def _is_same(saved: Any, here: Any) -> bool:
-    return type(saved) is type(here) and bool(saved == here)
 
 
 def _checksum(state: Mapping[str, Any]) -> int:

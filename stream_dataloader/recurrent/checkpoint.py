@@ -18,7 +18,7 @@ import numpy.typing as npt
 import torch
 
 from stream_dataloader._engine.items.plain import from_plain, to_plain
-from stream_dataloader._engine.schedule.state_check import number
+from stream_dataloader._engine.schedule.state_check import is_same, number
 from stream_dataloader.errors import StateError, shorten
 from stream_dataloader.recurrent.order import ROWS, LaneOrder, named
 from stream_dataloader.recurrent.states import Lanes, States, take_apart
@@ -148,7 +148,7 @@ def check_state(state: Any, owner: str | None = None) -> str:
     what = owner or "a RecurrentState or LaneMemory"
     if not isinstance(state, Mapping) or "version" not in state:
         raise StateError(f"this is not a state of {what}, but a {type(state).__name__}; pass a state_dict()")
-    if type(state["version"]) is not int or state["version"] != VERSION:
+    if not is_same(state["version"], VERSION):
         raise StateError(f"the state has version {shorten(state['version'])}, but this library reads version {VERSION}")
     kind = "LaneMemory" if "values" in state else "RecurrentState"
     if owner is not None and kind != owner:
@@ -161,7 +161,7 @@ def check_state(state: Any, owner: str | None = None) -> str:
             raise _other_count(state, "values")
     elif state["lanes"]:
         tensors_from_plain(state)
-    if type(state["checksum"]) is not int or state["checksum"] != _checksum(state):
+    if not is_same(state["checksum"], _checksum(state)):
         raise StateError("the numbers of the state do not match their checksum: it is damaged, or was changed since")
     return kind
 

@@ -42,6 +42,11 @@ def number(name: str, value: Any, least: int = 0, most: int = _MOST) -> int:
     return value
 
 
+def is_same(saved: Any, here: Any) -> bool:
+    """Return whether a saved value equals one here, and is of its type: True equals 1, and is an int to isinstance."""
+    return type(saved) is type(here) and bool(saved == here)
+
+
 def checksum(state: Mapping[str, Any], group: Sequence[Any]) -> int:
     """Compute the CRC-32 of the entries that groups share and of one group's place, without the streams' own states."""
     skipped, given, again, lanes = group[:_PLACE]

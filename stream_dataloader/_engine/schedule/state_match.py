@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from stream_dataloader._engine.schedule.changes import CHANGES
 from stream_dataloader._engine.schedule.mix import Mix
 from stream_dataloader._engine.schedule.rules import Rules
-from stream_dataloader._engine.schedule.state_check import MOST_GROUPS, check_shared, number
+from stream_dataloader._engine.schedule.state_check import MOST_GROUPS, check_shared, is_same, number
 from stream_dataloader._engine.schedule.weights_check import plain_weights
 from stream_dataloader.errors import StateError, shorten
 
@@ -60,8 +60,7 @@ def groups_of(state: Any) -> int:
     """
     if not isinstance(state, Mapping) or "version" not in state:
         raise StateError(f"this is no state of a StreamDataLoader, but a {type(state).__name__}; pass a state_dict()")
-    # True equals 1, and is an int to isinstance. A damaged version must not pass for a known one.
-    if type(state["version"]) is not int or state["version"] != VERSION:
+    if not is_same(state["version"], VERSION):
         raise StateError(f"the state has version {shorten(state['version'])}, and this library reads {VERSION}")
     if "groups" not in state:
         raise StateError("the state is not whole: it has no groups; pass what state_dict() returned, all of it")
