@@ -174,12 +174,13 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
         with turn.taken():
             reader, iteration = (turn.reader(), starter.newest) if starter.is_reading else (None, None)
             is_inside = reader is not None or position.coming().step > 0
-            refusal, left = self._ranks.why_not_grown, position.left_epoch
+            refusal = self._ranks.why_not_grown
             if is_inside and refusal is not None:
                 raise ValueError(refusal)
+            left = position.left_epoch if refusal is None else None
             if reader is not None and iteration is not None:
                 state = position.reached_state(iteration.epoch)
-            elif left is not None and refusal is None:
+            elif left is not None:
                 state = position.reached_state(left)
             else:
                 state = position.coming_state()
@@ -195,7 +196,7 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
                 if is_inside:
                     position.load(state, ("sources",), position.read(state, ("sources",)))
                     position.mark_as_reached()
-                elif left is not None and refusal is None:
+                elif left is not None:
                     position.restate(left, state)
                 if reader is not None and iteration is not None:
                     batches, end = starter.begin(position, iteration.output)

@@ -104,8 +104,6 @@ def interleave(
     """
     listed = _check_datasets(datasets)
     agreed = _agreed(listed, shared)
-    if exhausted is None:
-        exhausted = "repeat" if agreed.get("padding_mode") == "cycle" else "leave_out"
     mix = _mix(listed, weights, weights_by, exhausted, endless=agreed.get("padding_mode") == "cycle")
     if shuffle is None:
         shuffle = any(mix.shuffles)
@@ -139,8 +137,7 @@ def _check_datasets(datasets: Any) -> list[StreamDataset]:
 
 def _mix(datasets: Sequence[StreamDataset], weights: Any, weights_by: Any, exhausted: Any, *, endless: bool) -> Mix:
     """Return the mix of the datasets."""
-    exhausted = options.choice("exhausted", exhausted, Exhausted)
-    by_steps = options.choice("weights_by", weights_by, Literal["sources", "steps"]) == "steps"
+    exhausted, by_steps = options.mixing(exhausted, weights_by, endless=endless)
     own = [(one._rules.num_sources, one._rules.shuffle, one._rules.schedule) for one in datasets]
     sizes, shuffles, schedules = zip(*own, strict=True)
     lengths = [_lengths(number, dataset) for number, dataset in enumerate(datasets)] if by_steps else None

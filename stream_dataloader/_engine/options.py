@@ -11,14 +11,14 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from multiprocessing.context import BaseContext
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 from torch.utils.data import IterableDataset
 
 from stream_dataloader._engine.hints import hint_for
 from stream_dataloader._engine.schedule.changes import CHANGES
-from stream_dataloader._engine.schedule.mix import Schedule
+from stream_dataloader._engine.schedule.mix import Exhausted, Schedule
 from stream_dataloader._engine.schedule.rules import IntArray, PaddingMode, Rules, Windows
 from stream_dataloader.errors import shorten
 
@@ -85,6 +85,14 @@ def choice(name: str, value: Any, literal: Any, *, optional: bool = False) -> An
     if not (value is None or isinstance(value, str)) or value not in choices:
         raise ValueError(f"{name} is {shorten(value)}, and must be one of {', '.join(map(repr, choices))}")
     return value
+
+
+def mixing(exhausted: Any, weights_by: Any, *, endless: bool) -> tuple[Exhausted, bool]:
+    """Return what happens to a dataset that is used up, and whether weights are shares of time steps."""
+    if exhausted is None:
+        exhausted = "repeat" if endless else "leave_out"
+    exhausted = choice("exhausted", exhausted, Exhausted)
+    return exhausted, choice("weights_by", weights_by, Literal["sources", "steps"]) == "steps"
 
 
 def check_callable(name: str, value: Any, example: str) -> Callable[..., Any]:

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from stream_dataloader._engine import options
-from stream_dataloader._engine.schedule.mix import Exhausted, Mix
+from stream_dataloader._engine.schedule.mix import Mix
 from stream_dataloader._engine.schedule.rules import IntArray, Rules
 from stream_dataloader._engine.schedule.weights_check import weighted
 from stream_dataloader.errors import shorten
@@ -69,9 +69,9 @@ def with_mix(
         ValueError: See `interleave`.
         TypeError: See `interleave`.
     """
-    by_steps = options.choice("weights_by", weights_by or "sources", Literal["sources", "steps"]) == "steps"
     endless = rules.padding_mode == "cycle"
-    exhausted = options.choice("exhausted", exhausted or ("repeat" if endless else "leave_out"), Exhausted)
+    weights_by = "sources" if weights_by is None else weights_by
+    exhausted, by_steps = options.mixing(exhausted, weights_by, endless=endless)
     sizes, count = tuple(map(len, lengths)), len(lengths)
     mix = Mix(sizes, (), exhausted, (rules.shuffle,) * count, (rules.schedule,) * count)
     mix = weighted(mix, weights, lengths=lengths if by_steps else None, endless=endless)

@@ -10,6 +10,7 @@ import hashlib
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -296,7 +297,7 @@ class LaneBatchSampler(Sampler[list[int]]):
     def _plain(self, place: Place) -> dict[str, Any]:
         failures: list[tuple[()]] = [()] * self._rules.groups.count
         length = self.batches_per_epoch
-        return saved_state.to_plain(self._rules, place, self._identity(), failures, batches_per_epoch=length)
+        return saved_state.to_plain(self._rules, place, self._identity, failures, batches_per_epoch=length)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a saved state with the next `iter()`, at the cost of a lookup per lane.
@@ -321,7 +322,7 @@ class LaneBatchSampler(Sampler[list[int]]):
             )
             raise StateError(f"the state cannot be loaded here: {what}")
         rules = replace(self._rules, groups=groups)
-        loaded = saved_state.from_plain(self._with_own(state, rules), rules, self._identity())
+        loaded = saved_state.from_plain(self._with_own(state, rules), rules, self._identity)
         if loaded.place.has_changed or loaded.place.past:
             raise StateError("options were changed in the state's epoch; load it into a StreamDataLoader")
         self._total_groups, self._seed_is_given = total, True
@@ -343,9 +344,10 @@ class LaneBatchSampler(Sampler[list[int]]):
         lengths = self._lengths(rules.seed)
         replay = Replay(rules, SourceOrder(rules, place, lengths), lengths, place)
         replay.skip_to(state["step"])
-        own = saved_state.to_plain(rules, replay.place(), self._identity(), [()] * rules.groups.count)
+        own = saved_state.to_plain(rules, replay.place(), self._identity, [()] * rules.groups.count)
         return {**own, **state}
 
+    @cached_property
     def _identity(self) -> state_match.SourceIdentity:
         lengths = hashlib.blake2b(self._groups.lengths.tobytes(), digest_size=16).hexdigest()
         cuts = "; ".join(described(cut) for _, cut in self._members() if cut is not None)
