@@ -110,6 +110,9 @@ class Handler(BaseHTTPRequestHandler):
         elif (asked := self.headers.get("Range")) and wrong != "whole":
             first, last = map(int, asked.removeprefix("bytes=").split("-"))
             size, content, status = len(content), content[first : last + (wrong != "short")], 206
+        if wrong == "late":
+            server.half_sent.set()  # nothing of it
+            server.go_on.wait(PATIENCE)
         self.send_response(status)
         if status == 206:
             self.send_header("Content-Range", f"bytes {first}-{last}/{size}")

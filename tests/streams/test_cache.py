@@ -170,6 +170,28 @@ def test_ctrl_c_in_the_middle_of_a_download_leaves_nothing(server, cache):
     assert stored(cache) == []
 
 
+def interrupted_before_the_answer(cache, url):
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    with pytest.raises(KeyboardInterrupt):
+        read(cache, url)
+    assert read(cache, url) == b"x" * 1000
+    time.sleep(1.0)  # for the answer to the first request, if somebody still waits for it
+
+
+def test_after_ctrl_c_nothing_is_written_when_the_server_answers_at_last(server, cache):
+    url = server.put("a.bin", b"x" * 1000)
+    server.plan.append("late")
+    process = run(interrupted_before_the_answer, cache, url)
+    assert server.half_sent.wait(PATIENCE)
+    os.kill(process.pid, signal.SIGINT)
+    while stored(cache) != ["a.bin"]:
+        assert process.is_alive(), "it ended without the file"
+        time.sleep(0.01)
+    server.go_on.set()
+    assert join(process) == [0]
+    assert stored(cache) == ["a.bin"]
+
+
 def test_sixty_files_take_two_requests_each_over_one_connection(server, cache):
     for index in range(60):
         read(cache, server.put(f"{index}.bin", bytes([index])))

@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -39,6 +40,9 @@ _PIECE_BYTES = 1 << 18
 
 #: Request timeout, too early (RFC 8470), too many requests.
 _SERVER_IS_BUSY = (408, 425, 429)
+
+#: Longest wait until a copy ends that was interrupted. One that had not begun never tells its end.
+_CANCEL_SECONDS = 2.0
 
 #: Errors of this machine's disk, rather than of the network.
 _OURS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EFBIG, errno.EMFILE, errno.ENFILE)
@@ -140,7 +144,7 @@ class RemoteFile:
 
     def send(self, path: str) -> None:
         """Write a local file to the server."""
-        self._tried(lambda: self._file_system.put_file(path, self._path), "sent")
+        self._tried(lambda: self._run("put_file", path, self._path), "sent")
 
     def fetch(self, path: str, check_size: Callable[[int], None], limit: int | None = None) -> str:
         """Write the file to a local file; return its version.
@@ -179,7 +183,7 @@ class RemoteFile:
                 check_size(arrived)
 
         arrival = _arrival(count, self._least_rate, self._timeout_seconds)
-        self._file_system.get_file(self._path, path, callback=arrival)
+        self._run("get_file", self._path, path, callback=arrival)
         found, size = os.path.getsize(path), arrival.size if size is None else size
         if size is None:
             before, self._last_size = self._last_size, found
@@ -192,6 +196,33 @@ class RemoteFile:
         if found > _ONE_REQUEST_BYTES and self._ask()[0] != version:
             raise ConnectionError("it changed while it was fetched")
         return version
+
+    def _run(self, name: str, *args: Any, **options: Any) -> None:
+        """Call a method of the file system that copies a file; after an interrupt, it no longer runs.
+
+        fsspec itself only stops waiting for it. It would go on in fsspec's thread, and create again the local file
+        that was deleted, or write to the one of the next try.
+        """
+        system, ended = self._file_system, threading.Event()
+        if not system.async_impl:
+            getattr(system, name)(*args, **options)
+            return
+
+        async def run() -> None:
+            try:
+                await getattr(system, f"_{name}")(*args, **options)
+            finally:
+                ended.set()
+
+        running = asyncio.run_coroutine_threadsafe(run(), system.loop)
+        try:
+            while not ended.wait(1.0):  # Ctrl-C that comes just before a wait is only handled after it
+                pass
+            running.result()
+        except BaseException:
+            if running.cancel():
+                ended.wait(_CANCEL_SECONDS)
+            raise
 
     def _tried(self, action: Callable[[], Any], done: str = "fetched") -> Any:
         began = time.monotonic()
