@@ -50,7 +50,7 @@ _Members = dict[str, tuple[bytes, str]]  # by column: the bytes, and their name 
 
 def state_of(status: os.stat_result) -> str:
     """Return a text that changes if a local file is changed."""
-    return f"{status.st_size} {status.st_mtime_ns}"
+    return f"{status.st_size} {status.st_mtime_ns} {status.st_ino}"
 
 
 class Samples:

@@ -132,7 +132,8 @@ class WebDatasetStore(Store):
         if not is_url(path):
             status = os.stat(path)
             check_kind(path, status.st_mode)
-            name, state = os.path.abspath(path), state_of(status)
+            # A copy may keep a tar's time, and many are of one size. But no program sets the time of the last change.
+            name, state = f"{os.path.abspath(path)}\0{status.st_ctime_ns}", state_of(status)
         elif self._expected is None and (self._cache or FileCache()).has(path):
             with open_local(path, self._cache) as local:  # this asks the server for changes
                 state = os.path.basename(local.path)
