@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import h5py
-import numcodecs  # type: ignore[import-untyped]
+import numcodecs
 import numpy as np
 import zarr
 from interleaved import Result

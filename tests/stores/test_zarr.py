@@ -3,6 +3,8 @@
 import json
 import os
 import pathlib
+import shutil
+import struct
 import sys
 import zipfile
 
@@ -282,13 +284,57 @@ def test_more_time_steps_than_a_number_holds_are_an_error_of_the_array(tmp_path,
         ZarrStore(path)
 
 
-@pytest.mark.parametrize("version", [2, 3])
-@pytest.mark.parametrize("size", [5, 37, -1])
-def test_a_chunk_of_blosc_that_was_cut_is_an_error(tmp_path, version, size):
-    options = {"compressors": zarr.codecs.BloscCodec()} if version == 3 else {"compressors": BLOSC}
-    path = write_buffer(tmp_path / "a.zarr", SHORT, version=version, **options)
-    below = pathlib.Path(path, "data", "obs", "pose")
+def blosc_chunk(folder, kind):
+    """Write a buffer whose chunks Blosc packed; return the file of the first chunk of data/obs/pose, and its place."""
+    blosc = BLOSC if kind == "v2" else zarr.codecs.BloscCodec()
+    if kind == "shard":
+        blosc = None  # below
+    write_buffer(folder, SHORT, version=2 if kind == "v2" else 3, compressors=blosc)
+    below = folder / "data" / "obs" / "pose"
+    if kind == "shard":
+        shutil.rmtree(below)
+        chunks = zarr.codecs.ShardingCodec(
+            chunk_shape=(10, 3),
+            codecs=[zarr.codecs.BytesCodec(), zarr.codecs.BloscCodec()],
+            index_codecs=[zarr.codecs.BytesCodec()],
+        )
+        rows = np.array([item["obs"]["pose"] for items in SHORT for item in items])
+        root = zarr.open_group(folder, mode="a")
+        root.create_array("data/obs/pose", data=rows, chunks=(20, 3), serializer=chunks, compressors=None)
     (first,) = [one for one in below.rglob("*") if one.is_file() and one.as_posix().endswith(("/0.0", "/c/0/0"))]
-    first.write_bytes(first.read_bytes()[:size])
-    with pytest.raises(StoreError, match=r"data/obs/pose.*is cut off"):
+    content = first.read_bytes()
+    start, size = struct.unpack_from("<2Q", content, len(content) - 32) if kind == "shard" else (0, len(content))
+    return first, start, size
+
+
+def cut_to(size):
+    return lambda chunk: chunk[: size % len(chunk)]
+
+
+def claimed(place, size):
+    return lambda chunk: chunk[:place] + struct.pack("<I", size) + chunk[place + 4 :]
+
+
+DAMAGED_BLOSC = {
+    "head": (cut_to(5), "is cut off"),
+    "half": (cut_to(37), "is cut off"),
+    "last byte": (cut_to(-1), "is cut off"),
+    "packed size": (claimed(12, 100_000), "is cut off: it has .* bytes of 100,000"),
+    "unpacked size": (claimed(4, 1 << 30), "claims 1,073,741,824 bytes, and the array's have at most"),
+}
+
+
+@pytest.mark.parametrize("archive", [False, True])
+@pytest.mark.parametrize("kind", ["v2", "v3", "shard"])
+@pytest.mark.parametrize("damage", DAMAGED_BLOSC)
+def test_a_chunk_whose_header_tells_blosc_something_else_is_an_error(tmp_path, damage, kind, archive):
+    """Blosc trusts the header: it reads memory behind the chunk and delivers that, or allocates what is claimed."""
+    file, start, size = blosc_chunk(tmp_path / "a.zarr", kind)
+    change, message = DAMAGED_BLOSC[damage]
+    content = file.read_bytes()
+    chunk = change(content[start : start + size])
+    index = struct.pack("<2Q", start, len(chunk)) + content[-16:] if kind == "shard" else b""
+    file.write_bytes(content[:start] + chunk + content[start + size : len(content) - len(index)] + index)
+    path = zipped(tmp_path / "a.zarr", tmp_path / "a.zarr.zip") if archive else tmp_path / "a.zarr"
+    with pytest.raises(StoreError, match=rf"{path}, array data/obs/pose, rows 0 to 10 cannot be read.*{message}"):
         list(ZarrStore(path)(0))
