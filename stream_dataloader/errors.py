@@ -232,7 +232,7 @@ class NonFiniteStateError(StreamDataLoaderError, FloatingPointError):
 
 
 class IteratorError(StreamDataLoaderError, RuntimeError):
-    """An iterator was used after a newer one of its loader had begun, or in a process that was forked since."""
+    """An iterator was used after an error had ended it, after a newer one had begun, or in a process forked since."""
 
 
 def format_traceback(error: BaseException) -> str:

@@ -87,6 +87,7 @@ class JointIteration:
             self._count(begin)
             return self.output.finish(made)
         except BaseException:
+            epoch.take_back()
             self.close()
             raise
 
@@ -117,7 +118,7 @@ class JointIteration:
         epoch, position = self.epoch, self._position
         given: list[Any] = [None] * len(self._members)
         if self.closed:
-            raise StopIteration
+            raise epoch.ending()
         errors: list[Exception] = []
         self._taken.clear()
         try:

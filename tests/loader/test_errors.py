@@ -9,7 +9,7 @@ import pytest
 from helpers import declared, make_loader
 from worker_streams import acting, raising
 
-from stream_dataloader import StreamDataLoader, StreamDataset, errors
+from stream_dataloader import StreamDataLoader, StreamDataset, errors, side_by_side
 
 
 class Frame:
@@ -319,3 +319,48 @@ def test_a_line_of_an_error_is_not_of_megabytes():
     assert found.startswith("first\na.json has version 999")
     assert found.endswith("must have 1")
     assert len(str(errors.StoreError("\n".join(["line"] * 10**5)))) == 5 * 10**5 - 1
+
+
+class Once:
+    """Returns what it is given, but raises at its n-th call."""
+
+    def __init__(self, call, error):
+        self.left, self.error = call, error
+
+    def __call__(self, what):
+        self.left -= 1
+        if self.left == 0:
+            raise self.error
+        return what
+
+
+def _beside(dataset, num_workers, collate_fn):
+    return side_by_side([(dataset, 2)], num_workers, collate_fn=collate_fn)
+
+
+@pytest.mark.parametrize("loader_of", [StreamDataLoader, _beside], ids=["alone", "side_by_side"])
+@pytest.mark.parametrize("error", [ValueError("no"), KeyboardInterrupt()], ids=repr)
+@pytest.mark.parametrize("place", ["collate_fn", "stream"])
+def test_a_loop_that_goes_on_after_an_error_is_told_and_a_state_counts_what_was_delivered(place, error, loader_of):
+    """A loop that catches it would take the part of the epoch that it got for the whole."""
+
+    def build(fails):
+        of_items, of_batches = Once(9, error), Once(3, error)
+        act = of_items if fails and place == "stream" else lambda item: item
+        dataset = StreamDataset([8, 6, 5], lambda n: map(act, range(n)), 2, time_steps=2, seed=0)
+        collate = of_batches if fails and place == "collate_fn" else lambda windows: windows
+        return loader_of(dataset, 0, lambda windows: [window.tolist() for window in collate(windows)])
+
+    whole = list(build(fails=False))
+    loader = build(fails=True)
+    batches, got = iter(loader), []
+    with pytest.raises((ValueError, KeyboardInterrupt, errors.ReadError)):
+        got.extend(batches)  # keeps the batches before the error
+    assert got == whole[:2]
+    for _ in range(2):
+        with pytest.raises(
+            errors.IteratorError, match="ended this iterator after 2 batches, before its epoch was over"
+        ):
+            next(batches)
+    loader.load_state_dict(loader.state_dict())
+    assert got + list(loader) == whole

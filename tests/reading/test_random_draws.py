@@ -3,6 +3,7 @@
 
 import random
 
+import cv2
 import numpy as np
 import pytest
 import torch
@@ -84,6 +85,29 @@ def test_no_draw_comes_twice_in_epochs_and_workers(kind):
     own = dataset(padding_mode="cycle") if "batches" in kind else dataset()
     loader = loader_of(own, 2, **LOADERS[kind])
     check_no_draw_twice([drawn(loader) for _ in range(3)])
+
+
+def drawing_of_opencv(length):
+    for _ in range(length):
+        yield cv2.randu(np.zeros((1, 6)), 0, 1)[0]
+
+
+@pytest.mark.parametrize("kind", LOADERS)
+def test_no_draw_of_opencv_comes_twice_either(kind):
+    own = dataset(drawing_of_opencv, padding_mode="cycle") if "batches" in kind else dataset(drawing_of_opencv)
+    loader = loader_of(own, 2, **LOADERS[kind])
+    check_no_draw_twice([drawn(loader) for _ in range(3)])
+
+
+@pytest.mark.parametrize("method", START_METHODS)
+def test_opencv_is_seeded_however_workers_start(method):
+    loader = StreamDataLoader(dataset(drawing_of_opencv), 2, multiprocessing_context=method)
+    check_no_draw_twice([drawn(loader) for _ in range(2)])
+
+
+def test_worker_init_fn_may_seed_opencv():
+    loader = StreamDataLoader(dataset(drawing_of_opencv), 1, worker_init_fn=lambda worker: cv2.setRNGSeed(5))
+    assert set(drawn(loader).values()) == set(drawn(loader).values())  # shuffled anew
 
 
 @pytest.mark.parametrize("method", START_METHODS)

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections import deque
 from typing import Generic, Protocol, TypeVar
 
+from stream_dataloader.errors import IteratorError
+
 _KEPT_RECORDS = 64  # trainers fetch ahead, so states of this many earlier batches remain available
 
 
@@ -42,6 +44,23 @@ class Delivery(Generic[Record]):
         self.last = record
         self._records.append(record)
         self.step = record.step  # set last: Ctrl-C may come between any two lines, and `step` must have a record
+
+    def take_back(self) -> None:
+        """Drop the newest record: its batch was read, but could not be handed out."""
+        self.last = self._records[-2]
+        self.step = self.last.step  # set before the record goes, as in `keep`
+        self._records.pop()
+
+    def ending(self) -> Exception:
+        """Return the exception of an iterator that is asked again after it was closed."""
+        if self.finished:
+            return StopIteration()
+        # Not the end: a loop that catches the error and asks again would take its part of the epoch for the whole.
+        return IteratorError(
+            f"an error or an interrupt ended this iterator after {self.step} batches, before its epoch was over; to go "
+            "on there, call loader.load_state_dict(loader.state_dict()) and iter(loader); iter(loader) alone begins "
+            "the next epoch"
+        )
 
     def hold(self, batch: bool, end: bool) -> None:
         """Set whether the last batch, and the epoch's end, were fetched and not handed out yet."""

@@ -94,26 +94,32 @@ class Iteration:
     def __next__(self) -> Any:
         begin, step, output, layout_check = self._counts.wait(), self.epoch.step, self.output, self._layout_check
         parts, slot = self._next_parts()
-        if layout_check.layout is None and not any(parts) and not self._pads_by_value:
-            # This rank has read nothing yet. To pad its batch it needs the layout of a loaded state or of other ranks.
-            layout_check.layout = self._position.layout or self.epoch.steps.layout()
-        made: Any
-        if isinstance(self._make, Regrouper):
-            # The record is bound now, so that later batches do not change this batch's state.
-            state = functools.partial(self._position.state_of, self.epoch, self.epoch.last)
-            made = self._make.batch(step, self.epoch.number, parts, slot, state)
-        else:
-            made = self._make.of(parts, slot)
-        # By identity: comparing layouts would cost time in every batch, and to note an equal one again does no harm.
-        if layout_check.layout is not self._noted:
-            self._note_layout()
-        self._counts.batch(begin, step, parts, layout_check.layout)
-        if output.collate_fn is not None:
-            try:
-                made = output.collate_fn(made)
-            except StopIteration as error:  # raised from `__next__` it would look like the epoch's end
-                raise RuntimeError("collate_fn raised StopIteration") from error
-        return output.finish(made)
+        try:
+            if layout_check.layout is None and not any(parts) and not self._pads_by_value:
+                # This rank has read nothing yet. To pad its batch it needs the layout of a loaded state or other ranks.
+                layout_check.layout = self._position.layout or self.epoch.steps.layout()
+            made: Any
+            if isinstance(self._make, Regrouper):
+                # The record is bound now, so that later batches do not change this batch's state.
+                state = functools.partial(self._position.state_of, self.epoch, self.epoch.last)
+                made = self._make.batch(step, self.epoch.number, parts, slot, state)
+            else:
+                made = self._make.of(parts, slot)
+            # By identity: comparing layouts would cost time in every batch; to note an equal one again does no harm.
+            if layout_check.layout is not self._noted:
+                self._note_layout()
+            self._counts.batch(begin, step, parts, layout_check.layout)
+            if output.collate_fn is not None:
+                try:
+                    made = output.collate_fn(made)
+                except StopIteration as error:  # raised from `__next__` it would look like the epoch's end
+                    raise RuntimeError("collate_fn raised StopIteration") from error
+            return output.finish(made)
+        except BaseException:
+            # The batch is lost with this iteration, so a state must not count it as delivered.
+            self.epoch.take_back()
+            self.close()
+            raise
 
     def _note_layout(self) -> None:
         states = self._position.states
@@ -169,7 +175,7 @@ class Iteration:
     def _next_parts(self) -> tuple[list[Part | None], Slot | None]:
         """Return each reader's part of the next step, None for a reader that has ended, and the step's slot."""
         if self.closed:
-            raise StopIteration
+            raise self.epoch.ending()
         epoch, delivered = self.epoch, False
         parts: list[Part | None]
         slot: Slot | None = None

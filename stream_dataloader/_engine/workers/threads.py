@@ -7,7 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 from stream_dataloader._engine.memory.endings import start_thread
-from stream_dataloader._engine.workers.channel import CLOSE, ENDED, EXIT, FAILED, READY, Port
+from stream_dataloader._engine.reading.reader import PartReader
+from stream_dataloader._engine.workers.channel import CLOSE, ENDED, EXIT, FAILED, READY, Begin, Port
+from stream_dataloader._engine.workers.seeding import seed_opencv
 from stream_dataloader._engine.workers.serve import error_of_init, serve
 from stream_dataloader._engine.workers.shared import Shared
 
@@ -29,5 +31,9 @@ def _work(number: int, init: Callable[[int], Any] | None, shared: Shared, port: 
                 port.send((ENDED,))
         return
     port.send((READY,))
-    enter = functools.partial(shared.enter, number, port.is_closed)
+
+    def enter(begin: Begin) -> PartReader:
+        seed_opencv(begin.seed + number)  # of the generators, only OpenCV's is the thread's own
+        return shared.enter(number, port.is_closed, begin)
+
     serve(port, enter, shared.most_steps, None)
