@@ -598,6 +598,19 @@ def test_a_file_longer_than_its_header_says_is_an_error_that_says_so(name, tmp_p
         items(stream(path))
 
 
+@pytest.mark.parametrize("name", ["a.wav", "a.rf64", "a.w64", "a.caf", "a.au", "a.aiff"])
+def test_short_recordings_joined_byte_by_byte_are_refused(name, tmp_path):
+    """FFmpeg reads the first alone, or takes the second one's header for sound."""
+    samples, path, stream = np.arange(-5000, 5000), tmp_path / name, AudioStream(window=1000)
+    whole = declaring(name, 20_000, samples)
+    path.write_bytes(whole)
+    assert len(items(stream(path))) == 10
+    for count in (2, 3):
+        path.write_bytes(whole * count)
+        with pytest.raises(ValueError, match=f"{name} is two files: another one begins at byte {len(whole)}"):
+            items(stream(path))
+
+
 @pytest.mark.parametrize("gigabytes", [4, 6])
 def test_a_wav_file_whose_sizes_ran_over_is_read_to_its_end(gigabytes, tmp_path):
     """Sizes of 32 bits are those of the file, less 4 GiB. The file is a hole but for its end, and takes no disk."""

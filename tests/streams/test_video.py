@@ -436,14 +436,40 @@ def test_a_file_that_was_cut_is_an_error_after_its_last_frame(tmp_path, kind):
     assert len(numbers(whole)) == 60
 
 
-def test_mp4_files_joined_byte_by_byte_are_refused(folder, tmp_path):
-    """FFmpeg reads the first alone."""
-    whole = Path(clip(folder)).read_bytes()
-    path = tmp_path / "joined.mp4"
+REFUSED = {"mp4": "libx264", "flv": "libx264", "wmv": "wmv2", "apng": "apng"}
+READ_ON = {"ts": "mpeg2video", "mkv": "ffv1", "avi": "mpeg4", "mpg": "mpeg1video", "gif": "gif"}
+
+
+@pytest.mark.parametrize("suffix", REFUSED | READ_ON)
+def test_files_joined_byte_by_byte_are_read_whole_or_refused(suffix, tmp_path):
+    """Of some formats FFmpeg reads the first file alone."""
+    encoder = (REFUSED | READ_ON)[suffix]
+    pixels = {"apng": "rgb24", "gif": "rgb8"}.get(suffix, "yuv420p")
+    whole = Path(odd_clips.encoded(tmp_path / f"whole.{suffix}", encoder, pixels)).read_bytes()
+    assert len(read(tmp_path / f"whole.{suffix}")) == odd_clips.FRAMES
+    path = tmp_path / f"joined.{suffix}"
     path.write_bytes(whole + whole)
-    with pytest.raises(ReadError, match=f"joined.mp4 is two files: another one begins at byte {len(whole)}.*concat"):
+    if suffix in READ_ON:
+        assert len(read(path)) == 2 * odd_clips.FRAMES
+        return
+    with pytest.raises(ReadError, match=rf"{path.name} is two files: another one begins at byte {len(whole)}.*concat"):
         load([str(path)])
-    assert len(numbers(path, on_corrupt="drop")) == 60
+    assert len(read(path, on_corrupt="drop")) == odd_clips.FRAMES
+
+
+@pytest.mark.parametrize("suffix", ["flv", "wmv", "apng", "gif"])
+def test_more_formats_that_were_cut_are_an_error_and_other_data_behind_them_is_none(suffix, tmp_path):
+    encoder = (REFUSED | READ_ON)[suffix]
+    pixels = {"apng": "rgb24", "gif": "rgb8"}.get(suffix, "yuv420p")
+    path = Path(odd_clips.encoded(tmp_path / f"clip.{suffix}", encoder, pixels))
+    whole = path.read_bytes()
+    path.write_bytes(whole + bytes(900))
+    assert len(read(path)) == odd_clips.FRAMES
+    for end in (len(whole) * 2 // 3, len(whole) - 30):
+        path.write_bytes(whole[:end])
+        with pytest.raises(ReadError, match=r"is cut off|cannot be decoded|is damaged"):
+            load([str(path)], time_steps=1)
+        assert 1 < len(read(path, on_corrupt="drop")) <= odd_clips.FRAMES
 
 
 def test_a_file_cut_within_its_index_is_told_to_be_cut(tmp_path):

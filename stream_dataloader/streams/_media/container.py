@@ -16,7 +16,7 @@ import av.error
 from av.sidedata.sidedata import SideDataContainer
 
 from stream_dataloader._engine.descriptors import above_standard
-from stream_dataloader.streams._media.extent import missing, runs_over, second_movie, surplus
+from stream_dataloader.streams._media.extent import missing, runs_over, second_file, surplus
 from stream_dataloader.streams._media.limits import DEFAULT, Limits
 from stream_dataloader.streams._media.section import check_file
 
@@ -161,8 +161,8 @@ def ticks_a_frame(stream: Any) -> Fraction:
 
 def check_not_cut(path: str) -> None:
     """Raise if a file is not as long as its own headers say, or if another file was appended."""
-    if (begin := second_movie(path)) is not None:
-        remedy = "join them by ffmpeg -f concat -i LIST -c copy JOINED.mp4"
+    if (begin := second_file(path)) is not None:
+        remedy = f"join them by ffmpeg -f concat -i LIST -c copy JOINED{os.path.splitext(path)[1]}"
         raise ValueError(f"{path} is two files: another one begins at byte {begin}, and is not read; {remedy}")
     if (what := surplus(path)) is not None:
         remedy = "have its sizes written again: ffmpeg -ignore_length 1 -i FILE -c copy -rf64 auto NEW.wav"

@@ -1,11 +1,11 @@
-"""End of a media file according to the sizes in its headers, to detect files that were cut off.
+"""End of a media file according to its headers, to detect files that were cut off, and files joined by `cat`.
 
-FFmpeg reads most cut files as if they simply ended. A cut is detected::
+FFmpeg reads most cut files as if they simply ended, and of many formats only the first of joined files. Known are::
 
-    by a size of the whole       AVI, WAV, RF64, W64, AIFF, AU, Matroska, WebM
-    by its chunks                CAF
-    by the box it ends in        MP4 and its fragments: unless it is cut just between two
-    by the packet it ends in     MPEG-TS: the same
+    a size of the whole          AVI, WAV, RF64, W64, AIFF, AU, Matroska, WebM, ASF
+    the last chunk               CAF, PNG and APNG; GIF's trailer
+    the box or tag at the end    MP4 and its fragments, FLV: unless it is cut just between two
+    the packet at the end        MPEG-TS: the same
 """
 
 from __future__ import annotations
@@ -14,10 +14,14 @@ import os
 from collections.abc import Iterator
 from typing import BinaryIO
 
-__all__ = ["missing", "riff_end", "runs_over", "sample_bytes", "second_movie", "surplus"]
+__all__ = ["missing", "riff_end", "runs_over", "sample_bytes", "second_file", "surplus"]
 
 _SEGMENT, _EBML = 0x18538067, 0x1A45DFA3  # Matroska, RFC 9559
 _OPEN_RIFF_BYTES = 0x7FFF0000  # programs that write to a pipe put this size, or a larger one
+_ASF = bytes.fromhex("3026b2758e66cf11a6d900aa0062ce6c")
+_ASF_FILE = bytes.fromhex("a1dcab8c47a9cf118ee400c00c205365")  # its File Properties Object
+_FLV_TAGS = (8, 9, 18)
+_PNG = b"\x89PNG\r\n\x1a\n"
 _W64 = b"riff.\x91\xcf\x11\xa5\xd6(\xdb\x04\xc1\x00\x00"
 _WRAPS_BYTES = 1 << 32
 _TAGS_BYTES = 1 << 16  # size of tags that programs append without declaring them
@@ -33,11 +37,11 @@ def missing(path: str) -> str | None:
     size = os.path.getsize(path)
     with open(path, "rb") as file:
         head = file.read(4096)
-        end = riff_end(head) or _sound_end(head) or _matroska_end(head)
+        end = _own_end(file, head, size)
         if end is not None and end > size + 1:  # a byte of padding may be left out
             return f"it has {size} bytes, and its header declares {end}"
-        if head[:4] == b"caff" and (end := _caf_end(file, size)) > size:
-            return f"it has {size} bytes, and its data chunk lasts to byte {end}"
+        if head[:4] == b"GIF8" and not _ends_with_trailer(file, size):
+            return f"its {size} bytes end before the trailer of a GIF"
         if head[4:8] in _MP4_BOXES:
             return _missing_of_mp4(file, size)
         if _is_cut_transport(file, head, size):
@@ -66,9 +70,7 @@ def surplus(path: str) -> str | None:
     size = os.path.getsize(path)
     with open(path, "rb") as file:
         head = file.read(64)
-        end = _caf_end(file, size) if head[:4] == b"caff" else riff_end(head) or _sound_end(head)
-    if head[8:12] == b"AVI ":
-        return None
+        end = None if head[8:12] == b"AVI " else _sound_end(file, head, size)
     if end is None or size <= end + _TAGS_BYTES:
         return None
     return f"it has {size} bytes, and its header declares {end}"
@@ -99,15 +101,45 @@ def sample_bytes(path: str) -> int | None:
     return None
 
 
-def _sound_end(head: bytes) -> int | None:
-    """Return the end of an AIFF or AU file, or None if its header does not say."""
+def second_file(path: str) -> int | None:
+    """Return the place where another file was appended that FFmpeg does not read, or None."""
+    size = os.path.getsize(path)
+    with open(path, "rb") as file:
+        head = file.read(4096)
+        if head[4:8] in _MP4_BOXES:
+            return _second_movie(file, size)
+        if head[8:12] == b"AVI " or _matroska_end(head) is not None:  # FFmpeg reads on
+            return None
+        if (end := _own_end(file, head, size)) is None or end >= size:
+            return None
+        file.seek(end)
+        behind = file.read(5)
+    padding = next((i for i in range(2) if behind[i : i + 4] == head[:4]), None)
+    return None if padding is None else end + padding
+
+
+def _own_end(file: BinaryIO, head: bytes, size: int) -> int | None:
+    """Return the end of a file, without what was appended to it; None if it is not known."""
+    if head[:16] == _ASF:
+        return _asf_end(head)
+    if head[:3] == b"FLV":
+        return _flv_end(file, int.from_bytes(head[5:9], "big"), size)
+    if head[:8] == _PNG:
+        return _png_end(file, size)
+    return _sound_end(file, head, size) or _matroska_end(head)
+
+
+def _sound_end(file: BinaryIO, head: bytes, size: int) -> int | None:
+    """Return the end of a CAF, AIFF, AU or RIFF file, or None if its header does not say."""
+    if head[:4] == b"caff":
+        return _caf_end(file, size)
     if head[:4] == b"FORM" and head[8:12] in (b"AIFF", b"AIFC"):
-        size = int.from_bytes(head[4:8], "big")
-        return size + 8 if 0 < size < _OPEN_RIFF_BYTES else None
+        length = int.from_bytes(head[4:8], "big")
+        return length + 8 if 0 < length < _OPEN_RIFF_BYTES else None
     if head[:4] == b".snd":
-        begin, size = int.from_bytes(head[4:8], "big"), int.from_bytes(head[8:12], "big")
-        return begin + size if 0 < size < _OPEN_RIFF_BYTES else None
-    return None
+        begin, length = int.from_bytes(head[4:8], "big"), int.from_bytes(head[8:12], "big")
+        return begin + length if 0 < length < _OPEN_RIFF_BYTES else None
+    return riff_end(head)
 
 
 def riff_end(head: bytes) -> int | None:
@@ -126,13 +158,52 @@ def _caf_end(file: BinaryIO, size: int) -> int:
     for _ in range(_MOST_BOXES):
         file.seek(position)
         chunk = file.read(12)
-        if len(chunk) < 12 or not (position == 8 or chunk[:4].isalnum()):  # appended data, not a chunk
+        if len(chunk) < 12 or chunk[:4] == b"caff" or not (position == 8 or chunk[:4].isalnum()):  # appended data
             return position
         length = int.from_bytes(chunk[4:], "big", signed=True)
         if length < 0:  # the data last to the end
             return size
         position += 12 + length
+        if position > size:
+            break
     return position
+
+
+def _asf_end(head: bytes) -> int | None:
+    """Return the end of an ASF file (WMV, WMA), or None if it was written as a live stream."""
+    begin = head.find(_ASF_FILE)
+    if begin < 0 or len(head) < begin + 92 or head[begin + 88] & 1:
+        return None
+    return int.from_bytes(head[begin + 40 : begin + 48], "little") or None
+
+
+def _flv_end(file: BinaryIO, position: int, size: int) -> int | None:
+    """Return the end of the tags of an FLV file (Adobe Flash Video File Format, 10.1), from the first one on."""
+    position += 4  # the size of the tag before is behind each tag, and in front of the first one
+    for _ in range(_MOST_BOXES):
+        file.seek(position)
+        tag = file.read(4)
+        if len(tag) < 4 or tag[0] & 31 not in _FLV_TAGS:
+            return position - 4 if position > size else position  # some programs leave out the last size
+        position += 15 + int.from_bytes(tag[1:], "big")
+    return None
+
+
+def _png_end(file: BinaryIO, size: int) -> int | None:
+    """Return the end of the chunks of a PNG or APNG file; one that is cut off has no IEND."""
+    position = len(_PNG)
+    for _ in range(_MOST_BOXES):
+        file.seek(position)
+        chunk = file.read(8)
+        position += 12 + int.from_bytes(chunk[:4], "big")
+        if position > size or chunk[4:] == b"IEND":
+            return position
+    return None
+
+
+def _ends_with_trailer(file: BinaryIO, size: int) -> bool:
+    file.seek(max(0, size - _TAGS_BYTES))
+    return file.read().rstrip(b"\0").endswith(b";")
 
 
 def _matroska_end(head: bytes) -> int | None:
@@ -168,18 +239,17 @@ def _boxes(file: BinaryIO, size: int) -> Iterator[tuple[int, bytes, int]]:
         position += length
 
 
-def second_movie(path: str) -> int | None:
-    """Return the place where a second file was appended to an MP4 file, or None. FFmpeg reads only the first."""
+def _second_movie(file: BinaryIO, size: int) -> int | None:
+    """Return the place where a second file was appended to an MP4 file, or None."""
     begin, movies = 0, 0
-    with open(path, "rb") as file:
-        for position, box, length in _boxes(file, os.path.getsize(path)):
-            kind = box[4:8]
-            if length < 8 or kind not in _MP4_BOXES or kind == b"moof":
-                return None
-            begin = position if kind == b"ftyp" else begin
-            movies += kind == b"moov"
-            if movies > 1:
-                return begin
+    for position, box, length in _boxes(file, size):
+        kind = box[4:8]
+        if length < 8 or kind not in _MP4_BOXES or kind == b"moof":
+            return None
+        begin = position if kind == b"ftyp" else begin
+        movies += kind == b"moov"
+        if movies > 1:
+            return begin
     return None
 
 
