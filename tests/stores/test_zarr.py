@@ -1,5 +1,6 @@
 """Zarr replay buffers."""
 
+import gzip
 import json
 import os
 import pathlib
@@ -18,6 +19,7 @@ from stream_dataloader import stores
 from stream_dataloader._engine.items.structure import flatten, unflatten
 from stream_dataloader.errors import StoreError
 from stream_dataloader.stores import ZarrStore
+from stream_dataloader.streams import Limits
 from stream_dataloader.testing._items import assert_same, items_of
 
 zarr, numcodecs = pytest.importorskip("zarr"), pytest.importorskip("numcodecs")
@@ -320,7 +322,7 @@ DAMAGED_BLOSC = {
     "half": (cut_to(37), "is cut off"),
     "last byte": (cut_to(-1), "is cut off"),
     "packed size": (claimed(12, 100_000), "is cut off: it has .* bytes of 100,000"),
-    "unpacked size": (claimed(4, 1 << 30), "claims 1,073,741,824 bytes, and the array's have at most"),
+    "unpacked size": (claimed(4, 1 << 30), "unpacks to 1,073,741,824 bytes, and the array's have at most"),
 }
 
 
@@ -338,3 +340,65 @@ def test_a_chunk_whose_header_tells_blosc_something_else_is_an_error(tmp_path, d
     path = zipped(tmp_path / "a.zarr", tmp_path / "a.zarr.zip") if archive else tmp_path / "a.zarr"
     with pytest.raises(StoreError, match=rf"{path}, array data/obs/pose, rows 0 to 10 cannot be read.*{message}"):
         list(ZarrStore(path)(0))
+
+
+PACKED_ZEROS = {
+    "gzip": (2, numcodecs.GZip()),
+    "zlib": (2, numcodecs.Zlib()),
+    "zstd": (2, numcodecs.Zstd()),
+    "lz4": (2, numcodecs.LZ4()),
+    "blosc": (2, BLOSC),
+    "gzip, version 3": (3, zarr.codecs.GzipCodec()),
+    "zstd, version 3": (3, zarr.codecs.ZstdCodec()),
+}
+
+
+@pytest.mark.parametrize("name", PACKED_ZEROS)
+def test_a_chunk_that_unpacks_to_more_than_the_array_holds_is_an_error(tmp_path, name):
+    """Three chunks: right, of many zeros, and cut off; each is an error of its own rows."""
+    version, codec = PACKED_ZEROS[name]
+    path = write_buffer(tmp_path / "a.zarr", STREAMS, version=version, compressors=codec)
+    pose = tmp_path / "a.zarr" / "data" / "obs" / "pose"
+    chunks = [pose / (f"{number}.0" if version == 2 else f"c/{number}/0") for number in range(3)]
+    plain = codec if version == 2 else {"gzip": numcodecs.GZip(), "zstd": numcodecs.Zstd()}[name[:4]]
+    chunks[1].write_bytes(plain.encode(np.zeros(1 << 20, np.uint8)))
+    chunks[2].write_bytes(chunks[2].read_bytes()[:-5])
+    store = ZarrStore(path, columns="obs/pose")
+    assert_same(items_of(store((0, 0, 10))), [item["obs"]["pose"] for item in STREAMS[0][:10]], 0, "read")
+    largest = f"{8 * 10 * 3 * STREAMS[0][0]['obs']['pose'].itemsize:,}"
+    with pytest.raises(StoreError, match=rf"pose, rows 10 to 20 .*unpacks to .*the array's have at most {largest}"):
+        list(store((0, 10, 20)))
+    with pytest.raises(StoreError, match="pose, rows 20 to 30 cannot be read"):
+        list(store((0, 20, 23)))
+
+
+def test_members_of_gzip_end_to_end_are_one_chunk(tmp_path):
+    path = write_buffer(tmp_path / "a.zarr", STREAMS, compressors=numcodecs.GZip())
+    chunk = tmp_path / "a.zarr" / "data" / "obs" / "pose" / "0.0"
+    content = gzip.decompress(chunk.read_bytes())
+    chunk.write_bytes(gzip.compress(content[:50]) + gzip.compress(b"") + gzip.compress(content[50:]))
+    assert_same(items_of(ZarrStore(path)(0)), STREAMS[0], 0, "read")
+
+
+def test_members_of_an_archive_that_unpack_to_too_much_are_an_error_before_they_are_read(tmp_path):
+    write_buffer(tmp_path / "folder", SHORT)
+    path = zipped(tmp_path / "folder", tmp_path / "a.zarr.zip")
+    largest = max(file.stat().st_size for file in (tmp_path / "folder").rglob("*") if file.is_file())
+    assert len(ZarrStore(path, limits=Limits(unpacked_bytes=largest))) == 3
+    with pytest.raises(StoreError, match=rf"{path}, \S+ unpacks to [\d,]+ bytes.*raise Limits\(unpacked_bytes=\)"):
+        ZarrStore(path, limits=Limits(unpacked_bytes=largest - 1))
+
+
+@pytest.mark.parametrize("archive", [False, True])
+def test_chunks_that_are_claimed_and_not_there_take_no_hours(tmp_path, archive):
+    path = write_buffer(tmp_path / "a.zarr", SHORT)
+    root = zarr.open_group(path, mode="a")
+    root.create_array("meta/many", shape=(10**7,), chunks=(1,), dtype=np.int64)
+    root.create_array("wide/x", shape=(12, 10**7), chunks=(1, 1), dtype=np.int8)
+    if archive:
+        path = zipped(path, tmp_path / "a.zarr.zip")
+    with pytest.raises(StoreError, match=rf"{path}, array meta/many claims 10,000,000 chunks, and has at most"):
+        ZarrStore(path, ends="meta/many")
+    with pytest.raises(StoreError, match=rf"{path}, array wide/x has 10,000,000 chunks a step.*columns="):
+        ZarrStore(path, data="wide")
+    assert len(ZarrStore(path)) == 3

@@ -22,6 +22,12 @@ from stream_dataloader.streams.cache.gate import Files, Gate
 
 __all__ = ["ArrayRows", "ZarrArray"]
 
+#: Largest number of chunks in one time step: each takes a tenth of a millisecond, even if it does not exist.
+_MOST_CHUNKS = 1 << 16
+
+#: Size of a member's entry in the directory of a ZIP archive, without its name.
+_LEAST_MEMBER_BYTES = 46
+
 
 class ZarrArray:
     """Array of a store, and its unpacked rows of chunks that streams hold."""
@@ -40,6 +46,11 @@ class ZarrArray:
         self.dtype: np.dtype[Any] = array.dtype.newbyteorder("=")
         check_row(name, self.row_shape, self.dtype)
         limits.check_chunk(math.prod(array.chunks) * array.dtype.itemsize, name)
+        chunks = math.prod(-(-side // chunk) for side, chunk in zip(array.shape[1:], array.chunks[1:], strict=True))
+        if chunks > _MOST_CHUNKS:
+            raise StoreError(
+                f"{name} has {chunks:,} chunks a step, and may have {_MOST_CHUNKS:,}; leave it out, by columns="
+            )
         self._array = with_checks(array)
         self._unchecked = Gate(path, files) if os.path.isdir(path) else None  # until the first read
         self.chunk_rows = max(1, min(array.chunks[0], array.shape[0]))
@@ -47,6 +58,19 @@ class ZarrArray:
 
     def __len__(self) -> int:
         return int(self._array.shape[0])
+
+    def check_chunks(self) -> None:
+        """Raise if the array claims many chunks that cannot be there, before all of it is read."""
+        claimed = -(-len(self) // self._array.chunks[0])
+        if claimed <= _MOST_CHUNKS:
+            return
+        there = self.known.size // _LEAST_MEMBER_BYTES
+        if os.path.isdir(self.known.path):
+            there = sum(len(names) for _, _, names in os.walk(self.known.path))
+        if claimed > there:
+            raise StoreError(
+                f"{self._name} claims {claimed:,} chunks, and has at most {there:,}: it is damaged; write it again"
+            )
 
     def chunk(self, number: int) -> Any:
         found = self._chunks.get(number)

@@ -1,32 +1,39 @@
-"""Check of chunks that Blosc packed, before it unpacks them.
+"""Checks of packed chunks, before a codec unpacks them.
 
-Guarantee: Blosc reads no memory behind a chunk, which it would deliver as data, and allocates no more than the array's
-chunks hold: it trusts the header of a chunk for both. This holds in files, in shards and in archives alike.
+Guarantee: Blosc reads no memory behind a chunk, which it would deliver as data, because it trusts the chunk's header.
+Blosc, LZ4, gzip, zlib, and Zstandard whose frames tell their size, allocate no more than the array's chunks hold.
+This holds in files, in shards and in archives alike.
 """
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import math
+import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import numcodecs.abc
 import zarr
+from numcodecs.compat import ndarray_copy
 from zarr.abc.codec import BytesBytesCodec
 
 __all__ = ["with_checks"]
 
-_NAMES = ("blosc", "numcodecs.blosc")
-_HEADER_BYTES = 16
+#: Codecs whose chunks begin with their size, and those of the package zlib with its `wbits`.
+_TELLING, _DEFLATED = ("blosc", "lz4", "zstd"), {"gzip": 31, "zlib": 15}
+
+#: Bytes of a chunk that `_check` looks at: a header of Blosc, or the longest of a frame of Zstandard.
+_HEADER_BYTES = 18
 
 #: A filter may make values wider before they are packed: bytes become float64.
 _WIDEST = 8
 
 
 def with_checks(array: Any) -> Any:
-    """Return an array of the package `zarr` that checks each chunk which Blosc is to unpack."""
+    """Return an array of the package `zarr` that checks each chunk before it is unpacked."""
     metadata = array.metadata
     largest = _WIDEST * math.prod(array.chunks) * array.dtype.itemsize
     if metadata.zarr_format == 2:
@@ -37,43 +44,77 @@ def with_checks(array: Any) -> Any:
     return zarr.Array(zarr.AsyncArray(metadata=checked, store_path=array.store_path))
 
 
-def _check(packed: int, header: bytes, largest: int) -> None:
-    """Compare a chunk with the sizes in its header (`blosc.h`: bytes 4 to 7 unpacked, 12 to 15 packed)."""
-    unpacked, size = (int.from_bytes(header[first : first + 4], "little") for first in (4, 12))
-    if packed < max(size, _HEADER_BYTES):
-        raise ValueError(f"a chunk of Blosc is cut off: it has {packed:,} bytes of {size:,}")
+def _check(kind: str, packed: int, header: bytes, largest: int) -> None:
+    """Compare a chunk with the sizes in its header."""
+
+    def number(first: int, size: int = 4) -> int:
+        return int.from_bytes(header[first : first + size], "little")
+
+    if kind == "blosc":  # see `blosc.h`
+        if packed < max(number(12), 16):
+            raise ValueError(f"a chunk of blosc is cut off: it has {packed:,} bytes of {number(12):,}")
+        unpacked = number(4)
+    elif kind == "lz4":  # the size that numcodecs writes
+        unpacked = number(0)
+    else:  # RFC 8878, 3.1.1.1
+        described = number(4, 1)
+        is_single = bool(described & 32)
+        size = (int(is_single), 2, 4, 8)[described >> 6]
+        unpacked = number(5 + (not is_single) + (0, 1, 2, 4)[described & 3], size) + 256 * (size == 2)
     if unpacked > largest:
-        raise ValueError(f"a chunk of Blosc claims {unpacked:,} bytes, and the array's have at most {largest:,}")
+        raise _too_large(kind, f"{unpacked:,}", largest)
 
 
-class _CheckedBlosc(numcodecs.abc.Codec):  # type: ignore[misc]
-    """Blosc of format 2, which checks a chunk first."""
+def _too_large(kind: str, size: str, largest: int) -> ValueError:
+    return ValueError(f"a chunk of {kind} unpacks to {size} bytes, and the array's have at most {largest:,}")
 
-    codec_id = "blosc"
 
-    def __init__(self, blosc: Any, largest: int) -> None:
-        self._blosc, self._largest = blosc, largest
+def _inflated(kind: str, packed: Any, largest: int) -> bytes:
+    """Unpack one stream of zlib, or the members of gzip, to at most `largest` bytes."""
+    found = b""
+    while packed:
+        inflating = zlib.decompressobj(_DEFLATED[kind])
+        found += inflating.decompress(packed, largest + 1 - len(found))
+        if len(found) > largest:
+            raise _too_large(kind, f"more than {largest:,}", largest)
+        if not inflating.eof:
+            raise ValueError(f"a chunk of {kind} is cut off")
+        packed = inflating.unused_data if kind == "gzip" else b""
+    return found
+
+
+class _Checked(numcodecs.abc.Codec):  # type: ignore[misc]
+    """Codec of format 2 that checks a chunk first."""
+
+    codec_id = ""
+
+    def __init__(self, codec: Any, largest: int) -> None:
+        self.codec_id, self._codec, self._largest = codec.codec_id, codec, largest
 
     def encode(self, buf: Any) -> Any:
-        return self._blosc.encode(buf)
+        return self._codec.encode(buf)
 
     def decode(self, buf: Any, out: Any = None) -> Any:
-        view = memoryview(buf).cast("B")
-        _check(len(view), bytes(view[:_HEADER_BYTES]), self._largest)
-        return self._blosc.decode(buf, out)
+        packed = memoryview(buf).cast("B")
+        if self.codec_id in _DEFLATED:
+            return ndarray_copy(_inflated(self.codec_id, packed, self._largest), out)
+        _check(self.codec_id, len(packed), bytes(packed[:_HEADER_BYTES]), self._largest)
+        return self._codec.decode(buf, out)
 
     def get_config(self) -> Any:
-        return self._blosc.get_config()
+        return self._codec.get_config()
 
 
 def _checked(codec: Any, largest: int) -> Any:
-    return _CheckedBlosc(codec, largest) if getattr(codec, "codec_id", None) in _NAMES else codec
+    known = getattr(codec, "codec_id", None) in (*_TELLING, *_DEFLATED)
+    return _Checked(codec, largest) if known else codec
 
 
 @dataclass(frozen=True)
-class _BloscCheck(BytesBytesCodec):
-    """Codec of format 3 that is put behind Blosc: it is asked first when a chunk is unpacked, and changes nothing."""
+class _Check(BytesBytesCodec):
+    """Codec of format 3 that is put behind another one: it is asked first when a chunk is unpacked, and checks it."""
 
+    kind: str
     largest: int
     is_fixed_size = True
 
@@ -81,7 +122,7 @@ class _BloscCheck(BytesBytesCodec):
         chunks = [chunk for chunk, _ in chunks_and_specs]
         for chunk in chunks:
             if chunk is not None:
-                _check(len(chunk), chunk[:_HEADER_BYTES].to_bytes(), self.largest)
+                _check(self.kind, len(chunk), chunk[:_HEADER_BYTES].to_bytes(), self.largest)
         return chunks
 
     def compute_encoded_size(self, input_byte_length: int, chunk_spec: Any) -> int:
@@ -89,15 +130,30 @@ class _BloscCheck(BytesBytesCodec):
         return input_byte_length
 
 
+@dataclass(frozen=True)
+class _Inflate(BytesBytesCodec):
+    """Codec of format 3 in place of gzip or zlib."""
+
+    kind: str
+    largest: int
+    is_fixed_size = False
+
+    async def _decode_single(self, chunk_data: Any, chunk_spec: Any) -> Any:
+        found = await asyncio.to_thread(_inflated, self.kind, chunk_data.to_bytes(), self.largest)
+        return chunk_spec.prototype.buffer.from_bytes(found)
+
+    def compute_encoded_size(self, input_byte_length: int, chunk_spec: Any) -> int:
+        raise NotImplementedError
+
+
 def _codecs_with_checks(codecs: Iterable[Any], largest: int) -> tuple[Any, ...]:
     found: list[Any] = []
     for codec in codecs:
-        is_shard = hasattr(codec, "index_codecs")  # its chunks have codecs of their own
-        found.append(_shard_with_checks(codec, largest) if is_shard else codec)
-        if codec.to_dict().get("name") in _NAMES:
-            found.append(_BloscCheck(largest))
+        kind = str(codec.to_dict().get("name")).removeprefix("numcodecs.")
+        if hasattr(codec, "index_codecs"):  # a shard, whose chunks have codecs of their own
+            found.append(dataclasses.replace(codec, codecs=_codecs_with_checks(codec.codecs, largest)))
+        elif kind in _DEFLATED:
+            found.append(_Inflate(kind, largest))
+        else:
+            found += [codec, _Check(kind, largest)] if kind in _TELLING else [codec]
     return tuple(found)
-
-
-def _shard_with_checks(shard: Any, largest: int) -> Any:
-    return dataclasses.replace(shard, codecs=_codecs_with_checks(shard.codecs, largest))

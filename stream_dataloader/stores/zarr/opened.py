@@ -43,7 +43,10 @@ class OpenedZarr:
         self._path = path
         self._arrays: dict[str, ZarrArray] = {}
         self._places: list[str] | None = None
-        store = folders(path, read_only=True) if os.path.isdir(path) else archives(path, mode="r")
+        is_folder = os.path.isdir(path)
+        if not is_folder:
+            self._places = sorted(_arrays_of(path, self._limits))
+        store = folders(path, read_only=True) if is_folder else archives(path, mode="r")
         try:
             with damage_named(path):
                 # Consolidated metadata is a copy. It is outdated if data were appended without renewing it.
@@ -68,11 +71,7 @@ class OpenedZarr:
     def places(self) -> list[str]:
         """Names of the arrays, from the names of files. No array is opened, because it may need a missing package."""
         if self._places is None:
-            if os.path.isdir(self._path):
-                self._places = sorted(_arrays_below(self._path))
-            else:
-                with zipfile.ZipFile(self._path) as archive:
-                    self._places = sorted(_arrays_of(archive))
+            self._places = sorted(_arrays_below(self._path))
         return self._places
 
     def listed(self) -> str:
@@ -93,11 +92,15 @@ def _arrays_below(folder: str, place: str = "") -> Iterator[str]:
             yield from _arrays_below(entry.path, f"{place}/{entry.name}".strip("/"))
 
 
-def _arrays_of(archive: zipfile.ZipFile) -> Iterator[str]:
-    for name in archive.namelist():
-        place, _, file = name.rpartition("/")
-        if file in (_ARRAY, _NODE) and not is_hidden(place) and _is_array(archive.read(name)):
-            yield place
+def _arrays_of(path: str, limits: Limits) -> Iterator[str]:
+    """Yield the arrays of an archive, after checking what its members claim to unpack to."""
+    with damage_named(path), zipfile.ZipFile(path) as archive:
+        for member in archive.infolist():
+            limits.check_unpacked(member.compress_size, member.file_size, f"{path}, {member.filename}")
+        for name in archive.namelist():
+            place, _, file = name.rpartition("/")
+            if file in (_ARRAY, _NODE) and not is_hidden(place) and _is_array(archive.read(name)):
+                yield place
 
 
 def _content_of(path: str) -> bytes:

@@ -102,6 +102,7 @@ class ZarrStore(Store):
         if array.row_shape or array.dtype.kind not in "iu" or len(array) > _MOST_STREAMS:
             found = f"{array.dtype} {(len(array), *array.row_shape)}"
             raise StoreError(f"{name} is {found}; it should be a list of ints, one a stream")
+        array.check_chunks()
         stops = np.asarray(array.unpack(0, len(array)), np.int64)
         if len(stops) and (stops[0] < 0 or (stops[1:] < stops[:-1]).any()):
             raise StoreError(f"{name} is damaged: {shorten(stops.tolist(), 200)} is not in ascending order")
