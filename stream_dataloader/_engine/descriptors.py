@@ -16,6 +16,7 @@ process that was started within `standard_for_children`, 0, 1 and 2 are open bef
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from collections.abc import Iterator
@@ -28,6 +29,26 @@ _FLAGS = getattr(os, "O_PATH", os.O_RDONLY) | _CLOSED_BY_EXEC
 _turn = threading.RLock()  # reentrant, as a signal handler may create a descriptor while the lock is held
 _users = 0
 _placeholders: list[int] = []
+
+#: What to do if the system refuses something, by the error's number.
+_REMEDIES = {
+    errno.EMFILE: "raise the limit of open files (ulimit -n), or use fewer workers",
+    errno.ENFILE: "raise the system's limit of open files, or use fewer workers",
+    errno.EFBIG: "raise the limit of a file's size (ulimit -f), which also holds for memory that processes share",
+    errno.ENOMEM: "raise the limit of memory (ulimit -v, or that of the container or job), or read smaller batches",
+    errno.EAGAIN: "raise the limit of processes (ulimit -u, or that of the container), or use fewer workers",
+}
+
+
+@contextmanager
+def limits_named(what: str) -> Iterator[None]:
+    """Return a context in which an OSError of a limit says what was asked of the system, and how to raise the limit."""
+    try:
+        yield
+    except OSError as error:
+        if (remedy := _REMEDIES.get(error.errno or 0)) is None or isinstance(error.__cause__, OSError):
+            raise
+        raise OSError(error.errno, f"{error.strerror}: the system refuses {what}; {remedy}") from error
 
 
 @contextmanager

@@ -28,7 +28,7 @@ from multiprocessing.context import get_spawning_popen
 from types import ModuleType
 from typing import Any
 
-from stream_dataloader._engine.descriptors import above_standard
+from stream_dataloader._engine.descriptors import above_standard, limits_named
 from stream_dataloader._engine.memory.endings import WeakItems, interrupts_held, when_gone
 
 fcntl: ModuleType | None
@@ -150,10 +150,11 @@ class _Arena(SharedFile):
     """A file of fixed size, new or attached, from which blocks are handed out."""
 
     def __init__(self, size: int | None, fd: int | None = None) -> None:
-        super().__init__(fd)
-        if size is not None:
-            os.ftruncate(self._fd, size)
-        self.map_ = self.map()
+        with limits_named(f"{size or 0:,} bytes of memory that processes share"):
+            super().__init__(fd)
+            if size is not None:
+                os.ftruncate(self._fd, size)
+            self.map_ = self.map()
         self.owner = os.getpid()  # a forked process has arenas of its own
         self._used = 0
 

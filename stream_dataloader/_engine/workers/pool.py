@@ -23,7 +23,7 @@ import torch
 from stream_dataloader._engine.advice import available_cores
 from stream_dataloader._engine.assembly.slot_pool import SlotLeases, SlotPool
 from stream_dataloader._engine.assembly.slots import Slot
-from stream_dataloader._engine.descriptors import standard_for_children
+from stream_dataloader._engine.descriptors import limits_named, standard_for_children
 from stream_dataloader._engine.memory.endings import Ending, interrupts_held
 from stream_dataloader._engine.memory.pickling import ByValue
 from stream_dataloader._engine.notices import warn
@@ -151,7 +151,8 @@ class Pool:
             with standard_for_children():
                 torch_quirks.preload_forkserver()
         # The first time, multiprocessing also starts processes of its own here, which must get the same treatment.
-        with standard_for_children(), interrupts_held(self.method_of_start), torch_quirks.on_cpu():
+        limited = limits_named(f"to start {settings.num_workers} worker processes")
+        with limited, standard_for_children(), interrupts_held(self.method_of_start), torch_quirks.on_cpu():
             workers = self._new_workers()
             try:
                 for number in range(settings.num_workers):
