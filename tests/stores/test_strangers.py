@@ -7,6 +7,7 @@ import os
 import pickle
 import resource
 import struct
+import tracemalloc
 import wave
 import zipfile
 import zlib
@@ -74,6 +75,24 @@ def npz_of_zeros(size):
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("x.npy", npy(np.zeros(size, np.uint8)))
     return file.getvalue()
+
+
+def test_an_archive_in_a_sample_unpacks_to_no_more_than_it_claims(tmp_path):
+    """Python's zipfile unpacks all at once, and cuts it to the size that is claimed afterwards."""
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("x.npy", npy(np.zeros(10, np.uint8)) + bytes(32 << 20))
+    content = bytearray(file.getvalue())
+    entry = content.index(b"PK\1\2")
+    content[entry + 24 : entry + 28] = struct.pack("<I", 138)
+    store = in_tar(tmp_path, "npz", bytes(content))
+    tracemalloc.start()
+    try:
+        with pytest.raises(StoreError, match=r"a.tar: v/0.npz cannot be decoded"):
+            first_of(store)
+        assert tracemalloc.get_traced_memory()[1] < 4 << 20
+    finally:
+        tracemalloc.stop()
 
 
 def black(suffix, *size, **options):

@@ -48,8 +48,8 @@ def write_buffer(path, streams, rows=10, version=2, **options):
     return str(path)
 
 
-def zipped(folder, path):
-    with zipfile.ZipFile(path, "w") as archive:
+def zipped(folder, path, packed=zipfile.ZIP_STORED):
+    with zipfile.ZipFile(path, "w", packed) as archive:
         for root, _, names in os.walk(folder):
             for name in names:
                 archive.write(os.path.join(root, name), os.path.relpath(os.path.join(root, name), folder))
@@ -402,3 +402,18 @@ def test_chunks_that_are_claimed_and_not_there_take_no_hours(tmp_path, archive):
     with pytest.raises(StoreError, match=rf"{path}, array wide/x has 10,000,000 chunks a step.*columns="):
         ZarrStore(path, data="wide")
     assert len(ZarrStore(path)) == 3
+
+
+def test_a_member_of_an_archive_that_claims_too_little_is_an_error_before_it_is_read(tmp_path):
+    """Its compressed bytes would all be unpacked, although its size says otherwise."""
+    write_buffer(tmp_path / "folder", SHORT)
+    path = zipped(tmp_path / "folder", tmp_path / "a.zarr.zip", zipfile.ZIP_DEFLATED)
+    assert len(ZarrStore(path)) == 3
+    (tmp_path / "folder" / "data" / "obs" / "pose" / "0.0").write_bytes(bytes(5_000_000))
+    path = zipped(tmp_path / "folder", tmp_path / "b.zarr.zip", zipfile.ZIP_DEFLATED)
+    content = bytearray(pathlib.Path(path).read_bytes())
+    entry = content.rindex(b"data/obs/pose/0.0") - 46  # in the directory of the archive
+    content[entry + 24 : entry + 28] = struct.pack("<I", 120)
+    pathlib.Path(path).write_bytes(content)
+    with pytest.raises(StoreError, match=r"pose/0.0 has 4,\d+ packed bytes, and claims 120 unpacked"):
+        ZarrStore(path)

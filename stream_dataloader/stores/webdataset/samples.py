@@ -217,10 +217,10 @@ class Decoder:
                 return _array(data, name)
             if kind == "npz":
                 with zipfile.ZipFile(io.BytesIO(data)) as found:
-                    sizes = [one.file_size for one in found.infolist()]
-                    self._limits.check_unpacked(len(data), sum(sizes), name)
-                    names = [one for one in found.namelist() if not is_hidden(one)]
-                    return {one.removesuffix(".npy"): _array(found.read(one), name) for one in names}
+                    members = found.infolist()
+                    self._limits.check_unpacked(len(data), sum(one.file_size for one in members), name)
+                    shown = [one for one in members if not is_hidden(one.filename)]
+                    return {one.filename.removesuffix(".npy"): _array(_member(found, one), name) for one in shown}
             if kind in ("mp", "msgpack"):
                 return package("msgpack", name).unpackb(data)
             if kind in _TEXTS:
@@ -253,6 +253,12 @@ class Decoder:
             return pickle.loads(data)
         except Exception as error:  # a pickle may raise anything
             raise StoreError(f"{name} cannot be unpickled: {error!r}") from error
+
+
+def _member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> bytes:
+    """Return a member's bytes. Unless it is told how many there are, zipfile unpacks more than the archive claims."""
+    with archive.open(member) as file:
+        return file.read(member.file_size)
 
 
 def _array(data: bytes, name: str) -> Any:

@@ -20,6 +20,9 @@ __all__ = ["OpenedZarr"]
 #: Files that describe an array of format 2, and a group or an array of format 3.
 _ARRAY, _NODE = ".zarray", "zarr.json"
 
+#: Bytes by which packing may make a member of an archive larger, beside a tenth.
+_OVERHEAD_BYTES = 1024
+
 #: Packages of codecs that replay buffers use, by the beginning of the codecs' names.
 _CODECS = {
     "imagecodecs_": "imagecodecs (imagecodecs.numcodecs.register_codecs())",
@@ -96,7 +99,10 @@ def _arrays_of(path: str, limits: Limits) -> Iterator[str]:
     """Yield the arrays of an archive, after checking what its members claim to unpack to."""
     with damage_named(path), zipfile.ZipFile(path) as archive:
         for member in archive.infolist():
-            limits.check_unpacked(member.compress_size, member.file_size, f"{path}, {member.filename}")
+            name, packed, unpacked = f"{path}, {member.filename}", member.compress_size, member.file_size
+            limits.check_unpacked(packed, unpacked, name)
+            if packed > unpacked + unpacked // 10 + _OVERHEAD_BYTES:  # zipfile would unpack all of it
+                raise StoreError(f"{name} has {packed:,} packed bytes, and claims {unpacked:,} unpacked: it is damaged")
         for name in archive.namelist():
             place, _, file = name.rpartition("/")
             if file in (_ARRAY, _NODE) and not is_hidden(place) and _is_array(archive.read(name)):
