@@ -195,11 +195,11 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
                 starter.renew(self._settings)
                 if is_inside:
                     position.load(state, ("sources",), position.read(state, ("sources",)))
-                    position.mark_as_reached()
                 elif left is not None:
                     position.restate(left, state)
                 if reader is not None and iteration is not None:
                     batches, end = starter.begin(position, iteration.output)
+                    position.mark_as_reached()
                     reader.go_on(itertools.chain(rest, batches), end)
                 if wanted is not None:
                     position.set_epoch(wanted)

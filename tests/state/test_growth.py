@@ -187,6 +187,19 @@ def test_an_endless_run_read_in_epochs_goes_on_in_the_next_iteration():
     assert [size for _, size in state["growth"]] == [3]
 
 
+@pytest.mark.parametrize("length", [None, 6])
+def test_a_loop_that_is_left_after_the_list_grew_looked_at_no_loaded_state(length):
+    """A warning, that the rest of a loaded state is not read, would be an error."""
+    dataset = Grown([9] * 4).dataset(padding_mode="cycle" if length else "zeros")
+    loader = StreamDataLoader(dataset, batches_per_epoch=length)
+    batches = iter(loader)
+    next(batches), next(batches)
+    dataset.extend([(4, 9)])
+    assert next(batches).batch_index == 2
+    batches.close()
+    assert next(iter(loader)).batch_index == (3 if length else 0)
+
+
 def test_length_and_progress_count_what_was_added():
     case = Grown([4, 4], {1: [4, 4]}, {"knows": True, "batch_size": 1})
     loader = StreamDataLoader(case.dataset())
