@@ -254,6 +254,76 @@ def test_an_error_is_met_again_and_passes_over_nothing(options, tmp_path):
     assert [batch.data[:, 1].tolist() for batch in loader] == [[4, 5], [6, 7]]
 
 
+def test_an_error_at_the_first_batch_behind_a_loaded_state_uses_nothing_up(tmp_path):
+    """The rest of the epoch comes again, so there is nothing to warn of."""
+
+    def read(n):
+        for i in range(100):
+            if i == 2 and not (tmp_path / "mended").exists():
+                raise OSError("broken")
+            yield i
+
+    loader = make_loader([0, 1], read, 2, "cycle", time_steps=2, lookahead=0, batches_per_epoch=3)
+    next(iter(loader))
+    loader.load_state_dict(loader.state_dict())
+    assert "broken" in error_of(loader)
+    (tmp_path / "mended").touch()
+    assert [batch.batch_index for batch in loader] == [1, 2]
+
+
+def test_workers_of_which_one_died_between_two_epochs_are_replaced():
+    loader = loader_of(num_workers=2, persistent_workers=True)
+    assert keys(loader) == endless(5)
+    worker = multiprocessing.active_children()[0]
+    worker.kill()
+    worker.join()
+    with pytest.warns(UserWarning, match="between two epochs; all workers are started anew"):
+        assert keys(loader) == endless(10)[5:]
+    assert loader.stats().restarts == 0
+
+
+def test_deaths_in_an_epoch_count_against_their_source_in_the_next_one(tmp_path):
+    """The first comes in epoch 0, where the other worker waits for it, the others behind the first batch of epoch 1."""
+    deaths, begun = tmp_path / "deaths", tmp_path / "begun"
+
+    def read(n):
+        was_before = not deaths.exists()
+        for i in range(100):
+            time.sleep(0.003)  # so that a message has one step, and those before step 7 do not wait with it
+            if (n, i) == (0, 7):
+                while deaths.exists() and not begun.exists():
+                    time.sleep(0.005)
+                with deaths.open("a") as file:
+                    file.write("x")
+                os.kill(os.getpid(), signal.SIGKILL)
+            while (n, i) == (1, 4) and was_before:
+                time.sleep(1)  # until it is ended
+            yield i
+
+    loader = make_loader(
+        [0, 1],
+        read,
+        2,
+        "cycle",
+        time_steps=1,
+        lookahead=0,
+        on_error="skip",
+        batches_per_epoch=5,
+        num_workers=2,
+        persistent_workers=True,
+        prefetch_factor=8,
+        max_restarts=3,
+    )
+    assert len(list(loader)) == 5
+    assert deaths.read_text() == "x"
+    batches = iter(loader)
+    next(batches)
+    begun.touch()
+    with pytest.warns(RuntimeWarning, match="skipped the rest of a stream: .*source 0"):
+        assert [batch.batch_index for batch in batches] == [6, 7, 8, 9]
+    assert deaths.read_text() == "xxx", "the third death at one place proves that the source is its cause"
+
+
 @pytest.mark.parametrize("persistent", [False, True])
 def test_restarts_are_counted_epoch_by_epoch(persistent, tmp_path):
     def read(n):

@@ -14,7 +14,7 @@ from kinds_of_loaders import KINDS, plain
 from torch.utils.data import DataLoader
 
 from stream_dataloader import StreamDataLoader, StreamDataset
-from stream_dataloader.errors import IteratorError
+from stream_dataloader.errors import IteratorError, StateError
 
 LENGTHS = [5, 3, 6, 2, 4]
 SETUPS = [{}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": True}]
@@ -115,6 +115,23 @@ def test_a_newer_iterator_ends_the_older_which_leaves_it_as_it_is(options, lengt
     assert loader.epoch == 1
     new.close()
     assert list(new) == []
+
+
+@pytest.mark.parametrize("options", SETUPS[::2], ids=str)
+@pytest.mark.parametrize("length", [None, 3])
+def test_a_loaded_state_ends_the_iteration_that_is_read_and_a_refused_one_does_not(options, length):
+    loader = make_loader(LENGTHS, range, 2, "cycle", time_steps=2, seed=0, batches_per_epoch=length, **options)
+    old = iter(loader)
+    next(old)
+    state = loader.state_dict()
+    with pytest.raises(StateError):
+        loader.load_state_dict(state | {"step": -1})
+    assert next(old).batch_index == 1
+    loader.load_state_dict(state)
+    with pytest.raises(IteratorError, match="a state was loaded"):
+        next(old)
+    assert loader.state_dict() == state
+    assert next(iter(loader)).batch_index == 1
 
 
 @pytest.mark.parametrize("length", [None, 2])

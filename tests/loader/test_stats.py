@@ -298,6 +298,8 @@ def test_the_time_of_a_worker_that_was_killed_ends(tmp_path):
         list(loader)
     before = loader.stats()
     time.sleep(0.3)
+    (worker,) = (loader.stats() - before).workers
+    assert worker.reading_seconds == 0, "between two epochs no time runs"
     reads = threading.Thread(target=list, args=(loader,))
     reads.start()
     try:

@@ -88,6 +88,20 @@ def test_what_was_opened_is_closed_once(way, leave, early, ledger):
         assert ledger.most_open() <= LANES * (1 + lookahead), "a lane opened a stream before it closed the last"
 
 
+@pytest.mark.parametrize("way", ["here", "thread"])
+def test_streams_of_an_iteration_are_closed_when_a_newer_one_begins(way, ledger):
+    def streams(what):
+        return {event.name for event in ledger.of(what)}
+
+    loader = StreamDataLoader(StreamDataset(SOURCES, Counted(ledger), LANES, time_steps=2), **WAYS[way])
+    first, second = iter(loader), iter(loader)  # the first is held
+    next(first)
+    opened = streams("open")
+    next(second)
+    assert soon(lambda: opened <= streams("close"), 30), f"of {len(opened)}: {opened - streams('close')}"
+    second.close()
+
+
 def test_plain_iteration_closes_what_it_opened(ledger):
     dataset = StreamDataset(SOURCES, Counted(ledger), LANES, time_steps=2)
     for _ in range(2):

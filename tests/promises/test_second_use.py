@@ -142,14 +142,16 @@ class SecondUse(RuleBasedStateMachine):
         assert (state["epoch"], state["step"]) == place
         self.saved.append((json.dumps(state), place))
 
-    @rule(age=st.integers(0, 4))
-    def load(self, age):
+    @rule(age=st.integers(0, 4), asks=st.booleans())
+    def load(self, age, asks):
         state, place = self.saved[-1 - min(age, len(self.saved) - 1)]
         self.loader.load_state_dict(json.loads(state))
         self.coming = self.loaded = place
         for one in self.iterators:
             if one.place is not None:
                 one.over = one.over or IteratorError
+                if asks:
+                    self.read_one(one)
 
     @rule(epoch=st.integers(0, 2))
     def set_epoch(self, epoch):

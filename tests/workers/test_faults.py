@@ -10,7 +10,7 @@ import time
 
 import pytest
 from cases import Case, cells, key, keys
-from helpers import FOREVER, declared, loader_of, make_loader
+from helpers import FOREVER, declared, loader_of, make_loader, soon
 from worker_streams import acting, few, hang, kill_self, raising
 
 from stream_dataloader import StreamDataLoader, StreamDataset, errors, get_stream_info, streams
@@ -310,7 +310,8 @@ def test_errors_and_items_that_cannot_be_told():
     with pytest.raises(errors.ReadError, match=r"source 0 .*Unspeakable whose repr raised ValueError"):
         list(StreamDataLoader(StreamDataset([0, 1], acting({(0, 1): raising(Unspeakable)}), 2, time_steps=1), 2))
     with pytest.raises(errors.ItemError, match=r"unpickled in the main process, at step 0.*not to be unpickled"):
-        list(make_loader([1, 2], lambda n: iter([Locked()]), 2, time_steps=1, num_workers=2))
+        list(make_loader([1, 2], lambda n: iter([Locked()]), 2, time_steps=1, num_workers=2, persistent_workers=True))
+    assert soon(lambda: not multiprocessing.active_children(), 20), "workers are not kept after such an error"
 
 
 def test_locks_of_several_threads_and_files_are_no_deadlock():

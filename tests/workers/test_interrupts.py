@@ -21,6 +21,7 @@ from helpers import FULL, PATIENCE, ROOT, SHARE, soon, times
 
 import stream_dataloader
 from stream_dataloader import StreamDataLoader, StreamDataset
+from stream_dataloader._engine.loader import collector
 from stream_dataloader._engine.memory import endings
 from stream_dataloader._engine.memory.shared_memory import BLOCKS
 
@@ -32,6 +33,7 @@ WAYS = {
     "2": {"num_workers": 2},
     "kept": {"num_workers": 2, "persistent_workers": True},
     "threads": {"num_workers": 2, "worker_method": "thread"},
+    "kept threads": {"num_workers": 2, "worker_method": "thread", "persistent_workers": True, "timeout": 30},
     "forkserver": {"num_workers": 2, "multiprocessing_context": "forkserver"},
     "spawn": {"num_workers": 2, "multiprocessing_context": "spawn"},
 }
@@ -128,13 +130,12 @@ def test_none_is_lost_at_the_edges(way, at, signals):
     assert all(signals.survives(work, 0.03) for _ in range(times(60, 6)))
 
 
-def interrupted(loader, line):
-    """Whether a third `next` was interrupted, before the given line of the library's code that it runs."""
-    iterator, lines = iter(loader), itertools.count()
-    next(iterator), next(iterator)
+def interrupted(iterator, line, code=LIBRARY):
+    """Whether a `next` was interrupted, before the given line of the library's code, or a file of it, that it runs."""
+    lines = itertools.count()
 
     def trace(frame, event, _):
-        if not frame.f_code.co_filename.startswith(LIBRARY):
+        if not frame.f_code.co_filename.startswith(code):
             return None
         if event == "line" and next(lines) == line:
             raise Arrived
@@ -157,12 +158,25 @@ def test_a_state_may_be_saved_wherever_a_batch_was_interrupted():
     expected = data_of(loader_of())
     for line in itertools.count(step=round(1 / SHARE) if FULL else 8):
         broken, going_on = loader_of(), loader_of()
-        if not interrupted(broken, line):
+        iterator = iter(broken)
+        next(iterator), next(iterator)
+        if not interrupted(iterator, line):
             break
         going_on.load_state_dict(broken.state_dict())
         assert data_of(going_on) in (expected[2:], expected[3:]), f"before line {line}"
         assert data_of(broken) in (expected[2:], expected[3:], expected), f"before line {line}"
     assert line > 50
+
+
+def test_kept_workers_read_on_wherever_the_begin_of_their_second_epoch_was_interrupted():
+    expected = len(list(loader_of()))
+    for line in itertools.count():
+        loader = loader_of("kept threads")
+        assert len(list(loader)) == expected
+        if not interrupted(iter(loader), line, collector.__file__):
+            break
+        assert [batch.batch_index for batch in loader] == list(range(expected)), f"before line {line}"
+    assert line > 20
 
 
 def signalled(number, at, work, code):

@@ -3,10 +3,12 @@
 import asyncio
 import itertools
 import json
+import math
 import os
 import sys
 import threading
 import time
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -174,13 +176,54 @@ def test_an_error_in_a_policy_names_the_stream_though_other_streams_are_slow(way
             list(loader)
 
 
+def test_a_thread_that_exits_keeps_no_other_from_the_steps_before(tmp_path):
+    """Lane 0 waits for lane 2, which is slow, to draw its next source, while that of lane 1 has exited."""
+
+    def leave():
+        (tmp_path / "left").touch()
+        sys.exit(3)
+
+    def wait():
+        waiting(tmp_path / "left")()
+        time.sleep(0.1)  # for the thread that failed to come to its next order
+
+    def read(n):
+        return itertools.islice(stream(n), 2 if n == 0 else None)
+
+    stream = acting({(2, 1): wait, (1, 2): leave})
+    threads = ALL["threads"] | {"num_workers": 3, "timeout": 20}
+    loader, steps = make_loader(range(4), read, 3, time_steps=1, lookahead=0, **threads), []
+    with pytest.raises(errors.WorkerDeathError, match=r"exited with status 3 .*source 1"):
+        steps.extend(batch.source_index.tolist() for batch in loader)
+    assert steps == [[[0, 1, 2]]] * 2
+
+
+class SlowToSend:
+    """An item that takes a while to pickle, during which its worker is in no step."""
+
+    def __reduce__(self):
+        time.sleep(0.3)
+        return int, (0,)
+
+
+def test_a_timeout_does_not_count_while_the_trainer_works(monkeypatch):
+    monkeypatch.setattr(session, "_LOOK_SECONDS", 0.1)
+    loader = make_loader(
+        [2], lambda _: iter([SlowToSend() for _ in range(4)]), 1, time_steps=1, num_workers=1, timeout=1
+    )
+    for batch in loader:
+        if batch.batch_index == 0:
+            time.sleep(1)
+    assert batch.batch_index == 3
+
+
 @pytest.mark.parametrize(("method", "seconds"), [("process", 1), ("thread", 0.2)])
 def test_a_timeout_does_not_count_while_workers_start(method, seconds, monkeypatch, tmp_path):
     def loader(init):
         dataset = StreamDataset([2], range, 1, time_steps=1)
         return StreamDataLoader(dataset, 1, timeout=seconds, worker_method=method, worker_init_fn=init)
 
-    assert len(list(loader(lambda _: time.sleep(1.5 * seconds)))) == 2
+    assert len(list(loader(lambda _: time.sleep((1.5 if method == "process" else 4) * seconds)))) == 2
     monkeypatch.setattr(session, "LONGEST_START_SECONDS", 0)
     with pytest.raises(errors.WorkerTimeoutError, match="at step 0: worker 0 has not started"):
         list(loader(lambda _: waiting(tmp_path / "go on")()))
@@ -266,9 +309,9 @@ def test_what_ends_a_worker_and_is_no_exception_is_named(kind):
 
 @pytest.mark.parametrize("way", ["processes", "threads"])
 def test_a_wait_says_whom_it_is_for(way, monkeypatch, caplog, tmp_path):
-    monkeypatch.setattr(session, "REPORT_SECONDS", 0.1)
-    monkeypatch.setattr(session, "_LOOK_SECONDS", 0.05)
-    read = acting({(3, 2): waiting(tmp_path / "go on")})
+    monkeypatch.setattr(session, "REPORT_SECONDS", 0.02)
+    monkeypatch.setattr(session, "_LOOK_SECONDS", 0.01)
+    read, begun = acting({(3, 2): waiting(tmp_path / "go on")}), time.monotonic()
 
     def told():
         return "worker 1 is in lane 3" in caplog.text
@@ -277,6 +320,7 @@ def test_a_wait_says_whom_it_is_for(way, monkeypatch, caplog, tmp_path):
         until = time.monotonic() + 30
         while not told() and time.monotonic() < until:
             time.sleep(0.01)
+        time.sleep(0.4)
         (tmp_path / "go on").touch()
 
     thread = threading.Thread(target=go_on)
@@ -284,3 +328,6 @@ def test_a_wait_says_whom_it_is_for(way, monkeypatch, caplog, tmp_path):
     assert len(list(StreamDataLoader(StreamDataset(range(4), read, 4, time_steps=1), **ALL[way]))) == 9
     thread.join()
     assert told(), caplog.text
+    waits = Counter(record.args[1] for record in caplog.records if record.msg.startswith("waited"))
+    most = 2 * (1 + math.log2((time.monotonic() - begun) / 0.02))  # of two workers' parts
+    assert max(waits.values()) <= most, "each further report comes after twice the time"
