@@ -331,3 +331,14 @@ def test_a_wait_says_whom_it_is_for(way, monkeypatch, caplog, tmp_path):
     waits = Counter(record.args[1] for record in caplog.records if record.msg.startswith("waited"))
     most = 2 * (1 + math.log2((time.monotonic() - begun) / 0.02))  # of two workers' parts
     assert max(waits.values()) <= most, "each further report comes after twice the time"
+
+
+@pytest.mark.parametrize(
+    ("method", "position", "hint"), [("fork", 0, True), ("fork", 3, False), ("forkserver", 0, False)]
+)
+def test_a_wait_for_the_first_step_after_a_fork_names_other_methods(method, position, hint, tmp_path):
+    dataset = StreamDataset(range(2), acting({(1, position): waiting(tmp_path / "never")}), 2, time_steps=1)
+    loader = StreamDataLoader(dataset, 2, timeout=0.5, multiprocessing_context=method)
+    with pytest.raises(errors.WorkerTimeoutError) as told:
+        list(loader)
+    assert ('multiprocessing_context="forkserver"' in str(told.value)) is hint

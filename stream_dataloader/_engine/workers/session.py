@@ -63,6 +63,7 @@ class Session:
         self._wishes = dict.fromkeys(workers.readers, 1)  # number of steps each reader would put into a message
         self._wish = 1  # the smallest of them
         self._limit = limit  # the step up to which all may read
+        self._first: int | None = None  # the step that was received first
 
     def receive(self, step: int) -> Sequence[Part | Failure]:
         """Wait for the next parts of any worker, while `step` is being assembled.
@@ -71,6 +72,7 @@ class Session:
             WorkerError: A worker died, or none delivered in time.
         """
         workers, begin, report = self._workers, clock.monotonic(), REPORT_SECONDS
+        self._first = step if self._first is None else self._first
         if workers.left:
             raise self._ended(step)
         look = min(_LOOK_SECONDS, self._settings.timeout or _LOOK_SECONDS)
@@ -87,7 +89,7 @@ class Session:
                 waited = clock.monotonic() - begin
                 if waited > report:
                     report *= 2
-                    log.warning("waited %.0f s for step %d: %s", waited, step, self._states())
+                    log.warning("waited %.0f s for step %d: %s", waited, step, self._states(step))
                 if self._is_late(waited):
                     raise self._lateness(step)
         except BaseException as error:
@@ -200,11 +202,11 @@ class Session:
     def _lateness(self, step: int) -> WorkerTimeoutError:
         more = ". Threads cannot be killed: this one ends when its stream returns" if self._workers.threads else ""
         return WorkerTimeoutError(
-            f"no worker delivered within timeout={self._settings.timeout:g} s, at step {step}: {self._states()}; "
+            f"no worker delivered within timeout={self._settings.timeout:g} s, at step {step}: {self._states(step)}; "
             f"raise timeout=, or find out why it hangs{more}"
         )
 
-    def _states(self) -> str:
+    def _states(self, step: int) -> str:
         doing: dict[int, str] = {}
         for worker in self._workers.ready:
             stopped = self._workers.is_stopped(worker)
@@ -214,6 +216,8 @@ class Session:
             f"worker {w} is {d}" for w, d in (doing or {w: self._doing(w) for w in sorted(self._workers.ready)}).items()
         ]
         states += [f"worker {worker} {self._workers.why_missing(worker)}" for worker in self._missing]
+        if self._workers.method == "fork" and step == self._first:
+            states.append('some libraries, such as polars, hang after a fork: try multiprocessing_context="forkserver"')
         return "; ".join(states)
 
     def _doing(self, worker: int) -> str:
