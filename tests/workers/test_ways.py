@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import json
 import math
+import multiprocessing
 import os
 import sys
 import threading
@@ -288,6 +289,19 @@ def test_an_error_in_worker_init_fn_is_neither_lost_nor_an_end(kind, way):
         list(loader)
     text = errors.format_traceback(found.value)
     assert way == "threads" or "RemoteTraceback" in text, "the traceback of the worker"
+
+
+def in_a_process(n):
+    with multiprocessing.get_context("fork").Pool(1) as pool:
+        yield from pool.map(abs, range(-n, 0))
+
+
+def test_a_stream_that_starts_a_process_in_a_worker_is_told_the_way():
+    dataset = StreamDataset([3, 2], in_a_process, 1, time_steps=5)
+    with pytest.raises(errors.ReadError, match=r'source 0 \(3\), item 0, .*daemonic.*worker_method="thread"'):
+        list(StreamDataLoader(dataset, 1, multiprocessing_context="fork"))
+    batches = list(StreamDataLoader(dataset, 1, worker_method="thread"))
+    assert [batch.data[batch.mask].tolist() for batch in batches] == [[3, 2, 1], [2, 1]]
 
 
 @pytest.mark.parametrize("way", ALL)

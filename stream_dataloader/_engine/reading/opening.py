@@ -326,8 +326,10 @@ def name_node(name: str) -> None:
 
 
 def text_of(error: Exception) -> str:
-    """Return the text of a stream's error; with a hint if it comes from a bare `next()` in a generator."""
+    """Return the text of a stream's error; with a hint for a bare `next()`, and for a process of a worker's."""
     text = shorten(error, 2000)
     if isinstance(error, StopIteration) or isinstance(error.__cause__, StopIteration):
         text += "; a next() inside found no more items: pass a default, next(iterator, None), or catch StopIteration"
+    if isinstance(error, AssertionError) and "daemonic" in str(error):  # of multiprocessing
+        text += '; for streams that start processes, pass worker_method="thread", or num_workers=0'
     return text
