@@ -69,12 +69,15 @@ def test_so_many_messages_are_read_ahead(shape, most, options, prefetch):
             yield item
 
     loader = StreamDataLoader(StreamDataset([0], count, 1, time_steps=1), 1, prefetch_factor=prefetch, **options)
+    furthest = 0
     for batch in itertools.islice(loader, 600 if most > 1 else 6):
         if batch.batch_index % 100 == 5:
             time.sleep(0.05)  # the worker reads as far as it may
-        assert read[0] <= batch.batch_index + 1 + (prefetch + 1) * most
-    if most > 1:
-        assert read[0] > batch.batch_index + 1 + prefetch
+        ahead = int(read[0]) - batch.batch_index - 1
+        assert ahead <= (prefetch + 1) * most
+        furthest = max(furthest, ahead)
+    if most > 1:  # at some time, as messages have one step while others take the core
+        assert furthest > prefetch
 
 
 def test_a_worker_reads_its_first_lanes_before_others_have_come(tmp_path):
