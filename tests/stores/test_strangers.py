@@ -1,6 +1,8 @@
 """Data of strangers: what it names, and what it claims."""
 
 import contextlib
+import errno
+import fcntl
 import io
 import json
 import os
@@ -637,3 +639,17 @@ def test_chunks_of_zarr_have_a_limit(tmp_path):
     SMALL["two.zarr"].make(path, 0)
     with pytest.raises(StoreError, match=r"has chunks of .* and may of 1; raise Limits"):
         stores.open(path, limits=Limits(chunk_bytes=1))
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP])
+def test_a_file_system_without_locks_is_named(tmp_path, monkeypatch, number):
+    """As NFS without its lock daemon, and some file systems of containers, refuse them."""
+
+    def refuse(*_):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    message = rf"{tmp_path}/packed\S* cannot be locked \({os.strerror(number)}\).*use a folder of a local disk"
+    with pytest.raises(OSError, match=message) as raised:
+        stores.pack((["a"], lambda _: iter([np.zeros(2)])), str(tmp_path / "packed"))
+    assert raised.value.errno == number

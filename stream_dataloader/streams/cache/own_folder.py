@@ -115,7 +115,8 @@ class LocalFile:
 def _release(fd: int, process: int) -> None:
     if os.getpid() == process:  # a forked copy must not release its parent's lock
         # Closing is not enough, because a forked process may have a copy of the descriptor.
-        fcntl.flock(fd, fcntl.LOCK_UN)
+        with contextlib.suppress(OSError):  # of a file system without locks
+            fcntl.flock(fd, fcntl.LOCK_UN)
     os.close(fd)
 
 
@@ -197,6 +198,11 @@ def lock(
                         held.close()
                         return None
                     wait.once(path, held.fd)
+                except OSError as error:
+                    why = f"{path} cannot be locked ({error.strerror}): its file system has no locks"
+                    raise OSError(
+                        error.errno, f"{why}; use a folder of a local disk, or mount it with locks"
+                    ) from error
             if os.path.samestat(os.fstat(held.fd), os.stat(path)):
                 return held
         except FileNotFoundError:
