@@ -653,3 +653,10 @@ def test_a_file_system_without_locks_is_named(tmp_path, monkeypatch, number):
     with pytest.raises(OSError, match=message) as raised:
         stores.pack((["a"], lambda _: iter([np.zeros(2)])), str(tmp_path / "packed"))
     assert raised.value.errno == number
+
+
+def test_a_cache_whose_link_leads_nowhere_is_an_error(tmp_path, monkeypatch):
+    (tmp_path / "cache").symlink_to(tmp_path / "gone" / "cache")
+    monkeypatch.setenv("STREAM_DATALOADER_CACHE", str(tmp_path / "cache"))
+    with pytest.raises(OSError, match=r"cache of remote files cannot be written .*set STREAM_DATALOADER_CACHE"):
+        FileCache().open("memory://a/b")

@@ -29,6 +29,9 @@ from stream_dataloader.streams.cache.own_folder import (
 
 __all__ = ["CacheEntry", "make_room"]
 
+#: Number of times that a directory is made again which is not there when its lock is opened.
+_MOST_TRIES = 1000
+
 
 class CacheEntry:
     """Entry of the cache for one URL.
@@ -63,16 +66,18 @@ class CacheEntry:
             return file
 
     def _locked(self) -> LocalFile:
-        found = None
+        found, tries = None, 0
         while found is None:
+            tries += 1
             try:
                 self._check_folders()
                 mode = 0o666 if self._shared else 0o600
                 wait = Wait(self._wait_seconds, self._size_of_part)
                 found = lock(os.path.join(self._directory, "lock"), create=True, wait=wait, mode=mode)
-            except FileNotFoundError:
-                pass  # another process removed the directory in between
             except OSError as error:
+                # Another process may have removed the directory in between; a link that leads nowhere stays.
+                if isinstance(error, FileNotFoundError) and tries < _MOST_TRIES:
+                    continue
                 if error.errno is None:  # its message is already complete
                     raise
                 why = f"the cache of remote files cannot be written ({error.strerror})"
