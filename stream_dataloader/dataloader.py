@@ -20,7 +20,7 @@ from stream_dataloader._engine.device import Destination, HasDestination
 from stream_dataloader._engine.loader.attributes import KeptLength, TorchAttributes
 from stream_dataloader._engine.loader.base_position import KeptLanes
 from stream_dataloader._engine.loader.iteration import CollateFn, Output
-from stream_dataloader._engine.loader.position import LoaderPosition
+from stream_dataloader._engine.loader.position import GROWN, LoaderPosition
 from stream_dataloader._engine.loader.starter import Starter
 from stream_dataloader._engine.memory.pickling import ByValue
 from stream_dataloader._engine.progress import with_progress
@@ -168,7 +168,7 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
         self.dataset._list_readers.add(self)
 
     @contextlib.contextmanager
-    def _hold(self) -> Iterator[Callable[[SourceLists], None]]:
+    def _hold(self, _before: SourceLists, longer: SourceLists) -> Iterator[Callable[[], None]]:
         """Stand still while the dataset's list becomes longer, see `ListReader`."""
         position, starter, turn = self._position, self._starter, self._turn
         with turn.taken():
@@ -186,17 +186,18 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
                 state = position.coming_state()
             wanted = position.wanted  # by `set_epoch`, after the epoch that is being read
 
-            def go_on(lists: SourceLists) -> None:
+            def go_on() -> None:
                 rest = [] if iteration is None or not iteration.output.parts else iteration.rest_of_step()
                 starter.stop_workers()
-                if self.dataset._source_lists is not lists:  # a member of `side_by_side` is a copy
-                    self.dataset._take_up(lists)
-                self._ranks.find_rank()
+                if self.dataset._source_lists is not longer:  # a member of `side_by_side` is a copy
+                    self.dataset._take_up(longer)
+                loaded = position.read(state, GROWN) if is_inside or left is not None else None
+                self._ranks.find_rank(() if loaded is None else loaded.place.past)
                 starter.renew(self._settings)
-                if is_inside:
-                    position.load(state, ("sources",), position.read(state, ("sources",)))
-                elif left is not None:
-                    position.restate(left, state)
+                if is_inside and loaded is not None:
+                    position.load(state, GROWN, loaded)
+                elif left is not None and loaded is not None:
+                    position.restate(left, loaded)
                 if reader is not None and iteration is not None:
                     batches, end = starter.begin(position, iteration.output)
                     position.mark_as_reached()

@@ -6,10 +6,10 @@ It is a description, and reads nothing: `_engine/reading` follows its `plan`. It
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import functools
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import torch
@@ -161,6 +161,7 @@ class StreamDataset(IterableDataset[StreamBatch]):
         options.check_step_factory(open_stream, time_steps)
         self._list_readers = ListReaders()
         self._source_lists = lists = sources  # `interleave` passes the lists of several datasets
+        self._mixed: Callable[[Iterable[SourceList]], SourceLists] | None = None  # how it mixed them
         seed = (
             int(torch.randint(2**62, (), dtype=torch.int64, device="cpu").item())
             if seed is None
@@ -258,6 +259,9 @@ class StreamDataset(IterableDataset[StreamBatch]):
         they join at the next pass, and are shuffled with the others there. A saved state says where that was, so build
         the dataset with the longer list to load it. Any thread may call it.
 
+        Datasets that `interleave` this one have the new sources, too: `batch.source_index` counts over all datasets, so
+        those of later ones have higher numbers from then on.
+
         All ranks call it between the same two batches, with the same sources. Iterators of torch's own `DataLoader`
         have a copy of the list: there the new sources are read from the next iteration on.
 
@@ -267,9 +271,9 @@ class StreamDataset(IterableDataset[StreamBatch]):
 
         Raises:
             TypeError: A source cannot be pickled, or the dataset's sources are no list of its own: those of
-                `interleave`, `from_map_style`, a `range` or another sequence.
-            ValueError: Lengths are missing, or given and not known of the others. Or several ranks read with `"cycle"`,
-                and would have to agree where the sources join.
+                `interleave`, whose datasets can be extended, of `from_map_style`, a `range` or another sequence.
+            ValueError: Lengths are missing, or given and not known of the others. Or several ranks read with `"cycle"`
+                or `interleave`, and would have to agree where the sources join.
 
         Example:
             >>> from stream_dataloader import StreamDataLoader, StreamDataset
@@ -282,24 +286,40 @@ class StreamDataset(IterableDataset[StreamBatch]):
             [['c'], ['d']]
             [['e'], ['f']]
         """
-        if self._source_lists.mix is not None:
-            self._hold()
+        before = self._source_lists
+        if before.mix is not None:
+            count = len(before.lists)
+            raise TypeError(
+                f"this dataset interleaves {count}, and sources belong to one of them; extend that one, and this one "
+                "has them, too"
+            )
         if not (more := as_listed(sources)):
             return
-        lists = SourceLists([self._source_lists.lists[0].longer(more, lengths)])
+        longer = SourceLists([before.lists[0].longer(more, lengths)])
+        with self._list_readers.hold(before, longer) as go_on:
+            self._take_up(longer)
+            go_on()
 
-        self._list_readers.while_held(functools.partial(self._take_up, lists), lists)
+    @contextlib.contextmanager
+    def _hold(self, before: SourceLists, longer: SourceLists) -> Iterator[Callable[[], None]]:
+        """Stand still while a dataset that this one interleaves gets a longer list, see `ListReader`."""
+        own = self._source_lists
+        (old,), (new,) = before.lists, longer.lists
+        assert self._mixed is not None  # a copy, which has none, reads no dataset that could grow
+        lists = self._mixed(new if one is old else one for one in own.lists)
+        with self._list_readers.hold(own, lists) as readers_go_on:
 
-    def _hold(self) -> NoReturn:
-        """Refuse a longer list of a dataset that this one interleaves: its draws count on the lists as they are."""
-        what = "the lists of interleaved datasets cannot become longer while they are read"
-        raise TypeError(f"{what}; extend a dataset before it is interleaved, and interleave them anew")
+            def go_on() -> None:
+                self._take_up(lists)
+                readers_go_on()
+
+            yield go_on
 
     def _take_up(self, lists: SourceLists) -> None:
         """Have a longer list from now on."""
         self._source_lists, self._cuts = lists, lists.cuts(self._rules.seed)
         draws = len(lists.sources if self._cuts is None else self._cuts)
-        self._rules = dataclasses.replace(self._rules, num_sources=draws)
+        self._rules = dataclasses.replace(self._rules, num_sources=draws, mix=lists.mix)
         self._session_table, self._steps = SessionTable(self._rules), None
 
     def __len__(self, *_: Any) -> NoReturn:
@@ -437,7 +457,7 @@ class StreamDataset(IterableDataset[StreamBatch]):
         return plain_parts(self._plan(), self._session_table, self._iterations)
 
     def __getstate__(self) -> dict[str, Any]:
-        state = by_value(self.__dict__, _BY_VALUE)
+        state = by_value(self.__dict__ | {"_mixed": None}, _BY_VALUE)
         if not spawning():  # the copy is an independent dataset, so it counts epochs by itself
             state["_session_table"] = None
             state["_next_epoch"] = self._session_table.take_epoch(os.getpid())

@@ -5,8 +5,9 @@ Guarantees: all promises hold over the sources of all datasets. Each dataset ope
 
 from __future__ import annotations
 
+import functools
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
@@ -14,9 +15,10 @@ import numpy as np
 from stream_dataloader._engine import options
 from stream_dataloader._engine.hints import hint_for
 from stream_dataloader._engine.map_style.streams import CommonOptions
-from stream_dataloader._engine.reading.lists import SourceLists
-from stream_dataloader._engine.schedule.mix import Exhausted, Mix
+from stream_dataloader._engine.reading.lists import SourceList, SourceLists
+from stream_dataloader._engine.schedule.mix import Exhausted, Mix, Schedule
 from stream_dataloader._engine.schedule.rules import IntArray
+from stream_dataloader._engine.schedule.sections import Cuts
 from stream_dataloader._engine.schedule.weights_check import weighted
 from stream_dataloader.dataset import StreamDataset
 from stream_dataloader.errors import shorten
@@ -104,10 +106,18 @@ def interleave(
     """
     listed = _check_datasets(datasets)
     agreed = _agreed(listed, shared)
-    mix = _mix(listed, weights, weights_by, exhausted, endless=agreed.get("padding_mode") == "cycle")
+    exhausted, by_steps = options.mixing(exhausted, weights_by, endless=agreed.get("padding_mode") == "cycle")
+    mixed_by = functools.partial(
+        _mixed_lists,
+        list(weights) if isinstance(weights, Iterator) else weights,
+        exhausted,
+        tuple([(one._rules.shuffle, one._rules.schedule) for one in listed]),
+        by_steps=by_steps,
+        endless=agreed.get("padding_mode") == "cycle",
+    )
+    lists = mixed_by([one for dataset in listed for one in dataset._source_lists.lists])
     if shuffle is None:
-        shuffle = any(mix.shuffles)
-    lists = SourceLists((one for dataset in listed for one in dataset._source_lists.lists), mix)
+        shuffle = any(one._rules.shuffle for one in listed)
     mixed = StreamDataset(
         lists,
         listed[0].open_stream,  # not used, as each list has its own
@@ -115,6 +125,7 @@ def interleave(
         shuffle=shuffle,
         **agreed,
     )
+    mixed._mixed = mixed_by
     for dataset in listed:
         dataset._list_readers.add(mixed)
     return mixed
@@ -135,21 +146,29 @@ def _check_datasets(datasets: Any) -> list[StreamDataset]:
     return listed
 
 
-def _mix(datasets: Sequence[StreamDataset], weights: Any, weights_by: Any, exhausted: Any, *, endless: bool) -> Mix:
-    """Return the mix of the datasets."""
-    exhausted, by_steps = options.mixing(exhausted, weights_by, endless=endless)
-    own = [(one._rules.num_sources, one._rules.shuffle, one._rules.schedule) for one in datasets]
-    sizes, shuffles, schedules = zip(*own, strict=True)
-    lengths = [_lengths(number, dataset) for number, dataset in enumerate(datasets)] if by_steps else None
-    return weighted(Mix(sizes, (), exhausted, shuffles, schedules), weights, lengths=lengths, endless=endless)
+def _mixed_lists(
+    weights: Any,
+    exhausted: Exhausted,
+    rules: Sequence[tuple[bool, Schedule | None]],
+    lists: Iterable[SourceList],
+    *,
+    by_steps: bool,
+    endless: bool,
+) -> SourceLists:
+    """Return the lists of several datasets with their mix, given the `shuffle` and `schedule` of each."""
+    lists, shuffles, schedules = tuple(lists), *zip(*rules, strict=True)
+    cuts = [SourceLists([one]).cuts(0) for one in lists]
+    sizes = [len(one.sources) if cut is None else len(cut) for one, cut in zip(lists, cuts, strict=True)]
+    lengths = [_lengths(number, *own) for number, own in enumerate(zip(lists, cuts, strict=True))] if by_steps else None
+    mix = weighted(Mix(tuple(sizes), (), exhausted, shuffles, schedules), weights, lengths=lengths, endless=endless)
+    return SourceLists(lists, mix)
 
 
-def _lengths(number: int, dataset: StreamDataset) -> IntArray:
+def _lengths(number: int, own: SourceList, cuts: Cuts | None) -> IntArray:
     """Return the numbers of time steps of a dataset's sources, or of its sections."""
-    lengths, cuts = dataset.lengths, dataset._source_lists.cuts(0)
-    if lengths is None:
+    if own.lengths is None:
         raise ValueError(f'weights_by="steps" needs lengths, and datasets[{number}] has none; pass lengths= to it')
-    return lengths if cuts is None else cuts.lengths(0)
+    return own.lengths if cuts is None else cuts.lengths(0)
 
 
 def _agreed(datasets: Sequence[StreamDataset], given: SharedOptions) -> SharedOptions:

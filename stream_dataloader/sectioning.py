@@ -135,13 +135,13 @@ def with_lengths(sections: Sections, lengths: Any) -> Sections:
     return sections
 
 
-def cut_of(sections: Sections, lengths: IntArray, first: int = 0) -> Cut:
-    """Return how a list of these lengths is cut; `first` is the index of its first source.
+def cut_of(sections: Sections, lengths: IntArray, first: int = 0, key: int | None = None) -> Cut:
+    """Return how a list of these lengths is cut; `first` is the index of its first source, `key` its number in draws.
 
     The lengths may be the first ones of `sections.lengths`: a list has grown since.
     """
     assert sections.jitter is not None
-    return Cut(lengths, sections.max_steps, jitter=sections.jitter, first=first)
+    return Cut(lengths, sections.max_steps, jitter=sections.jitter, first=first, key=key)
 
 
 def described(cut: Cut) -> str:

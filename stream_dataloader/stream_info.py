@@ -9,6 +9,8 @@ from __future__ import annotations
 import hashlib
 import operator
 import threading
+from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
@@ -22,6 +24,21 @@ __all__ = ["StreamInfo", "get_stream_info"]
 _ORDER, _STREAM, _POSITION, _CUTS, _PURPOSE, _WORKERS, _GLOBALS = range(7)
 
 _MASK = 2**64 - 1
+_MEMBER_BITS = 48  # a dataset has fewer sources than 2 to this power
+
+
+def source_key(starts: Sequence[int], index: int) -> int:
+    """Return what a source of several datasets is known by in random draws.
+
+    It is made of the dataset and the index in it, so that it stays the same while an earlier dataset's list grows. In
+    the first dataset it is the index.
+
+    Args:
+        starts: Index of each dataset's first source, over all datasets.
+        index: Index of the source, over all datasets.
+    """
+    member = bisect_right(starts, index) - 1
+    return (member << _MEMBER_BITS) + index - starts[member]
 
 
 def order_rng(seed: int, epoch: int, *part: int) -> Generator:
@@ -40,7 +57,7 @@ def stream_seed(info: StreamInfo) -> int:
     A `SeedSequence` would take longer than opening a small stream; this is SplitMix64 with the keys as its steps. The
     source is the last one, as it is the only one that differs from most streams to the next.
     """
-    bits = _mixed(_mixed_of_pass(info.seed, info.epoch, info.repeat), info.source_index)
+    bits = _mixed(_mixed_of_pass(info.seed, info.epoch, info.repeat), info.source_key)
     return bits - (bits >> 63 << 64)
 
 
@@ -76,6 +93,8 @@ class StreamInfo:
             `interleave(..., exhausted="repeat")`.
         start: First item of the section, if the dataset cuts its sources into `sections`; otherwise 0.
         stop: The item behind the section's last; None without sections.
+        source_key: The source's number in random draws. It is `source_index`, except in an interleaved dataset: there
+            it does not change when the list of another dataset grows.
     """
 
     source_index: int
@@ -86,6 +105,7 @@ class StreamInfo:
     repeat: int = 0
     start: int = 0
     stop: int | None = None
+    source_key: int = 0
 
     def __init__(
         self,
@@ -97,6 +117,7 @@ class StreamInfo:
         repeat: int = 0,
         start: int = 0,
         stop: int | None = None,
+        source_key: int | None = None,
     ) -> None:
         # Each stream has one. A frozen dataclass would set the fields one by one, which takes twice as long.
         vars(self).update(
@@ -108,6 +129,7 @@ class StreamInfo:
             repeat=repeat,
             start=start,
             stop=stop,
+            source_key=source_index if source_key is None else source_key,
         )
 
     @cached_property
@@ -116,7 +138,7 @@ class StreamInfo:
 
         For a section it is also seeded from `start`, so each section of a source has draws of its own.
         """
-        key = (_STREAM, self.epoch, self.source_index, *self._again)
+        key = (_STREAM, self.epoch, self.source_key, *self._again)
         if self.start:
             key = (*key[:3], self.repeat, self.start)
         return default_rng(SeedSequence(self.seed, spawn_key=key))
@@ -131,7 +153,7 @@ class StreamInfo:
         Args:
             position: Index of the item within its stream, 0 or more.
         """
-        key = (_POSITION, self.epoch, self.source_index, position, *self._again)
+        key = (_POSITION, self.epoch, self.source_key, position, *self._again)
         return default_rng(SeedSequence(self.seed, spawn_key=key))
 
     def rng_for(self, purpose: str, position: int | None = None) -> Generator:
@@ -164,14 +186,14 @@ class StreamInfo:
         if position is not None and position < 0:
             raise ValueError(f"position must be 0 or more, and is {position}")
         place = None if position is None else operator.index(position)
-        drawn = repr((self.epoch, self.source_index, self.repeat, purpose, place)).encode()
+        drawn = repr((self.epoch, self.source_key, self.repeat, purpose, place)).encode()
         key = int.from_bytes(hashlib.blake2b(drawn, digest_size=16).digest(), "little")
         return default_rng(SeedSequence(self.seed, spawn_key=(_PURPOSE, key)))
 
     @property
     def global_seed(self) -> SeedSequence:
         """The seed of the global generators for the stream, with `seed_globals=True`."""
-        key = (_GLOBALS, self.epoch, self.source_index, self.repeat, self.start)
+        key = (_GLOBALS, self.epoch, self.source_key, self.repeat, self.start)
         return SeedSequence(self.seed, spawn_key=key)
 
     @property

@@ -21,7 +21,7 @@ from stream_dataloader._engine.schedule.place import Place
 from stream_dataloader._engine.schedule.replay import Piece, Replay
 from stream_dataloader._engine.schedule.rules import IntArray, Rules
 from stream_dataloader._engine.schedule.sections import Cuts, Lengths
-from stream_dataloader.stream_info import StreamInfo, stream_seed
+from stream_dataloader.stream_info import StreamInfo, source_key, stream_seed
 
 __all__ = ["LaneIndex"]
 
@@ -155,6 +155,7 @@ class Drawing:
     """Draws one epoch, from `start` on.
 
     Args:
+        starts: The index of each dataset's first group.
         lengths: Numbers of items of the units that the schedule hands out: groups, or sections of them.
         total: Number of the epoch's batches; None without an end.
         context: Number of items of the window before that each window begins with.
@@ -166,6 +167,7 @@ class Drawing:
     def __init__(
         self,
         groups: IndexGroups,
+        starts: Sequence[int],
         rules: Rules,
         lengths: Lengths,
         start: Place,
@@ -175,7 +177,7 @@ class Drawing:
         self.start = start
         self.total = total
         self.fetched = start.delivered
-        self._groups, self._rules, self._lengths, self._context = groups, rules, lengths, context
+        self._groups, self._starts, self._rules, self._lengths, self._context = groups, starts, rules, lengths, context
         self._kept: deque[Place] = deque(maxlen=_KEPT_PLACES)
         self._origins: dict[tuple[int, ...], tuple[int, int, int]] = {}
 
@@ -260,7 +262,8 @@ class Drawing:
         source, begin = number, 0
         if isinstance(self._lengths, Cuts):
             source, begin, *_ = self._lengths.section(number, epoch)
-        info = StreamInfo(source, epoch, lane=0, worker_id=0, seed=self._rules.seed, repeat=repeat)
+        key = source_key(self._starts, source)
+        info = StreamInfo(source, epoch, 0, 0, self._rules.seed, repeat, source_key=key)
         found = self._origins[drawn] = source, begin, stream_seed(info)
         return found
 

@@ -36,6 +36,7 @@ from stream_dataloader.batch_sampler.drawing import Drawing
 from stream_dataloader.batch_sampler.members import member_bounds, with_mix
 from stream_dataloader.errors import StateError
 from stream_dataloader.sectioning import Sections, check_sections, cut_of, described, with_lengths
+from stream_dataloader.stream_info import source_key
 
 if TYPE_CHECKING:
     from stream_dataloader._engine.map_style.given_groups import Order
@@ -174,11 +175,11 @@ class LaneBatchSampler(Sampler[list[int]]):
         """Yield the lengths of each dataset's groups, and how they are cut; None: they are drawn whole."""
         lengths, sections, anchors = self._groups.lengths, self._sections, self._anchors
         for begin, end in pairwise(self._bounds):
-            own = lengths[begin:end]
+            own, key = lengths[begin:end], source_key(self._bounds, begin)
             if anchors is not None:
-                yield own, AnchorCut(own, anchors.spacing, begin)
+                yield own, AnchorCut(own, anchors.spacing, begin, key)
             else:
-                yield own, None if sections is None else cut_of(sections, own, begin)
+                yield own, None if sections is None else cut_of(sections, own, begin, key)
 
     def _lengths(self, seed: int) -> Lengths:
         """Return the numbers of items of the units that the schedule hands out: groups, or sections of them."""
@@ -205,7 +206,9 @@ class LaneBatchSampler(Sampler[list[int]]):
             warnings.warn(text, RuntimeWarning, stacklevel=3)
         start = self._epochs.coming()
         total = self._total(start.epoch)
-        drawing = self._drawing = Drawing(self._groups, rules, self._lengths(rules.seed), start, total, self.context)
+        drawing = self._drawing = Drawing(
+            self._groups, self._bounds, rules, self._lengths(rules.seed), start, total, self.context
+        )
         self._epochs.begin(drawing.reached)
         yield from drawing.batches()
 

@@ -31,8 +31,9 @@ VERSION = 1
 _HEAD = ("rank", "world_size", "lanes", *ROWS)
 #: Further keys of a state, by the class that saved it.
 _CONTENT = {"RecurrentState": ("structure", "dims", "leaves"), "LaneMemory": ("values",)}
-#: More lanes than any loader has. Memory is taken for each.
-_MOST_LANES = 1 << 20
+#: Least and largest numbers, where they differ from those of other rows. Memory is taken for each lane, and no loader
+#: has that many; the seed of a stream is any 64 bits.
+_RANGES = {"lanes": (0, 1 << 20), "stream": (-(1 << 63), (1 << 63) - 1)}
 
 
 class OwnLanes(NamedTuple):
@@ -174,7 +175,7 @@ def _check_numbers(state: Mapping[str, Any]) -> None:
             raise StateError(f"the state's {name} is {shorten(row)}, and must be a list with a number for each lane")
         if len(row) != len(state["lanes"]):
             raise _other_count(state, name)
-        least, most = (0, _MOST_LANES) if name == "lanes" else (-3, 1 << 62)
+        least, most = _RANGES.get(name, (-3, 1 << 62))
         if row and not ({*map(type, row)} == {int} and least <= min(row) and max(row) <= most):
             for one in row:
                 number(name, one, least, most)

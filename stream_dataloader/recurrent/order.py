@@ -16,9 +16,10 @@ import torch
 from stream_dataloader.batch import StreamBatch
 from stream_dataloader.errors import StateError
 
-#: Rows of the table of lanes: the last item, the batch that it was in, and the number of items in the lane's state,
-#: which is counted for burn-in only. -1: not known.
-ROWS = ("source", "position", "epoch", "step", "age")
+#: Rows of the table of lanes: the last item and its stream, the batch that it was in, and the number of items in the
+#: lane's state, which is counted for burn-in only. -1: not known.
+ROWS = ("source", "position", "stream", "epoch", "step", "age")
+_ITEM, _BATCH = slice(0, 3), slice(3, 5)
 _AGE = ROWS.index("age")
 _OLD = 1 << 62  # age of a state that was saved without its age: beyond any burn-in
 
@@ -44,10 +45,11 @@ def check_batch(batch: object, user: str) -> None:
 
 
 class Ends(NamedTuple):
-    """Source and position of one time step of each lane."""
+    """Source, position and stream seed of one time step of each lane."""
 
     source: npt.NDArray[np.int64]
     position: npt.NDArray[np.int64]
+    stream: npt.NDArray[np.int64]
 
 
 class Window(NamedTuple):
@@ -68,7 +70,7 @@ class Window(NamedTuple):
     @classmethod
     def of(cls, batch: StreamBatch) -> Window:
         host = on_host(batch)
-        source, position = host.source_index.numpy(), host.position.numpy()
+        source, position, stream = host.source_index.numpy(), host.position.numpy(), host.stream_seed.numpy()
         there = source >= 0
         time_steps, lanes = there.shape
         rows = np.arange(lanes)
@@ -76,8 +78,7 @@ class Window(NamedTuple):
         stop = -1 if there[-1].all() else time_steps - 1 - there[::-1].argmax(0)
         real = there[begin, rows]
         starts = host.is_first.numpy()[begin, rows]
-        first = Ends(source[begin, rows], position[begin, rows])
-        last = Ends(source[stop, rows], position[stop, rows])
+        first, last = [Ends(source[t, rows], position[t, rows], stream[t, rows]) for t in (begin, stop)]
         token = batch.__dict__.get("_state") or weakref.ref(batch)
         place = batch.epoch, batch.batch_index, host.is_first, there
         return cls(host.lane.numpy(), real, starts, real & ~starts, first, last, *place, token)
@@ -142,8 +143,10 @@ class LaneOrder:
         self._grow(window.lanes)
         if self.is_loaded:
             self._check_lanes(window, whole)
-        source, position, epoch, step, _ = self._last[:, window.lanes]
-        same = (source == window.first.source) & (position + 1 == window.first.position)
+        source, position, stream, epoch, step, _ = self._last[:, window.lanes]
+        # A source may have got another number since, as an interleaved dataset's list grew. Its stream's seed stays.
+        same = (stream == window.first.stream) & ((source == window.first.source) | (stream != 0))
+        same &= position + 1 == window.first.position
         lost = window.goes_on & ~same
         # Two epochs may have the same number, so only the batch itself shows that an epoch's first one is repeated.
         again = self._is_again(window)
@@ -192,11 +195,11 @@ class LaneOrder:
         if window.batch != self._batch:
             self._batch, self._count = window.batch, self._count + 1
         self._given[window.lanes] = self._count
-        self._last[2:4, window.lanes] = [[window.epoch], [window.step]]
+        self._last[_BATCH, window.lanes] = [[window.epoch], [window.step]]
         self._age_before[window.lanes] = -1 if age is None else age
         self._last[_AGE, window.lanes] = -1 if age is None else window.ages(age)[-1]
         real = window.lanes[window.real]
-        self._last[:2, real] = window.last.source[window.real], window.last.position[window.real]
+        self._last[_ITEM, real] = [row[window.real] for row in window.last]
         idle = window.lanes[~window.real]
         self._last[0, idle] = np.where(self._last[0, idle] == _NEVER, -1, self._last[0, idle])
         self.is_loaded = self.is_loaded and not (self._given[self._last[0] != _NEVER] >= 0).all()
@@ -247,7 +250,7 @@ class LaneOrder:
 def _out_of_order(window: Window, row: int, known: npt.NDArray[np.int64]) -> StateError:
     """Return the error for a row of a batch."""
     lane = window.lanes[row]
-    source, position, epoch, step, _ = known[:, lane]
+    source, position, _, epoch, step, _ = known[:, lane]
     now = f"lane {lane} goes on with" if window.goes_on[row] else f"lane {lane} has"
     now += f" source {window.first.source[row]} at position {window.first.position[row]}"
     now += f" in batch {window.step} of epoch {window.epoch}"

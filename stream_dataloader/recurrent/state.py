@@ -348,7 +348,7 @@ class RecurrentState:
         if kept.check is None or not (bad := kept.check.bad() & window.goes_on).any():
             return np.zeros(len(window.lanes), np.bool_)
         row = int(bad.argmax())
-        lane, source, position = (int(own[row]) for own in (window.lanes, *window.first))
+        lane, source, position = (int(own[row]) for own in (window.lanes, *window.first[:2]))
         more = f" (and {bad.sum() - 1} more lanes)" if bad.sum() > 1 else ""
         text = f"lane {lane} goes on with source {source} at position {position}, but its state holds NaN or infinity"
         if self._nonfinite == "raise":

@@ -107,7 +107,7 @@ def _check_starts(dataset: StreamDataset) -> None:
     """Check that the first sources, opened with `start=1`, begin with their second item."""
     plan = dataset._plan()
     for index in range(min(len(plan.lists.sources), _MOST_SOURCES)):
-        info = StreamInfo(index, 0, 0, 0, plan.rules.seed)
+        info = StreamInfo(index, 0, 0, 0, plan.rules.seed, source_key=plan.lists.key(index))
         ignores = ignores_start(plan.lists.of(index).open_stream, plan.lists.sources[index], 1, info)
         assert not ignores, f"source {index}: {IGNORES_START}"
 

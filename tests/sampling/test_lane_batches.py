@@ -122,8 +122,9 @@ def test_batches_are_those_of_a_loader_over_the_same_groups(mixed_case, sections
     if not sum(lengths):
         return
     for rank in range(world_size):
-        if options["padding_mode"] != "cycle" and not has_items(sampler_of(case, rank, sections=sections, **mix)):
-            continue  # the loader does not know what to pad
+        alone = sampler_of(case, rank, sections=sections, **mix)
+        if options["padding_mode"] != "cycle" and not all(has_items(alone) for _ in range(2)):
+            continue  # in one of the two epochs the loader does not know what to pad
         ours, theirs, sampler = loaders(case, rank, mix=mix, sections=sections)
         for _ in range(1 if options["padding_mode"] == "cycle" else 2):
             pairs = zip(ours, theirs, strict=True)

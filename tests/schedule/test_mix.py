@@ -201,7 +201,7 @@ def test_weights_that_replace_others_move_no_draw_before(sizes, data, seed, exha
         head = [before[draw] for draw in range(first)]
         assert list(counts) == np.bincount([number for number, _ in head], minlength=len(sizes)).tolist()
         new = data.draw(schedules(len(sizes)))
-        mix = mix_of(sizes, new, name, (*mix.past, Replaced(4, first, counts, mix.weights)))
+        mix = mix_of(sizes, new, name, (*mix.past, Replaced(4, first, counts, mix.weights, mix.sizes)))
         order = DrawOrder(mix, seed, 4, endless=endless)
         draws = first + 60 if endless else mix.draws
         assert [order[draw] for draw in range(first)] == head

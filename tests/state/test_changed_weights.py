@@ -41,7 +41,11 @@ def other_weights(dataset, new, cursor):
     begin = 0 if rules.endless_mix else turn * rules.draws
     lists = [bisect_right(mix.starts, order[begin + number].source) - 1 for number in range(draw)]
     counts = tuple(lists.count(number) for number in range(len(mix.sizes)))
-    past = (Replaced(turn, draw, counts, mix.weights),) if cursor and mix.weights != new._rules.mix.weights else ()
+    past = (
+        (Replaced(turn, draw, counts, mix.weights, mix.sizes),)
+        if cursor and mix.weights != new._rules.mix.weights
+        else ()
+    )
     return new._under(new._rules.with_past(past))
 
 
@@ -281,8 +285,9 @@ def test_what_cannot_go_on_is_refused():
     list(itertools.islice(changed, 2))
     good = through_a_file(changed.state_dict())
     load([3, 1], good, ())
-    (epoch, draw, counts, weights) = good["mix"]["past"][0]
-    others = [epoch, draw, counts, [1, -1]], [epoch, draw + 1, counts, weights], [epoch, draw, [draw], weights]
-    for wrong in (*others, 5):
+    epoch, draw, counts, weights, sizes = good["mix"]["past"][0]
+    where, more = [epoch, draw, counts], [size + 1 for size in sizes]
+    others = [*where, [1, -1], sizes], [epoch, draw + 1, counts, weights, sizes], [epoch, draw, [draw], weights, sizes]
+    for wrong in (*others, [*where, weights, more], [*where, weights, sizes[:1]], [*where, weights], 5):
         with pytest.raises(StateError):
             load([3, 1], good | {"mix": good["mix"] | {"past": [wrong]}}, ())

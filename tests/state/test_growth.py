@@ -1,7 +1,6 @@
 """`dataset.extend`: lists of sources that grow while they are read, and lists that change without it."""
 
 import copy
-import gc
 import itertools
 import pickle
 import threading
@@ -358,11 +357,8 @@ def test_what_cannot_grow_is_refused_and_nothing_changes():
     with pytest.raises(ValueError, match="lengths"):
         known.extend([(2, 2)], lengths=[2, 3])
     mixed = interleave([dataset, known], batch_size=1)
-    for part_of_it in (mixed, dataset):
-        with pytest.raises(TypeError, match="extend a dataset before it is interleaved, and interleave them anew"):
-            part_of_it.extend([(2, 2)])
-    del mixed, part_of_it
-    gc.collect()
+    with pytest.raises(TypeError, match="interleaves 2, and sources belong to one of them; extend that one"):
+        mixed.extend([(2, 2)])
     with pytest.raises(TypeError, match="a range, which knows its own"):
         StreamDataset(range(3), range, 1, time_steps=1).extend([4])
     with pytest.raises(TypeError, match="which knows its own"):
@@ -372,7 +368,7 @@ def test_what_cannot_grow_is_refused_and_nothing_changes():
     next(iter(loader))
     reader = iter(loader)
     next(reader)
-    with pytest.raises(ValueError, match="several ranks cannot agree on the pass"):
+    with pytest.raises(ValueError, match="several ranks cannot agree on the place"):
         endless.extend([(4, 2)])
     assert len(endless.sources) == 4
     next(reader)

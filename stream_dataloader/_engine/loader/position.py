@@ -26,6 +26,9 @@ from stream_dataloader._engine.schedule.saved_state import LoadedState
 from stream_dataloader.dataset import StreamDataset
 from stream_dataloader.errors import StreamError
 
+#: What changes when a list grows. Where weights are shares of time steps, they follow the sources' mean length.
+GROWN = "sources", "weights"
+
 
 def _kept_lanes(ranks: Ranks, loaded: LoadedState) -> KeptLanes:
     """Return the lanes that go on: each group keeps its first ones.
@@ -191,9 +194,9 @@ class LoaderPosition(BasePosition[Epoch]):
         epoch, epochs = self.epoch, self._epochs
         return epoch if epoch and not epoch.over and epochs.length is None and not epochs.was_left else None
 
-    def restate(self, left: Epoch, state: Mapping[str, Any]) -> None:
+    def restate(self, left: Epoch, loaded: LoadedState) -> None:
         """Have states describe the epoch that was left, given its state, as one that goes on with a longer list."""
-        self.epoch = Epoch(self._ranks.dataset, self.read(state, ("sources",)).place, left.readers)
+        self.epoch = Epoch(self._ranks.dataset, loaded.place, left.readers)
 
     def mark_as_reached(self) -> None:
         """Take the place for one that was read up to, not for a loaded state that somebody may look at beforehand."""

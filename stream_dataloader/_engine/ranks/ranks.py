@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import operator
 import warnings
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 import torch.distributed as dist
@@ -17,8 +19,7 @@ from stream_dataloader._engine.schedule.mix import Replaced
 from stream_dataloader._engine.schedule.place import Place
 from stream_dataloader._engine.schedule.rules import Groups
 from stream_dataloader._engine.schedule.saved_state import LoadedState, from_plain
-from stream_dataloader._engine.schedule.state_check import number
-from stream_dataloader._engine.schedule.state_match import SourceIdentity, groups_of
+from stream_dataloader._engine.schedule.state_match import SourceIdentity, groups_of, sizes_in
 from stream_dataloader._engine.workers.torch_quirks import default_store
 from stream_dataloader.dataset import StreamDataset
 from stream_dataloader.errors import StateError
@@ -86,8 +87,7 @@ class Ranks:
             groups = Groups.of_rank(total, info.rank, info.world_size)
         except ValueError as error:
             raise StateError(f"the state cannot be loaded here: {error}") from None
-        grown = number("num_sources", state.get("num_sources")) if "sources" in changes else None
-        identity = identity_of(self._given, grown)
+        identity = identity_of(self._given, sizes_in(state) if "sources" in changes else None)
         loaded = from_plain(state, dataclasses.replace(self._given._rules, groups=groups), identity, changes)
         self._seed, self._groups = loaded.seed, total
         return loaded
@@ -96,9 +96,10 @@ class Ranks:
     def why_not_grown(self) -> str | None:
         """Why an epoch cannot go on with a longer list; None if it can."""
         rules = self.dataset._rules
-        if rules.padding_mode != "cycle" or rules.groups.count == rules.groups.total:
+        if rules.groups.count == rules.groups.total or (rules.padding_mode != "cycle" and rules.mix is None):
             return None
-        what = 'with padding_mode="cycle" several ranks cannot agree on the pass in which new sources join'
+        where = 'with padding_mode="cycle"' if rules.mix is None else "in an interleaved dataset"
+        what = f"{where} several ranks cannot agree on the place from which on new sources are drawn"
         return f'{what}; merge all ranks\' states, and load them with changes=["sources"] into a longer dataset'
 
     def resumed(self, place: Place) -> Place:
@@ -164,11 +165,16 @@ class Ranks:
         return self.__dict__ | {"_info": RankInfo()}
 
 
-def identity_of(dataset: StreamDataset, scheduled: int | None = None) -> SourceIdentity:
-    """Return the identity of a dataset's list of sources, or of its first `scheduled` sources or sections."""
-    lists = dataset._source_lists
-    if scheduled is not None and lists.mix is None and scheduled < dataset._rules.num_sources:
-        lists = lists.beginning(scheduled if dataset._cuts is None else dataset._cuts.source(scheduled))
+def identity_of(dataset: StreamDataset, sizes: Sequence[int] | None = None) -> SourceIdentity:
+    """Return the identity of a dataset's sources, or of those that it had with these sizes, see `sizes_in`."""
+    lists, cuts = dataset._source_lists, dataset._cuts
+    if sizes is not None:
+        whole = (dataset._rules.num_sources,) if lists.mix is None else lists.mix.sizes
+        if len(sizes) == len(whole) and tuple(sizes) != whole and all(map(operator.le, sizes, whole)):
+            begins = accumulate(whole, initial=0)
+            ends = [begin + size for begin, size in zip(begins, sizes, strict=False)]
+            counts = ends if cuts is None else [cuts.source(end) for end in ends]
+            lists = lists.beginning([count - start for count, start in zip(counts, lists.starts, strict=True)])
     return SourceIdentity(lists.fingerprint, lists.lengths_fingerprint, lists.described_sections)
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 from stream_dataloader.errors import shorten
@@ -48,10 +48,10 @@ class GivenList:
 
 
 class ListReader(Protocol):
-    """An object that reads a dataset, and goes on when its list has become longer."""
+    """An object that reads a dataset, and goes on when its list has become longer; both are `SourceLists`."""
 
-    def _hold(self) -> contextlib.AbstractContextManager[Callable[[Any], None]]:
-        """Stand still; calling what the context gives with the longer list goes on.
+    def _hold(self, before: Any, longer: Any) -> contextlib.AbstractContextManager[Callable[[], None]]:
+        """Stand still; calling what the context gives goes on with the longer list.
 
         Raises:
             ValueError: The list cannot become longer where this one stands.
@@ -68,13 +68,17 @@ class ListReaders:
         """Tell one from now on."""
         self._all.add(reader)
 
-    def while_held(self, change: Callable[[], None], lists: Any) -> None:
-        """Make a change while all stand still, and let them go on with longer lists."""
+    @contextlib.contextmanager
+    def hold(self, before: Any, longer: Any) -> Iterator[Callable[[], None]]:
+        """Have all stand still; calling what the context gives lets them go on with a longer list."""
         with contextlib.ExitStack() as held:
-            go_on = [held.enter_context(one._hold()) for one in list(self._all)]
-            change()
-            for each in go_on:
-                each(lists)
+            all_of_them = [held.enter_context(one._hold(before, longer)) for one in list(self._all)]
+
+            def go_on() -> None:
+                for each in all_of_them:
+                    each()
+
+            yield go_on
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), ()

@@ -37,6 +37,7 @@ from stream_dataloader.anchors import Anchors, lengths_with
 from stream_dataloader.errors import shorten
 from stream_dataloader.protocols import KnowsLengths, StreamFactory
 from stream_dataloader.sectioning import Sections, cut_of, described, with_lengths
+from stream_dataloader.stream_info import source_key
 
 _LOOKED_AT = 1024  # sources that a fingerprint reads from a user's sequence, which makes them on request
 
@@ -117,17 +118,24 @@ class SourceList:
         longer = SourceList.checked(every, self.open_stream, lengths, cut, self.named, self.anchors)
         return replace(longer, given=GivenList())  # the user may add to his list what he extends the dataset by
 
+    def beginning(self, count: int) -> SourceList:
+        """Return a list of the first sources."""
+        if count == len(self.sources):
+            return self
+        lengths = None if self.lengths is None else self.lengths[:count]
+        return replace(self, sources=self.sources[:count], lengths=lengths)
+
     @cached_property
     def fingerprint(self) -> str:
         """Fingerprint that distinguishes this list from others."""
         return _fingerprint_of(self.sources) if self.named is None else self.named
 
-    def cut(self, first: int) -> Cut:
-        """Return the list's cut into sections, given the index `first` of its first source."""
+    def cut(self, first: int, key: int) -> Cut:
+        """Return the list's cut into sections, given its first source's index, and its number in random draws."""
         if self.sections is not None and self.lengths is not None:
-            return cut_of(self.sections, self.lengths, first)
+            return cut_of(self.sections, self.lengths, first, key)
         if self.anchors is not None and self.lengths is not None:
-            return AnchorCut(self.lengths, self.anchors.spacing, first)
+            return AnchorCut(self.lengths, self.anchors.spacing, first, key)
         lengths = np.full(len(self.sources), -1, np.int64) if self.lengths is None else self.lengths
         return Cut(lengths, None, jitter=False, first=first)
 
@@ -187,6 +195,10 @@ class SourceLists(Sources):
     def list_of(self, index: int) -> int:
         """Return the number of the list that contains a source, by the source's index."""
         return bisect_right(self.starts, index) - 1
+
+    def key(self, index: int) -> int:
+        """Return a source's number in random draws, see `source_key`."""
+        return index if len(self.lists) == 1 else source_key(self.starts, index)
 
     def locate(self, index: int) -> tuple[int, int]:
         """Return the number of the list that contains a source, and the source's index in that list.
@@ -251,11 +263,9 @@ class SourceLists(Sources):
         """Whether only some items of sources are read, so a source may have none in some epochs."""
         return any(one.anchors is not None for one in self.lists)
 
-    def beginning(self, count: int) -> SourceLists:
-        """Return the first `count` sources of the only list."""
-        (one,) = self.lists
-        lengths = None if one.lengths is None else one.lengths[:count]
-        return SourceLists([replace(one, sources=one.sources[:count], lengths=lengths)])
+    def beginning(self, counts: Iterable[int]) -> SourceLists:
+        """Return the first sources of each list, given their numbers."""
+        return SourceLists([one.beginning(count) for one, count in zip(self.lists, counts, strict=True)], self.mix)
 
     def cuts(self, seed: int) -> Cuts | None:
         """Return the sections of all lists; None if every source is read whole."""
@@ -266,7 +276,7 @@ class SourceLists(Sources):
         """The cut of each list; empty if every source is read whole."""
         if all(one.sections is None for one in self.lists) and not self.has_anchors:
             return []
-        return [one.cut(first) for one, first in zip(self.lists, self.starts, strict=True)]
+        return [one.cut(first, self.key(first)) for one, first in zip(self.lists, self.starts, strict=True)]
 
     @cached_property
     def fingerprint(self) -> str:

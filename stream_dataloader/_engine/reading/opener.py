@@ -169,8 +169,10 @@ class Opener:
         section = plan.section(number, epoch)
         index = section.source
         is_cut = plan.cuts is not None and section.stop >= 0 and not plan.cuts.skips(index)
-        place = (section.start, section.stop) if is_cut else (0, None)
-        info = StreamInfo(index, epoch, lane, self.reader.worker_id, plan.rules.seed, repeat, *place)
+        start, stop = (section.start, section.stop) if is_cut else (0, None)
+        where = index, epoch, lane, self.reader.worker_id
+        key = None if plan.rules.mix is None else plan.lists.key(index)
+        info = StreamInfo(*where, plan.rules.seed, repeat, start, stop, key)
         try:
             source = self._sources[index]
         except Exception as error:

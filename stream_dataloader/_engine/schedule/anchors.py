@@ -53,12 +53,13 @@ class AnchorCut(Cut):
         lengths: `(sources,)`, items of each source.
         spacing: Which of them are anchors.
         first: The index of the list's first source, among those of all lists.
+        key: The number of that source in random draws; None: its index.
     """
 
     skips = True
 
-    def __init__(self, lengths: IntArray, spacing: Spacing, first: int = 0) -> None:
-        super().__init__(lengths, None, jitter=False, first=first)
+    def __init__(self, lengths: IntArray, spacing: Spacing, first: int = 0, key: int | None = None) -> None:
+        super().__init__(lengths, None, jitter=False, first=first, key=key)
         self.spacing = spacing
 
     def _parts(self, sources: IntArray, key: int) -> tuple[IntArray, IntArray, IntArray, IntArray, IntArray]:
@@ -67,7 +68,7 @@ class AnchorCut(Cut):
         # An anchor must have `ahead` items from itself on, so the last items of a source cannot be anchors.
         allowed = np.maximum(self.lengths[sources] - (ahead - 1), 0)
         drawn = phase is None
-        phases = offsets_of(key, sources + self.first, every) - 1 if drawn else np.full_like(sources, phase)
+        phases = offsets_of(key, sources + self._key, every) - 1 if drawn else np.full_like(sources, phase)
         spaced = np.maximum(-(-(allowed - phases) // every), 0)
         # Item 0, and the last one, are added only where no spaced anchor is there: none may come twice.
         before = (first & (allowed > 0) & (phases > 0)).astype(np.int64)

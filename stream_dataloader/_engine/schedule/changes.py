@@ -42,8 +42,13 @@ def with_changes(place: Place, saved: Rules, rules: Rules, given: Mapping[int, i
         StateError: The list grew, and the state does not hold all groups.
     """
     growth = place.growth or ()
-    if rules.num_sources > saved.num_sources:
-        growth = *growth, (_pass_to_join(place, saved, given), saved.num_sources)
+    if rules.num_sources > saved.num_sources and not rules.endless_mix:  # lists of an endless mix grow on their own
+        joins = 0
+        if _joins_next(saved):
+            joins = (
+                _end_of_draws(place, saved, given, 'with padding_mode="cycle" a longer list holds')[0] + 1 - place.epoch
+            )
+        growth = *growth, (joins, saved.num_sources)
     order, returned = Order(saved, place, None), returned_by_group(rules, place.returned)
     states = [lane if lane.draw != NONE and order.is_fresh(lane.draw) else LanePlace() for lane in place.lanes]
     lanes: list[LanePlace] = []
@@ -69,60 +74,71 @@ def with_changes(place: Place, saved: Rules, rules: Rules, given: Mapping[int, i
     return place._replace(cursors=cursors, returned=tuple(again), lanes=tuple(lanes), waiting=waiting, growth=growth)
 
 
-def _pass_to_join(place: Place, saved: Rules, given: Mapping[int, int]) -> int:
-    """Return the pass over the list in which new sources are: with `"cycle"` the first that no group has begun."""
-    if saved.padding_mode != "cycle":
-        return 0  # the only pass
-    if len(given) < saved.groups.total:
-        raise StateError(
-            f"the state holds virtual ranks {sorted(given)} of {saved.groups.total}, and a longer list needs all with "
-            'padding_mode="cycle"; load all ranks\' states: merge_states([...])'
-        )
-    order = Order(saved, place, None)
-    return 1 + max(order.in_pass(max(count - 1, 0), group)[0] for group, count in given.items())
-
-
-def past_weights(saved: Rules, mix: Mix, epoch: int, given: Mapping[int, int]) -> tuple[Replaced, ...]:
-    """Return the earlier weights of an epoch that goes on with those of `mix`.
+def past_mixes(saved: Rules, mix: Mix, place: Place, given: Mapping[int, int]) -> tuple[Replaced, ...]:
+    """Return the earlier weights and sizes of an epoch that goes on with those of `mix`.
 
     Args:
         saved: The rules before.
+        place: A place in the epoch.
         given: Number of draws to each group that the state holds.
 
     Raises:
-        StateError: The weights are other ones, and not all groups are known or the epoch would not end.
+        StateError: They are other ones, and not all groups are known or the epoch would not end.
     """
     before = saved.mix
-    if before is None or before.weights == mix.weights:
+    if before is None or (before.weights, before.sizes) == (mix.weights, mix.sizes):
         return () if before is None else before.past
-    if len(given) < saved.groups.total:
-        raise StateError(
-            f"the state holds virtual ranks {sorted(given)} of {saved.groups.total}, and other weights hold from the "
-            "first draw that none of them has made; load all ranks' states: merge_states([...])"
-        )
-    number, draw = max(_place_behind(saved, epoch, group, count) for group, count in given.items())
-    if (number, draw) in [(one.epoch, one.draw) for one in before.past] or (number, draw) == (epoch, 0):
-        return before.past  # nothing was drawn by those before
-    order = DrawOrder(before, saved.seed if saved.shuffle else None, number, endless=saved.endless_mix)
-    past = (*before.past, Replaced(number, draw, order.counts_before(draw), before.weights))
+    end = _end_of_draws(place, saved, given, "other weights, or longer lists of interleaved datasets, hold")
+    order = DrawOrder(before, saved.seed if saved.shuffle else None, end[0], endless=saved.endless_mix)
+    past, begin = before.past, (place.epoch, 0)
+    if before.weights != mix.weights:
+        past = _with(past, Replaced(*end, order.counts_before(end[1]), before.weights, before.sizes), begin)
+        past = tuple([one._replace(weights=mix.weights) if one[:2] > end else one for one in past])
+    if before.sizes != mix.sizes:
+        if _joins_next(saved):
+            grown = Replaced(end[0] + 1, 0, (0,) * len(mix.sizes), mix.weights, before.sizes)
+        else:
+            grown = Replaced(*end, order.counts_before(end[1]), before.weights, before.sizes)
+        past = _with(past, grown, begin)
     ends = mix.exhausted == "repeat" and not saved.endless_mix
     if ends and (never := replace(mix, past=past).never_in_full()) is not None:
         raise StateError(
             f"datasets[{never}] has weight 0 from draw {mix.weights[-1][0]:,} on, and the epoch, which goes on at draw "
-            f"{draw:,}, would not end before it was drawn once in full; give it a weight, or start the epoch anew"
+            f"{end[1]:,}, would not end before it was drawn once in full; give it a weight, or start the epoch anew"
         )
     return past
 
 
-def _place_behind(rules: Rules, epoch: int, group: int, count: int) -> tuple[int, int]:
-    """Return the epoch, or pass, of a group's last draw, and the draw behind it."""
-    if not count:
-        return epoch, 0
-    total = rules.groups.total
-    if rules.endless_mix:
-        return epoch, (count - 1) * total + group + 1
-    share = rules.groups.share(group, rules.draws)
-    turn, index = divmod(count - 1, share)
-    if rules.padding_mode != "cycle" and turn:  # it reads again
-        turn, index = 0, share - 1
-    return epoch + turn, index * total + group + 1
+def _with(past: tuple[Replaced, ...], new: Replaced, begin: tuple[int, int]) -> tuple[Replaced, ...]:
+    """Add what was replaced at a draw, unless nothing was drawn by it."""
+    return past if new[:2] in (begin, *(one[:2] for one in past)) else tuple(sorted((*past, new)))
+
+
+def _joins_next(rules: Rules) -> bool:
+    """Return whether new sources join at the next pass over all sources."""
+    return rules.padding_mode == "cycle" and not rules.endless_mix
+
+
+def _end_of_draws(place: Place, saved: Rules, given: Mapping[int, int], what: str) -> tuple[int, int]:
+    """Return the epoch, or pass, of the last draw of any group, and the draw behind it.
+
+    Args:
+        given: Number of draws of each group that the state holds.
+        what: What holds from there on.
+
+    Raises:
+        StateError: The state does not hold all groups.
+    """
+    groups = saved.groups
+    if len(given) < groups.total:
+        raise StateError(
+            f"the state holds virtual ranks {sorted(given)} of {groups.total}, and {what} from the first draw that "
+            "none of them has made; load all ranks' states: merge_states([...])"
+        )
+    order, ends = Order(saved, place, None), []
+    for group, count in given.items():
+        turn, index = order.in_pass(max(count - 1, 0), group)
+        if saved.padding_mode != "cycle" and turn:  # it reads again
+            turn, index = 0, groups.share(group, saved.draws) - 1
+        ends.append((place.epoch + turn, index * groups.total + group + 1 if count else 0))
+    return max(ends)

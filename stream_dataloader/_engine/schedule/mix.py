@@ -10,8 +10,8 @@ they are due if the weights change::
 
 So at every moment a list is within a few draws of its share.
 
-A run that goes on from a saved state may have other weights than before: an order then has several *phases*. The first
-draws stay those that they were, whatever follows.
+A run that goes on from a saved state may have other weights than before, or longer lists: an order then has several
+*phases*. The first draws stay those that they were, whatever follows.
 
 Guarantee: the order is a function of (weights, sizes, seed, epoch, past); the n-th draw is found in blocks, so an
 endless order takes no more memory than a short one.
@@ -27,6 +27,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from stream_dataloader._engine.schedule.passes import Passes
 from stream_dataloader._engine.schedule.weighting import Counts, Pace, Shares, Weights, shares_of
 from stream_dataloader.stream_info import order_rng
 
@@ -37,19 +38,38 @@ _BLOCK = 1 << 14  # draws whose order is made at once
 
 
 class Replaced(NamedTuple):
-    """Weights that were replaced while a run was going on.
+    """Weights and sizes of lists that were replaced while a run was going on.
 
     Attributes:
         epoch: Epoch, or pass over all lists, in which they were replaced.
-        draw: First draw of that epoch by the new weights.
+        draw: First draw of that epoch by the new ones.
         counts: Number of earlier draws of that epoch from each list.
         weights: The weights until then.
+        sizes: The numbers of sources until then.
     """
 
     epoch: int
     draw: int
     counts: tuple[int, ...]
     weights: Weights
+    sizes: tuple[int, ...]
+
+
+class Phase(NamedTuple):
+    """Draws of an epoch by the same weights from lists of the same sizes.
+
+    Attributes:
+        pace: The draws from each list, from the phase's first draw on.
+        passes: The passes over each list.
+    """
+
+    pace: Pace
+    passes: tuple[Passes, ...]
+
+    @property
+    def full(self) -> Counts:
+        """`(lists,)`, the number of draws from each list in which all its sources come."""
+        return np.array([one.until_all() for one in self.passes], np.int64)
 
 
 @dataclass(frozen=True)
@@ -62,7 +82,7 @@ class Mix:
         exhausted: Whether a list is left out or starts again once all its sources were drawn.
         shuffles: Whether its sources come in a new order in each pass over it.
         schedules: The order in which its sources come.
-        past: Earlier weights of the run, in order.
+        past: Earlier weights and sizes of the run, in order.
     """
 
     sizes: tuple[int, ...]
@@ -72,40 +92,51 @@ class Mix:
     schedules: tuple[Schedule | None, ...]
     past: tuple[Replaced, ...] = ()
 
-    def paces(self, epoch: int) -> list[Pace]:
-        """Return the pace of each phase of an epoch."""
+    def phases(self, epoch: int, *, endless: bool = False) -> list[Phase]:
+        """Return the phases of an epoch.
+
+        Args:
+            endless: Lists start again and again, each on its own, and new sources join at a list's next pass.
+        """
         own = [one for one in self.past if one.epoch == epoch]
-        weights = [*(one.weights for one in self.past if one.epoch >= epoch), self.weights]
-        sizes = self._counts(self.sizes) if self.exhausted == "leave_out" else None
         begins = [(0, (0,) * len(self.sizes)), *((one.draw, one.counts) for one in own)]
-        return [
-            Pace.of(used, first, self._counts(begin), sizes)
-            for (first, begin), used in zip(begins, weights, strict=False)  # later ones are of later epochs
-        ]
+        until = [(one.weights, one.sizes) for one in self.past if one.epoch >= epoch]
+        passes = tuple([Passes(0, joins=not endless) for _ in self.sizes])
+        found, before = list[Phase](), self.weights
+        # What is left of `until` is of later epochs.
+        for (first, counts), (weights, sizes) in zip(begins, [*until, (self.weights, self.sizes)], strict=False):
+            lists = zip(passes, counts, sizes, strict=True)
+            passes = tuple([one if one.size == size else one.grow(count, size) for one, count, size in lists])
+            if endless and found and weights == before:  # the pace has nothing to do with sizes, so it stays as it was
+                found[-1] = found[-1]._replace(passes=passes)
+                continue
+            before = weights
+            left_out = np.array(sizes, np.int64) if self.exhausted == "leave_out" else None
+            found.append(Phase(Pace.of(weights, first, np.array(counts, np.int64), left_out), passes))
+        return found
 
-    @staticmethod
-    def _counts(numbers: tuple[int, ...]) -> Counts:
-        return np.array(numbers, np.int64)
-
-    def quotas(self, pace: Pace) -> Shares:
-        """Return `(lists,)`, the number of draws from each list in an epoch that ends at this pace.
+    def quotas(self, phase: Phase) -> Shares:
+        """Return `(lists,)`, the number of draws from each list in an epoch that ends in this phase.
 
         `"repeat"`: as many draws as it takes until each list was drawn once in full, at its share.
         """
-        sizes = self._counts(self.sizes)
-        return sizes.astype(np.float64) if self.exhausted == "leave_out" else pace.quotas(sizes)
+        full = phase.full
+        return full.astype(np.float64) if self.exhausted == "leave_out" else phase.pace.quotas(full)
 
     def never_in_full(self) -> int | None:
         """Return a list whose weight stays 0 before it was drawn once in full, so an epoch has no end; None if none."""
-        ends = self.paces(self.past[-1].epoch if self.past else 0)[-1].ends(self._counts(self.sizes))
+        phase = self._last_phase
+        ends = phase.pace.ends(phase.full)
         return None if np.isfinite(ends).all() else int(np.argmax(ends))
+
+    @property
+    def _last_phase(self) -> Phase:
+        return self.phases(self.past[-1].epoch if self.past else 0)[-1]
 
     @cached_property
     def draws(self) -> int:
-        """Number of draws in an epoch. If weights were replaced, this counts the epoch in which they were."""
-        if self.exhausted == "leave_out":
-            return sum(self.sizes)
-        return sum(map(int, self.quotas(self.paces(self.past[-1].epoch if self.past else 0)[-1])))
+        """Number of draws in an epoch. If weights or sizes were replaced, this counts the epoch in which they were."""
+        return sum(self.sizes) if self.exhausted == "leave_out" else sum(map(int, self.quotas(self._last_phase)))
 
     @cached_property
     def draws_of_a_pass(self) -> int:
@@ -143,6 +174,9 @@ class DrawOrder:
         seed: Seeds the draws, with the epoch; None draws as evenly as possible, always in the same order.
         endless: The order has no end, as lists start again and again. Only with `exhausted="repeat"`.
 
+    Attributes:
+        passes: The passes over each list.
+
     Example:
         >>> mix = Mix((6, 1), ((0, (3, 1)),), "repeat", (False, False), (None, None))
         >>> order = DrawOrder(mix, None, 0)
@@ -153,9 +187,11 @@ class DrawOrder:
     def __init__(self, mix: Mix, seed: int | None, epoch: int, *, endless: bool = False) -> None:
         assert not endless or mix.exhausted == "repeat"
         self._mix, self._seed, self._epoch = mix, seed, epoch
-        self._paces = mix.paces(epoch)
+        phases = mix.phases(epoch, endless=endless)
+        self.passes = phases[-1].passes
+        self._paces = [phase.pace for phase in phases]
         self._firsts = [pace.first for pace in self._paces]
-        self._quotas = [None if endless else mix.quotas(pace) for pace in self._paces]
+        self._quotas = [None if endless else mix.quotas(phase) for phase in phases]
         # Two threads may read this at once, so it is replaced as a whole and never changed in place.
         self._recent: tuple[_Block, ...] = ()
 

@@ -15,6 +15,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from stream_dataloader._engine.schedule.mix import DrawOrder, Mix
+from stream_dataloader._engine.schedule.passes import Passes
 from stream_dataloader._engine.schedule.place import Place
 from stream_dataloader._engine.schedule.rules import ALONE, NEVER, IntArray, Rules
 from stream_dataloader._engine.schedule.sections import Lengths, lengths_in
@@ -102,25 +103,24 @@ class Order:
     def __init__(self, rules: Rules, place: Place, lengths: Lengths | None) -> None:
         self.epoch, self._cycles, self._rules = place.epoch, rules.padding_mode == "cycle", rules
         self._groups = rules.groups
-        self._draws: dict[int, int] = {}  # number of draws in a pass, by group
-        self._growth = place.growth or ()
+        self._passes_of: dict[int, Passes] = {}  # by group
+        self._list = Passes(rules.num_sources, place.growth or (), joins=not self._cycles)
         # Two passes are kept, as at the end of a pass some lanes already read the next one.
-        self._passes = functools.lru_cache(2)(lambda epoch, sizes: _pass_order(rules, epoch, lengths, sizes))
+        self._orders = functools.lru_cache(2)(lambda epoch, sizes: _pass_order(rules, epoch, lengths, sizes))
         self._mixed = None if rules.mix is None else _MixedOrder(rules, rules.mix, lengths)
 
     def __getitem__(self, draw: int) -> Assignment:
         """Look a draw up; `"data"` starts over with the same pass, `"cycle"` with the next epoch's."""
         count, group = divmod(draw, self._groups.total)
-        if (draws := self._draws.get(group)) is None:
-            draws = NEVER if self._rules.endless_mix else self._groups.share(group, self._rules.draws)
-            self._draws[group] = draws
-        turn, index = self.in_pass(count, group) if self._growth else divmod(count, draws)
+        passes = self._passes_of.get(group) or self._passes(group)
+        # Most lists never grow. Each stream is looked up here, so they take the short way.
+        turn, index = passes.find(count) if passes.grown else divmod(count, passes.size)
         index = index * self._groups.total + group
         epoch = self.epoch + turn if self._cycles else self.epoch
         fresh = self._cycles or turn == 0
         if self._mixed is not None:
             return Assignment(*self._mixed.source(epoch, index), fresh)
-        order = self._passes(epoch, self._sizes(turn) if self._growth else ())
+        order = self._orders(epoch, self._list.sizes(turn) if passes.grown else (self._list.size,))
         return Assignment(index if order is None else int(order[index]), epoch, 0, fresh)
 
     def is_fresh(self, draw: int) -> bool:
@@ -129,40 +129,33 @@ class Order:
 
     def in_pass(self, count: int, group: int) -> tuple[int, int]:
         """Return the pass that holds a group's n-th draw, and the draw's index within this pass."""
-        begin = 0
-        for turn, size in self._growth:
-            share = self._groups.share(group, size)
-            if count < (turn - begin) * share:
-                passes, index = divmod(count, share)
-                return begin + passes, index
-            count, begin = count - (turn - begin) * share, turn
-        passes, index = divmod(count, self._groups.share(group, self._rules.draws))
-        return begin + passes, index
+        return self._passes(group).find(count)
 
-    def _sizes(self, turn: int) -> tuple[int, ...]:
-        """Return the list's numbers of sources in a pass: at its beginning, and each time that it grew."""
-        later = [size for begin, size in self._growth if begin > turn]
-        own = [] if self._cycles else [size for begin, size in self._growth if begin == turn]
-        return *own, later[0] if later else self._rules.num_sources
+    def _passes(self, group: int) -> Passes:
+        """Return the passes over a group's share of the sources."""
+        if group not in self._passes_of:
+            share = functools.partial(self._groups.share, group)
+            grown = tuple([(turn, share(size)) for turn, size in self._list.grown])
+            self._passes_of[group] = Passes(NEVER if self._rules.endless_mix else share(self._rules.draws), grown)
+        return self._passes_of[group]
 
 
 class _MixedOrder:
     """The sources of several lists in the order in which they are handed out in one pass."""
 
     def __init__(self, rules: Rules, mix: Mix, lengths: Lengths | None) -> None:
-        self._sizes, self._starts, self._endless = mix.sizes, mix.starts, rules.endless_mix
+        self._starts, self._endless = mix.starts, rules.endless_mix
 
         @functools.lru_cache(2)
         def draws(epoch: int) -> DrawOrder:
             return DrawOrder(mix, rules.seed if rules.shuffle else None, epoch, endless=rules.endless_mix)
 
-        def orders(number: int) -> Callable[[int, int], Listing | None]:
-            start, stop = mix.starts[number : number + 2]
+        def orders(number: int) -> Callable[[int, int, tuple[int, ...]], _Listed]:
             shuffle, schedule = mix.shuffles[number], mix.schedules[number]
-            alone = replace(rules, num_sources=stop - start, shuffle=shuffle, schedule=schedule, mix=None, groups=ALONE)
-            part = slice(start, stop)
+            alone = replace(rules, shuffle=shuffle, schedule=schedule, mix=None, groups=ALONE)
+            start = mix.starts[number]
             return functools.lru_cache(2)(
-                lambda epoch, repeat: epoch_order(alone, epoch, lengths, number + 1, repeat, part=part)
+                lambda epoch, repeat, sizes: _pass_order(alone, epoch, lengths, sizes, number + 1, repeat, start=start)
             )
 
         self._draws = draws
@@ -170,11 +163,14 @@ class _MixedOrder:
 
     def source(self, epoch: int, draw: int) -> tuple[int, int, int]:
         """Return a draw's source, the epoch it counts for, and how often it was drawn before in that epoch."""
-        number, count = self._draws(epoch)[draw]
-        repeat, place = divmod(count, self._sizes[number])
+        draws = self._draws(epoch)
+        number, count = draws[draw]
+        passes = draws.passes[number]
+        repeat, place = passes.find(count)
+        sizes = passes.sizes(repeat)
         if self._endless:  # lists have passes of unequal length, so each pass over a list counts as one epoch of it
             epoch, repeat = epoch + repeat, 0
-        order = self._orders[number](epoch, repeat)
+        order = self._orders[number](epoch, repeat, sizes)
         return self._starts[number] + (place if order is None else int(order[place])), epoch, repeat
 
 
@@ -190,16 +186,25 @@ class _Joined:
         return place if listing is None else begin + int(listing[place - begin])
 
 
-def _pass_order(rules: Rules, epoch: int, lengths: Lengths | None, sizes: Sequence[int]) -> Listing | _Joined | None:
-    """Return the order of a pass: sources that the list gained come after those that it had before."""
-    if not sizes:
-        return epoch_order(rules, epoch, lengths)
+_Listed: TypeAlias = "Listing | _Joined | None"
+
+
+def _pass_order(
+    rules: Rules, epoch: int, lengths: Lengths | None, sizes: Sequence[int], *key: int, start: int = 0
+) -> _Listed:
+    """Return the order of a pass: sources that the list gained come after those that it had before.
+
+    Args:
+        sizes: Numbers of sources of the list, see `Passes.sizes`.
+        key: Distinguishes the list from others in the random draws.
+        start: Index of the list's first source.
+    """
     begins, parts = (0, *sizes[:-1]), []
     for number, (begin, end) in enumerate(zip(begins, sizes, strict=True)):
-        key = (number,) if number else ()  # the old sources need the key of a list that never grew, to keep their order
+        own = (*key, number) if number else key  # the old sources keep their order only with the key that they had
         alone = replace(rules, num_sources=end - begin)
-        parts.append(epoch_order(alone, epoch, lengths, *key, part=slice(begin, end)))
-    return _Joined(begins, parts)
+        parts.append(epoch_order(alone, epoch, lengths, *own, part=slice(start + begin, start + end)))
+    return parts[0] if len(parts) == 1 else _Joined(begins, parts)
 
 
 def epoch_order(rules: Rules, epoch: int, lengths: Lengths | None, *key: int, part: slice = _ALL) -> Listing | None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from stream_dataloader._engine.schedule.changes import past_weights, with_changes
+from stream_dataloader._engine.schedule.changes import past_mixes, with_changes
 from stream_dataloader._engine.schedule.draws import returned_by_group
 from stream_dataloader._engine.schedule.mix import Mix, Replaced
 from stream_dataloader._engine.schedule.place import EpochPlace, LanePlace, Place
@@ -57,7 +57,9 @@ def to_plain(
         **({} if rules.mix is None else {"mix": plain_mix(rules.mix)}),
     }
     if place.past:
-        state["mix"]["past"] = [[*one[:2], list(one.counts), plain_weights(one.weights)] for one in place.past]
+        state["mix"]["past"] = [
+            [*one[:2], list(one.counts), plain_weights(one.weights), list(one.sizes)] for one in place.past
+        ]
     waiting, returned = place.waiting, returned_by_group(rules, place.returned)
     if place.growth is not None:
         state["growth"] = [list(one) for one in place.growth]
@@ -102,16 +104,19 @@ def _plain_lane(lane: LanePlace, plain: Callable[[Iterable[int]], list[Any]]) ->
 
 
 def _mix_of(plain: Mapping[str, Any], mix: Mix) -> Mix:
-    """Return the mix of a state, which has the same lists as this one."""
+    """Return the mix of a state, which has as many lists as this one."""
     lists, past = len(mix.sizes), list[Replaced]()
-    for saved_epoch, saved_draw, counts, weights in plain.get("past", ()):
+    sizes = tuple([number("sources of a dataset", size) for size in plain["sizes"]])
+    for saved_epoch, saved_draw, counts, weights, before in plain.get("past", ()):
         place = number("epoch of other weights", saved_epoch), number("draw of other weights", saved_draw)
         own = tuple([number("draws by other weights", count) for count in counts])
-        too_many = mix.exhausted == "leave_out" and any(map(int.__gt__, own, mix.sizes))
-        if len(own) != lists or sum(own) != saved_draw or too_many or (past and place <= past[-1][:2]):
+        until = tuple([number("sources of a dataset before", size) for size in before])
+        too_many = mix.exhausted == "leave_out" and any(map(int.__gt__, own, until))
+        wrong = too_many or len(own) != lists or len(until) != lists or any(map(int.__gt__, until, sizes))
+        if wrong or sum(own) != saved_draw or (past and place <= past[-1][:2]):
             raise StateError(f"the state's draws by other weights are {shorten([saved_epoch, saved_draw, counts])}")
-        past.append(Replaced(*place, own, weights_of_plain(weights, lists)))
-    return replace(mix, weights=weights_of_plain(plain["weights"], lists), past=tuple(past))
+        past.append(Replaced(*place, own, weights_of_plain(weights, lists), until))
+    return replace(mix, weights=weights_of_plain(plain["weights"], lists), past=tuple(past), sizes=sizes)
 
 
 #: Errors that reading raises if the data is no state, or only a part of one.
@@ -214,7 +219,6 @@ def _from_plain(state: Mapping[str, Any], rules: Rules) -> LoadedState:
         width = int(state["lanes_of_a_group"]) * groups.count
         saved = replace(before, lanes=width, time_steps=state["time_steps"])
         given = {group: int(state[key_of(group)][1]) for group in groups_in(state)}
-        past = () if rules.mix is None else past_weights(saved, rules.mix, place.epoch, given)
         place = Place(
             epoch=place.epoch,
             step=state["step"],
@@ -223,10 +227,10 @@ def _from_plain(state: Mapping[str, Any], rules: Rules) -> LoadedState:
             lanes=states,
             waiting=waiting,
             growth=growth,
-            past=past,
             counted=place.counted,
         )
-        here = rules.with_past(past)
+        past = () if rules.mix is None else past_mixes(saved, rules.mix, place, given)
+        place, here = place._replace(past=past), rules.with_past(past)
         # A place under the same rules is exact as it is. Under others, lanes reserve anew and counts are converted.
         if replace(saved, mix=here.mix, seed=here.seed) != here or saved.draws != here.draws:
             place = with_changes(place, saved, here, given)

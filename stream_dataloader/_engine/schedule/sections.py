@@ -56,6 +56,7 @@ class Cut:
         steps: The most items of a section; None: sources stay whole.
         jitter: Draw the cuts anew in each epoch.
         first: The index of the list's first source, among those of all lists.
+        key: The number of that source in random draws, see `source_key`; None: its index.
 
     Attributes:
         skips: Whether a section leaves out items of its source; see `AnchorCut`.
@@ -63,8 +64,11 @@ class Cut:
 
     skips = False
 
-    def __init__(self, lengths: IntArray, steps: int | None, *, jitter: bool, first: int = 0) -> None:
+    def __init__(
+        self, lengths: IntArray, steps: int | None, *, jitter: bool, first: int = 0, key: int | None = None
+    ) -> None:
         self.lengths, self.steps, self.jitter, self.first = lengths, steps, jitter, first
+        self._key = first if key is None else key
 
     @cached_property
     def counts(self) -> IntArray:
@@ -86,7 +90,7 @@ class Cut:
         if self.steps is None:
             return np.zeros_like(lengths), lengths
         steps = self.steps
-        offsets = offsets_of(key, sources + self.first, steps) if self.jitter else np.full_like(lengths, steps)
+        offsets = offsets_of(key, sources + self._key, steps) if self.jitter else np.full_like(lengths, steps)
         offsets = np.where(lengths > steps, offsets, lengths)  # an unknown length, -1, stays -1
         starts = np.where(places == 0, 0, np.minimum(offsets + (places - 1) * steps, lengths))
         return starts, np.minimum(offsets + places * steps, lengths)

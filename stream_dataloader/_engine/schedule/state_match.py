@@ -5,6 +5,7 @@ Guarantee: a state of other sources or options is refused with an error that nam
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
@@ -67,6 +68,21 @@ def groups_of(state: Any) -> int:
     return number("groups", state["groups"], 1, MOST_GROUPS)
 
 
+def sizes_in(state: Mapping[str, Any]) -> list[int]:
+    """Return the numbers of sources, or sections, that each dataset had when a state was saved.
+
+    Raises:
+        StateError: They are no numbers.
+    """
+    mix = state.get("mix")
+    if mix is None:
+        return [number("num_sources", state.get("num_sources"))]
+    sizes = mix.get("sizes") if isinstance(mix, Mapping) else None
+    if not isinstance(sizes, (list, tuple)):
+        raise StateError(f"the state's numbers of sources are {shorten(sizes)}; pass what state_dict() returned")
+    return [number("number of sources of a dataset", size) for size in sizes]
+
+
 def check_match(state: Any, rules: Rules, identity: SourceIdentity, changes: Collection[str] | None) -> None:
     """Refuse a state of other sources or options."""
     groups = rules.groups
@@ -78,7 +94,7 @@ def check_match(state: Any, rules: Rules, identity: SourceIdentity, changes: Col
         saved, here = (several, one) if rules.mix is None else (one, several)
         raise StateError(f"the state was saved with {saved}, and this is {here}; build it as it was")
     if rules.mix is not None:
-        _compare(state["mix"], plain_mix(rules.mix), changes, changes)
+        _compare(state["mix"], plain_mix(rules.mix), changes, _meant_of_mix(state, rules.mix, changes or ()))
     sizes = {"batch_size": state["lanes_of_a_group"] * groups.count, "sections": state.get("sections")}
     options = {"batch_size": rules.lanes, "sections": identity.sections}
     wanted = options | {name: getattr(rules, name) for name in COMPARED}
@@ -107,9 +123,24 @@ def _meant(state: Mapping[str, Any], here: Mapping[str, Any], changes: Collectio
     if "time_steps" in changes and None in (before, now) and before != now:
         raise StateError(f"time_steps was {before} and is {now}; only a number may change")
     before, now = state["num_sources"], here["num_sources"]
-    if "sources" in changes and before > now:
+    if "sources" in changes and _shrinks(before, now):
         raise StateError(f"{before} sources became {now}; a list can only become longer")
     return {CHANGES[name] for name in changes}
+
+
+def _meant_of_mix(state: Mapping[str, Any], mix: Mix, changes: Collection[str]) -> set[str]:
+    """Return the options of a mix that may differ."""
+    before, now = sizes_in(state), list(mix.sizes)
+    if "sources" in changes and _shrinks(before, now):
+        raise StateError(f"the datasets had {before} sources and have {now}; lists can only become longer")
+    return {*changes, *(["sizes"] if "sources" in changes and len(before) == len(now) else ())}
+
+
+def _shrinks(before: Any, now: Any) -> bool:
+    """Return whether a list has fewer sources than before."""
+    if isinstance(now, int):
+        return bool(before > now)
+    return len(before) != len(now) or any(map(operator.gt, before, now))
 
 
 def _compare(
@@ -120,9 +151,10 @@ def _compare(
 ) -> None:
     for name, value in here.items():
         if saved[name] != value and name not in (meant or ()):
-            word = next((word for word, known in CHANGES.items() if known == name), None)
+            is_list = name in ("num_sources", "sizes")
+            word = "sources" if is_list else next((word for word, known in CHANGES.items() if known == name), None)
             # A remedy that `_meant` refuses would send the reader from one error to the next.
-            is_refused = (name == "num_sources" and saved[name] > value) or None in (saved[name], value)
+            is_refused = _shrinks(saved[name], value) if is_list else None in (saved[name], value)
             if is_refused or changes is None:
                 word = None
             or_so = "" if word is None else f', say that it is meant: load_state_dict(state, changes=["{word}"]),'

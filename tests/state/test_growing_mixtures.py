@@ -1,0 +1,357 @@
+"""`dataset.extend` of datasets that are interleaved: weights, orders, random numbers and states while one grows."""
+
+import itertools
+import pickle
+from collections import Counter
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+from cases import key
+from helpers import random_cases
+from hypothesis import given
+from hypothesis import strategies as st
+from mixtures import first_of, weights_of
+
+from stream_dataloader import (
+    RecurrentState,
+    Sections,
+    StateError,
+    StreamDataLoader,
+    StreamDataset,
+    get_stream_info,
+    interleave,
+    merge_states,
+)
+
+
+class Numbers:
+    """An item tells its source's dataset and index there, its place, and what is drawn at random for it."""
+
+    def __call__(self, source, start=0):
+        member, index, length = source
+        info = get_stream_info()
+        for position in range(start, length):
+            drawn = info.rng_at(position).integers(1 << 30)
+            yield np.array([member, index, position, drawn, info.epoch, info.repeat])
+
+
+@dataclass
+class Growing:
+    """Datasets that are interleaved, and grow behind some of the batches."""
+
+    lists: list
+    later: dict = field(default_factory=dict)  # by the number of batches before: (member, lengths that are added)
+    options: dict = field(default_factory=dict)
+    weights: object = None
+    own: tuple = ({}, {}, {})  # options of each dataset
+    knows: bool = False
+
+    def lengths(self, batches=None):
+        """The lengths of each list behind so many batches; None: at last."""
+        found = [list(lengths) for lengths in self.lists]
+        for behind, added in self.later.items():
+            if batches is None or behind <= batches:
+                for member, lengths in added:
+                    found[member] += lengths
+        return found
+
+    def datasets(self, batches=0):
+        common = {name: self.options[name] for name in ("time_steps", "windows", "lookahead") if name in self.options}
+        lanes = self.options.get("batch_size", 2)
+        for member, lengths in enumerate(self.lengths(batches)):
+            options = {"time_steps": 2, **common, **self.own[member]}
+            if options.get("sections"):
+                options["sections"] = Sections(options["sections"], jitter=True)
+            known = lengths if self.knows or options.get("sections") or options.get("schedule") else None
+            sources = [(member, index, length) for index, length in enumerate(lengths)]
+            yield StreamDataset(sources, Numbers(), lanes, lengths=known, seed=member, **options)
+
+    def loader(self, batches=0, *given, **others):
+        """A loader of the datasets as they are behind so many batches."""
+        mixing = {name: value for name, value in self.options.items() if name not in ("windows", "time_steps")}
+        self.now = list(self.datasets(batches))
+        return StreamDataLoader(interleave(self.now, self.weights, **{"batch_size": 2, **mixing}), *given, **others)
+
+    def grow(self, batches):
+        for member, lengths in self.later.get(batches, ()):
+            dataset = self.now[member]
+            begin = len(dataset.sources)
+            more = [(member, index, length) for index, length in enumerate(lengths, begin)]
+            dataset.extend(more, lengths=None if dataset.lengths is None else lengths)
+
+    def read(self, loader, most=40, begin=0):
+        """Batches, and the state behind each."""
+        found = []
+        for number, batch in enumerate(itertools.islice(loader, most), begin + 1):
+            check_places(loader.dataset, batch)
+            found.append((batch, batch.state_dict()))
+            self.grow(number)
+        return found
+
+
+def check_places(dataset, batch):
+    """Source numbers are those of the lists as they were when the batch was read."""
+    for t, lane in (batch.source_index >= 0).nonzero().tolist():
+        member, index, position, *_ = batch.data[t, lane].tolist()
+        assert dataset.locate(int(batch.source_index[t, lane])) == (member, index)
+        assert int(batch.position[t, lane]) == position
+
+
+@st.composite
+def growing(draw, modes=("zeros", "data", "drop", "cycle"), exhausted=("leave_out", "repeat")):
+    mode = draw(st.sampled_from(modes))
+    least = 1 if mode == "cycle" else 0
+    lists = draw(st.lists(st.lists(st.integers(least, 6), min_size=1, max_size=5), min_size=1, max_size=3))
+    more = st.tuples(st.integers(0, len(lists) - 1), st.lists(st.integers(least, 5), min_size=1, max_size=4))
+    weights, knows = first_of(draw(weights_of()), len(lists)), draw(st.booleans())
+    options = {
+        "padding_mode": mode,
+        "batch_size": draw(st.integers(1, min(3, sum(map(len, lists))) if mode == "drop" else 3)),
+        "time_steps": draw(st.integers(1, 4)),
+        "windows": draw(st.sampled_from(["aligned", "packed"])),
+        "lookahead": draw(st.integers(0, 2)),
+        "seed": draw(st.integers(0, 3)),
+        "shuffle": draw(st.none() | st.booleans()),
+        "exhausted": draw(st.sampled_from(exhausted)),
+        "weights_by": draw(st.sampled_from(["sources", "steps"])) if knows and all(map(any, lists)) else "sources",
+    }
+    own = tuple(
+        {"shuffle": draw(st.booleans()), "sections": draw(st.sampled_from([None, None, 2, 4])) if knows else None}
+        for _ in range(3)
+    )
+    later = draw(st.dictionaries(st.integers(1, 8), st.lists(more, min_size=1, max_size=2), max_size=3))
+    return Growing(lists, dict(sorted(later.items())), options, weights, own, knows)
+
+
+def check_lanes(batches):
+    """Lanes are coherent; return how often each item came as something new."""
+    carry, new = RecurrentState(batch_dim=0, packed=True), Counter()
+    carry.reset()  # of a loader that was resumed
+    for batch in batches:
+        before = carry.before(batch)  # raises where a lane does not go on
+        carry.after(batch, batch.position[-1][:, None] if before is None else before)
+        new.update(tuple(item[:3]) for item in batch.data[batch.mask].tolist())
+    return new
+
+
+@random_cases(1000, 25)
+@given(growing(modes=("zeros", "data"), exhausted=("leave_out",)))
+def test_each_item_is_read_once_whichever_dataset_grows(case):
+    batches = [batch for batch, _ in case.read(case.loader(), most=400)]
+    lists = case.lengths(len(batches) if batches else 0)
+    assert check_lanes(batches) == {
+        (member, index, position): 1
+        for member, lengths in enumerate(lists)
+        for index, length in enumerate(lengths)
+        for position in range(length)
+    }
+
+
+@random_cases(500, 15)
+@given(growing(modes=("zeros", "data"), exhausted=("repeat",)))
+def test_an_epoch_that_repeats_ends_once_each_dataset_was_drawn_in_full(case):
+    batches = [batch for batch, _ in case.read(case.loader(), most=400)]
+    if len(batches) == 400:
+        return  # a weight near 0
+    new = check_lanes(batches)
+    for member, lengths in enumerate(case.lengths(len(batches) if batches else 0)):
+        for index, length in enumerate(lengths):
+            assert all(new[member, index, position] for position in range(length)), (member, index)
+
+
+@random_cases(1000, 25)
+@given(growing(), st.data())
+def test_a_state_behind_each_batch_goes_on_with_the_longer_lists(case, data):
+    """A resumed run is of datasets that are built with all sources of that moment; its batches are the same."""
+    read = case.read(case.loader(), most=14)
+    if not read:
+        return
+    at = data.draw(st.integers(1, len(read)))
+    if read[at - 1][1]["epoch"] > read[at - 1][0].epoch and case.options["padding_mode"] != "cycle":
+        return  # saved where the epoch was known to end, so it is of the next one; the lists grew after that
+    loader = case.loader(at - 1)
+    loader.load_state_dict(read[at - 1][1])
+    case.grow(at)
+    again = case.read(loader, most=len(read) - at, begin=at)
+    assert [key(batch) for batch, _ in again] == [key(batch) for batch, _ in read[at:]]
+    assert [state for _, state in again] == [state for _, state in read[at:]]
+
+
+@random_cases(300, 12)
+@given(growing(modes=("zeros", "drop", "cycle")), st.integers(1, 6))
+def test_extending_and_loading_the_state_into_longer_datasets_are_the_same(case, at):
+    case.later = dict(itertools.islice(case.later.items(), 1))
+    for behind in case.later:
+        read = case.read(case.loader(), most=behind + 6)
+        if len(read) < behind or read[behind - 1][1]["epoch"] > read[behind - 1][0].epoch:
+            return
+        loader = case.loader(behind)
+        loader.load_state_dict(read[behind - 1][1], changes=["sources", "weights"])
+        again = list(itertools.islice(loader, len(read) - behind))
+        assert [key(batch) for batch in again] == [key(batch) for batch, _ in read[behind:]]
+
+
+def starts(case, most=60, **others):
+    """The rows of the first items of streams, in order; of a single lane."""
+    batches = [batch for batch, _ in case.read(case.loader(**others), most)]
+    return [batch.data[0, 0].tolist() for batch in batches if batch.is_first[0, 0]]
+
+
+ENDLESS = {"padding_mode": "cycle", "exhausted": "repeat", "batch_size": 1, "time_steps": 2, "seed": 3, "lookahead": 0}
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize("cut", [None, 2])
+def test_in_an_endless_mix_the_other_datasets_do_not_notice(shuffle, cut):
+    """Its weights hold all the time, and a dataset's order and random numbers are its own."""
+    own = ({}, {"shuffle": True, "sections": cut}, {"shuffle": True})
+    before = Growing([[2, 2], [2, 2, 2], [2] * 4], {}, ENDLESS | {"shuffle": shuffle}, [2, 1, 1], own)
+    case = Growing(before.lists, {4: [(0, [2] * 3)], 21: [(0, [2]), (1, [2, 2])]}, before.options, [2, 1, 1], own)
+    expected, found = starts(before), starts(case)
+    assert [row[0] for row in found] == [row[0] for row in expected]
+    assert [row for row in found if row[0] == 2] == [row for row in expected if row[0] == 2]
+    assert {row[1] for row in found if row[0] == 0} == {*range(6)}
+    assert {row[1] for row in found if row[0] == 1} == {*range(5)}
+
+
+def test_in_an_endless_mix_new_sources_join_at_the_next_pass_over_their_dataset():
+    own = ({"shuffle": True}, {"shuffle": True}, {})
+    case = Growing([[2] * 4, [2] * 3], {6: [(1, [2, 2])], 20: [(0, [2])], 21: [(1, [2])]}, ENDLESS, [1, 1], own)
+    counts = {0: 4, 1: 3}
+    left = {0: set(), 1: set()}
+    for number, (member, index, *_) in enumerate(starts(case)):
+        counts[1] = 3 + 2 * (number >= 6) + (number >= 21)
+        counts[0] = 4 + (number >= 20)
+        left[member] = left[member] or {*range(counts[member])}
+        assert index in left[member], (number, member, index)
+        left[member].remove(index)
+
+
+def test_with_cycle_and_leave_out_new_sources_join_at_the_next_pass_over_all():
+    options = ENDLESS | {"exhausted": "leave_out", "shuffle": True}
+    case = Growing([[2, 2], [2, 2, 2]], {2: [(0, [2])], 7: [(1, [2, 2])]}, options)
+    rows = [(row[0], row[1]) for row in starts(case)]
+    sizes = [(2, 3), (3, 3), (3, 5), (3, 5)]
+    for one, other in sizes:
+        own, rows = rows[: one + other], rows[one + other :]
+        assert sorted(own) == [*((0, index) for index in range(one)), *((1, index) for index in range(other))]
+
+
+@pytest.mark.one_of_each
+@pytest.mark.parametrize(
+    "workers", [{"num_workers": 2, "persistent_workers": True}, {"num_workers": 2, "worker_method": "thread"}]
+)
+@pytest.mark.parametrize("options", [{}, {"padding_mode": "cycle"}, ENDLESS | {"batch_size": 3}])
+def test_batches_are_the_same_for_any_workers(workers, options):
+    own = ({"shuffle": True}, {"shuffle": True}, {})
+    case = Growing([[5, 3], [4, 6, 2]], {2: [(0, [2, 7])], 3: [(1, [4]), (0, [1])]}, options, [2, 1], own)
+    expected = case.read(case.loader(), 20)
+    found = case.read(case.loader(0, **workers), 20)
+    assert [key(batch) for batch, _ in found] == [key(batch) for batch, _ in expected]
+    assert [state for _, state in found] == [state for _, state in expected]
+
+
+def test_length_counts_what_was_added():
+    for exhausted in ("leave_out", "repeat"):
+        case = Growing([[4, 4], [4]], {1: [(1, [4, 4])]}, {"batch_size": 1, "exhausted": exhausted}, knows=True)
+        loader = case.loader()
+        before = len(loader)
+        assert len(case.read(loader)) == len(loader) > before
+
+
+def test_shares_of_steps_follow_the_lengths():
+    """After long sources came, sources of the dataset are drawn less often, so its share of time steps stays."""
+    options = ENDLESS | {"weights_by": "steps", "time_steps": 4}
+    case = Growing([[4] * 4, [4] * 4], {20: [(0, [36] * 4)]}, options, [1, 1], knows=True)
+    items = Counter(int(batch.data[0, 0, 0]) for batch, _ in case.read(case.loader(), 600)[100:])
+    assert abs(items[0] - items[1]) < 80
+
+
+def test_other_weights_and_longer_lists_at_once():
+    own = ({"shuffle": True}, {"shuffle": True}, {})
+    for options in ({}, {"padding_mode": "cycle"}, ENDLESS):
+        case = Growing([[3, 2], [4, 1, 2]], {2: [(0, [2, 2])]}, {"batch_size": 1, **options}, [1, 1], own)
+        (*_, (_, state)) = case.read(case.loader(), 3)
+        case.weights = [3, 1]
+        loader = case.loader(3)
+        with pytest.raises(StateError, match=r"weights \[1.0, 1.0\], and the dataset has \[3.0, 1.0\]"):
+            loader.load_state_dict(state)
+        loader.load_state_dict(state, changes=["weights"])
+        read = [(batch, batch.state_dict()) for batch in itertools.islice(loader, 8)]
+        again = case.loader(3)
+        again.load_state_dict(read[2][1])
+        rest = [key(batch) for batch in itertools.islice(again, len(read) - 3)]
+        assert rest == [key(batch) for batch, _ in read[3:]]
+
+
+def test_other_weights_hold_in_the_pass_in_which_new_sources_join():
+    options = ENDLESS | {"exhausted": "leave_out", "shuffle": False}
+    case = Growing([[2] * 6, [2] * 6], {1: [(0, [2])]}, options, [1, 1])
+    (*_, (_, state)) = case.read(case.loader(), 2)
+    case.weights = [50, 1]
+    loader = case.loader(2)
+    loader.load_state_dict(state, changes=["weights"])
+    members = [int(batch.data[0, 0, 0]) for batch in itertools.islice(loader, 23)]
+    assert members == [0] * 5 + [1] * 5 + [0] * 7 + [1] * 6
+
+
+def test_what_cannot_grow_is_refused_and_nothing_changes():
+    case = Growing([[2, 2], [2]], {})
+    loader = case.loader()
+    mixed = loader.dataset
+    with pytest.raises(TypeError, match="interleaves 2, and sources belong to one of them; extend that one"):
+        mixed.extend([(0, 2, 1)])
+    next(iter(loader))
+    state = loader.state_dict()
+    longer = Growing([[2, 2], [2, 2]], {}).loader()
+    with pytest.raises(
+        StateError, match=r'numbers of sources \[2, 1\], and the dataset has \[2, 2\].*changes=\["sources"\]'
+    ):
+        longer.load_state_dict(state)
+    longer.load_state_dict(state, changes=["sources"])
+    with pytest.raises(StateError, match=r"had \[2, 1\] sources and have \[1, 1\]; lists can only become longer"):
+        Growing([[2], [2]], {}).loader().load_state_dict(state, changes=["sources"])
+    with pytest.raises(StateError, match="other sources"):
+        Growing([[3, 2], [2, 2]], {}).loader().load_state_dict(state, changes=["sources"])
+    asked = []
+
+    def weights(draw):
+        asked.append(draw)
+        if len(asked) > 20:
+            raise OSError("no weights left")
+        return [1, 1]
+
+    mixed = interleave(case.now, weights, batch_size=1)
+    asked += [0] * 20
+    with pytest.raises(ValueError, match="no weights left"):
+        case.now[0].extend([(0, 2, 2)])
+    assert (len(case.now[0].sources), len(mixed.sources), len(loader.dataset.sources)) == (2, 3, 3)
+    assert len(pickle.loads(pickle.dumps(loader.dataset)).sources) == 3
+
+
+@pytest.mark.filterwarnings("ignore:ranks cannot agree:UserWarning")
+def test_states_of_several_ranks_load_together_into_longer_datasets():
+    case = Growing([[4] * 4, [4] * 6], {}, {"batch_size": 2, "shuffle": True, "seed": 1}, knows=True)
+    loaders = [case.loader(0, rank=rank, world_size=2) for rank in range(2)]
+    seen, states = Counter(), []
+    for loader in loaders:
+        batch = next(iter(loader))
+        seen += check_lanes([batch])
+        states.append(loader.state_dict())
+    iterator = iter(loaders[1])
+    next(iterator)
+    with pytest.raises(ValueError, match="merge all ranks' states"):
+        case.now[0].extend([(0, 4, 4)], lengths=[4])
+    case.lists[0] += [4, 4]
+    case.lists[1] += [4]
+    for rank in range(2):
+        loader = case.loader(0, rank=rank, world_size=2)
+        loader.load_state_dict(merge_states(states), changes=["sources"])
+        seen += check_lanes(loader)
+    assert seen == {
+        (member, index, position): 1
+        for member, lengths in enumerate(case.lists)
+        for index in range(len(lengths))
+        for position in range(4)
+    }
