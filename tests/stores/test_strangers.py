@@ -642,13 +642,14 @@ def test_chunks_of_zarr_have_a_limit(tmp_path):
 
 
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP])
-def test_a_file_system_without_locks_is_named(tmp_path, monkeypatch, number):
+@pytest.mark.parametrize("kind", ["flock", "lockf"])
+def test_a_file_system_without_locks_is_named(tmp_path, monkeypatch, kind, number):
     """As NFS without its lock daemon, and some file systems of containers, refuse them."""
 
     def refuse(*_):
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(fcntl, "flock", refuse)
+    monkeypatch.setattr(fcntl, kind, refuse)
     message = rf"{tmp_path}/packed\S* cannot be locked \({os.strerror(number)}\).*use a folder of a local disk"
     with pytest.raises(OSError, match=message) as raised:
         stores.pack((["a"], lambda _: iter([np.zeros(2)])), str(tmp_path / "packed"))

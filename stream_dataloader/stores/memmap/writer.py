@@ -20,6 +20,7 @@ from stream_dataloader.stores._base.leaves import Block, leaf_spec
 from stream_dataloader.stores._base.packing import Rows, StreamRecord, said_in
 from stream_dataloader.stores.memmap.packed import finish_store
 from stream_dataloader.stores.memmap.store import KIND, leaf_file
+from stream_dataloader.streams.cache.own_folder import no_locks
 
 __all__ = ["MemmapPacker"]
 
@@ -92,7 +93,10 @@ class _Part:
             for leaf in range(len(sizes)):
                 file = os.open(os.path.join(self._folder, leaf_file(leaf)), os.O_RDWR | os.O_CREAT, 0o666)
                 self._files.append(open(file, "r+b"))  # noqa: SIM115
-        fcntl.lockf(self._files[0], fcntl.LOCK_EX)
+        try:
+            fcntl.lockf(self._files[0], fcntl.LOCK_EX)
+        except OSError as error:
+            raise no_locks(os.path.join(self._folder, leaf_file(0)), error) from error
         try:
             before = 0
             for opened, size in zip(self._files, sizes, strict=True):

@@ -20,7 +20,7 @@ from collections.abc import Callable
 
 from stream_dataloader._engine.descriptors import above_standard
 
-__all__ = ["LocalFile", "Wait", "check_own_folder", "holder_of", "lock", "make_own_folder", "new_file"]
+__all__ = ["LocalFile", "Wait", "check_own_folder", "holder_of", "lock", "make_own_folder", "new_file", "no_locks"]
 
 _log = logging.getLogger("stream_dataloader")
 
@@ -165,6 +165,12 @@ def holder_of(fd: int) -> str:
     return found or "a process that cannot be named here, in another container or on another machine"
 
 
+def no_locks(path: str, error: OSError) -> OSError:
+    """Return the error to raise where a file system refuses to lock a file."""
+    why = f"{path} cannot be locked ({error.strerror}): its file system has no locks"
+    return OSError(error.errno, f"{why}; use a folder of a local disk, or mount it with locks")
+
+
 def lock(
     path: str, *, shared: bool = False, wait: Wait | None = None, create: bool = False, mode: int = 0o600
 ) -> LocalFile | None:
@@ -199,10 +205,7 @@ def lock(
                         return None
                     wait.once(path, held.fd)
                 except OSError as error:
-                    why = f"{path} cannot be locked ({error.strerror}): its file system has no locks"
-                    raise OSError(
-                        error.errno, f"{why}; use a folder of a local disk, or mount it with locks"
-                    ) from error
+                    raise no_locks(path, error) from error
             if os.path.samestat(os.fstat(held.fd), os.stat(path)):
                 return held
         except FileNotFoundError:
