@@ -288,6 +288,13 @@ def test_what_cannot_go_on_is_refused():
     epoch, draw, counts, weights, sizes = good["mix"]["past"][0]
     where, more = [epoch, draw, counts], [size + 1 for size in sizes]
     others = [*where, [1, -1], sizes], [epoch, draw + 1, counts, weights, sizes], [epoch, draw, [draw], weights, sizes]
-    for wrong in (*others, [*where, weights, more], [*where, weights, sizes[:1]], [*where, weights], 5):
+    for wrong in (
+        *others,
+        [*where, weights, more],
+        [*where, weights, sizes[:1]],
+        [*where, weights, [0, 0]],
+        [*where, weights],
+        5,
+    ):
         with pytest.raises(StateError):
             load([3, 1], good | {"mix": good["mix"] | {"past": [wrong]}}, ())

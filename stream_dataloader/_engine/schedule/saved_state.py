@@ -106,11 +106,11 @@ def _plain_lane(lane: LanePlace, plain: Callable[[Iterable[int]], list[Any]]) ->
 def _mix_of(plain: Mapping[str, Any], mix: Mix) -> Mix:
     """Return the mix of a state, which has as many lists as this one."""
     lists, past = len(mix.sizes), list[Replaced]()
-    sizes = tuple([number("sources of a dataset", size) for size in plain["sizes"]])
+    sizes = tuple([number("sources of a dataset", size, 1) for size in plain["sizes"]])
     for saved_epoch, saved_draw, counts, weights, before in plain.get("past", ()):
         place = number("epoch of other weights", saved_epoch), number("draw of other weights", saved_draw)
         own = tuple([number("draws by other weights", count) for count in counts])
-        until = tuple([number("sources of a dataset before", size) for size in before])
+        until = tuple([number("sources of a dataset before", size, 1) for size in before])
         too_many = mix.exhausted == "leave_out" and any(map(int.__gt__, own, until))
         wrong = too_many or len(own) != lists or len(until) != lists or any(map(int.__gt__, until, sizes))
         if wrong or sum(own) != saved_draw or (past and place <= past[-1][:2]):
