@@ -101,7 +101,7 @@ class SecondUse(RuleBasedStateMachine):
             with pytest.raises(ReadError) as caught:
                 next(one.batches)
             assert (caught.value.source_index, caught.value.position) == self.fault
-            one.over = StopIteration
+            one.over = IteratorError  # not the end, so a loop that goes on must not take it for that
         else:
             batch = next(one.batches, None)
             found = None if batch is None else cells(batch)
