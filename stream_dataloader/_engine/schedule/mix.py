@@ -102,15 +102,15 @@ class Mix:
         begins = [(0, (0,) * len(self.sizes)), *((one.draw, one.counts) for one in own)]
         until = [(one.weights, one.sizes) for one in self.past if one.epoch >= epoch]
         passes = tuple([Passes(0, joins=not endless) for _ in self.sizes])
-        found, before = list[Phase](), self.weights
+        found, before = list[Phase](), (self.weights, self.sizes)
         # What is left of `until` is of later epochs.
         for (first, counts), (weights, sizes) in zip(begins, [*until, (self.weights, self.sizes)], strict=False):
             lists = zip(passes, counts, sizes, strict=True)
             passes = tuple([one if one.size == size else one.grow(count, size) for one, count, size in lists])
-            if endless and found and weights == before:  # the pace has nothing to do with sizes, so it stays as it was
+            only_grew, before = weights == before[0] and sizes != before[1], (weights, sizes)
+            if endless and found and only_grew:  # the pace has nothing to do with sizes, so it stays as it was
                 found[-1] = found[-1]._replace(passes=passes)
                 continue
-            before = weights
             left_out = np.array(sizes, np.int64) if self.exhausted == "leave_out" else None
             found.append(Phase(Pace.of(weights, first, np.array(counts, np.int64), left_out), passes))
         return found
