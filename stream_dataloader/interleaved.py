@@ -106,14 +106,15 @@ def interleave(
     """
     listed = _check_datasets(datasets)
     agreed = _agreed(listed, shared)
-    exhausted, by_steps = options.mixing(exhausted, weights_by, endless=agreed.get("padding_mode") == "cycle")
+    endless = agreed.get("padding_mode") == "cycle"
+    exhausted, by_steps = options.mixing(exhausted, weights_by, endless=endless)
     mixed_by = functools.partial(
         _mixed_lists,
         list(weights) if isinstance(weights, Iterator) else weights,
         exhausted,
         tuple([(one._rules.shuffle, one._rules.schedule) for one in listed]),
         by_steps=by_steps,
-        endless=agreed.get("padding_mode") == "cycle",
+        endless=endless,
     )
     lists = mixed_by([one for dataset in listed for one in dataset._source_lists.lists])
     if shuffle is None:

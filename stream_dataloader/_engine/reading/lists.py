@@ -198,7 +198,7 @@ class SourceLists(Sources):
 
     def key(self, index: int) -> int:
         """Return a source's number in random draws, see `source_key`."""
-        return index if len(self.lists) == 1 else source_key(self.starts, index)
+        return source_key(self.starts, index)
 
     def locate(self, index: int) -> tuple[int, int]:
         """Return the number of the list that contains a source, and the source's index in that list.

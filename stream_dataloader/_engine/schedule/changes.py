@@ -45,9 +45,8 @@ def with_changes(place: Place, saved: Rules, rules: Rules, given: Mapping[int, i
     if rules.num_sources > saved.num_sources and not rules.endless_mix:  # lists of an endless mix grow on their own
         joins = 0
         if _joins_next(saved):
-            joins = (
-                _end_of_draws(place, saved, given, 'with padding_mode="cycle" a longer list holds')[0] + 1 - place.epoch
-            )
+            end = _end_of_draws(place, saved, given, 'with padding_mode="cycle" a longer list holds')
+            joins = end[0] + 1 - place.epoch
         growth = *growth, (joins, saved.num_sources)
     order, returned = Order(saved, place, None), returned_by_group(rules, place.returned)
     states = [lane if lane.draw != NONE and order.is_fresh(lane.draw) else LanePlace() for lane in place.lanes]
@@ -91,15 +90,13 @@ def past_mixes(saved: Rules, mix: Mix, place: Place, given: Mapping[int, int]) -
     end = _end_of_draws(place, saved, given, "other weights, or longer lists of interleaved datasets, hold")
     order = DrawOrder(before, saved.seed if saved.shuffle else None, end[0], endless=saved.endless_mix)
     past, begin = before.past, (place.epoch, 0)
+    replaced = Replaced(*end, order.counts_before(end[1]), before.weights, before.sizes)
     if before.weights != mix.weights:
-        past = _with(past, Replaced(*end, order.counts_before(end[1]), before.weights, before.sizes), begin)
+        past = _with(past, replaced, begin)
         past = tuple([one._replace(weights=mix.weights) if one[:2] > end else one for one in past])
     if before.sizes != mix.sizes:
-        if _joins_next(saved):
-            grown = Replaced(end[0] + 1, 0, (0,) * len(mix.sizes), mix.weights, before.sizes)
-        else:
-            grown = Replaced(*end, order.counts_before(end[1]), before.weights, before.sizes)
-        past = _with(past, grown, begin)
+        at_next = Replaced(end[0] + 1, 0, (0,) * len(mix.sizes), mix.weights, before.sizes)
+        past = _with(past, at_next if _joins_next(saved) else replaced, begin)
     ends = mix.exhausted == "repeat" and not saved.endless_mix
     if ends and (never := replace(mix, past=past).never_in_full()) is not None:
         raise StateError(

@@ -102,9 +102,17 @@ class Order:
 
     def __init__(self, rules: Rules, place: Place, lengths: Lengths | None) -> None:
         self.epoch, self._cycles, self._rules = place.epoch, rules.padding_mode == "cycle", rules
-        self._groups = rules.groups
-        self._passes_of: dict[int, Passes] = {}  # by group
-        self._list = Passes(rules.num_sources, place.growth or (), joins=not self._cycles)
+        self._groups, growth = rules.groups, place.growth or ()
+        self._list = Passes(rules.num_sources, growth, joins=not self._cycles)
+
+        @functools.cache
+        def passes(group: int) -> Passes:
+            """Return the passes over a group's share of the sources."""
+            share = functools.partial(rules.groups.share, group)
+            grown = tuple([(turn, share(size)) for turn, size in growth])
+            return Passes(NEVER if rules.endless_mix else share(rules.draws), grown)
+
+        self._passes = passes
         # Two passes are kept, as at the end of a pass some lanes already read the next one.
         self._orders = functools.lru_cache(2)(lambda epoch, sizes: _pass_order(rules, epoch, lengths, sizes))
         self._mixed = None if rules.mix is None else _MixedOrder(rules, rules.mix, lengths)
@@ -112,7 +120,7 @@ class Order:
     def __getitem__(self, draw: int) -> Assignment:
         """Look a draw up; `"data"` starts over with the same pass, `"cycle"` with the next epoch's."""
         count, group = divmod(draw, self._groups.total)
-        passes = self._passes_of.get(group) or self._passes(group)
+        passes = self._passes(group)
         # Most lists never grow. Each stream is looked up here, so they take the short way.
         turn, index = passes.find(count) if passes.grown else divmod(count, passes.size)
         index = index * self._groups.total + group
@@ -130,14 +138,6 @@ class Order:
     def in_pass(self, count: int, group: int) -> tuple[int, int]:
         """Return the pass that holds a group's n-th draw, and the draw's index within this pass."""
         return self._passes(group).find(count)
-
-    def _passes(self, group: int) -> Passes:
-        """Return the passes over a group's share of the sources."""
-        if group not in self._passes_of:
-            share = functools.partial(self._groups.share, group)
-            grown = tuple([(turn, share(size)) for turn, size in self._list.grown])
-            self._passes_of[group] = Passes(NEVER if self._rules.endless_mix else share(self._rules.draws), grown)
-        return self._passes_of[group]
 
 
 class _MixedOrder:

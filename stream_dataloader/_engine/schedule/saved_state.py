@@ -23,6 +23,7 @@ from stream_dataloader._engine.schedule.state_match import (
     check_match,
     groups_of,
     plain_mix,
+    sizes_in,
 )
 from stream_dataloader._engine.schedule.weights_check import plain_weights, weights_of_plain
 from stream_dataloader.errors import StateError, shorten
@@ -103,10 +104,10 @@ def _plain_lane(lane: LanePlace, plain: Callable[[Iterable[int]], list[Any]]) ->
     return found
 
 
-def _mix_of(plain: Mapping[str, Any], mix: Mix) -> Mix:
+def _mix_of(state: Mapping[str, Any], mix: Mix) -> Mix:
     """Return the mix of a state, which has as many lists as this one."""
+    plain, sizes = state["mix"], tuple(sizes_in(state))
     lists, past = len(mix.sizes), list[Replaced]()
-    sizes = tuple([number("sources of a dataset", size, 1) for size in plain["sizes"]])
     for saved_epoch, saved_draw, counts, weights, before in plain.get("past", ()):
         place = number("epoch of other weights", saved_epoch), number("draw of other weights", saved_draw)
         own = tuple([number("draws by other weights", count) for count in counts])
@@ -199,7 +200,7 @@ def _from_plain(state: Mapping[str, Any], rules: Rules) -> LoadedState:
             "together: merge_states([...]); "
             f"to load a distributed checkpoint, build the loader with virtual_ranks={groups.total}"
         )
-    mix = None if rules.mix is None else _mix_of(state["mix"], rules.mix)
+    mix = None if rules.mix is None else _mix_of(state, rules.mix)
     before = replace(rules, num_sources=state["num_sources"], mix=mix, seed=state["seed"])
     for local, group in enumerate(groups.local):
         # With these modes each source is handed out once, so a larger number is damage; others may repeat sources.

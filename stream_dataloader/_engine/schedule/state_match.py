@@ -80,7 +80,7 @@ def sizes_in(state: Mapping[str, Any]) -> list[int]:
     sizes = mix.get("sizes") if isinstance(mix, Mapping) else None
     if not isinstance(sizes, (list, tuple)):
         raise StateError(f"the state's numbers of sources are {shorten(sizes)}; pass what state_dict() returned")
-    return [number("number of sources of a dataset", size) for size in sizes]
+    return [number("number of sources of a dataset", size, 1) for size in sizes]
 
 
 def check_match(state: Any, rules: Rules, identity: SourceIdentity, changes: Collection[str] | None) -> None:

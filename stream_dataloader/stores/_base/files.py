@@ -24,7 +24,7 @@ import numpy as np
 
 from stream_dataloader.errors import StoreError
 from stream_dataloader.streams._media.listing import without_hidden
-from stream_dataloader.streams._media.section import KnownFile
+from stream_dataloader.streams._media.section import KnownFile, file_version
 from stream_dataloader.streams.cache import FileCache, is_url, open_local
 from stream_dataloader.streams.cache.remote import UnreachableError, final_error, text_of
 
@@ -110,8 +110,7 @@ def stamp_of(paths: Iterable[str]) -> str:
     found = []
     for path in paths:
         try:
-            status = os.stat(path)
-            found.append((status.st_ino, status.st_size, status.st_mtime_ns))
+            found.append(file_version(os.stat(path)))
         except OSError:
             found.append((0, 0, 0))
     return hashed(repr(found))

@@ -28,7 +28,7 @@ from stream_dataloader.streams._media.opencv import decoded_image
 from stream_dataloader.streams._media.picture import ArrayConverter, Picture
 from stream_dataloader.streams._media.section import Section
 from stream_dataloader.streams.cache import open_local
-from stream_dataloader.streams.video.frame_index import frame_index, state_of
+from stream_dataloader.streams.video.frame_index import frame_index, path_and_version
 from stream_dataloader.streams.video.frames import FrameReader
 from stream_dataloader.streams.video.stream import OpenVideo, VideoStream
 
@@ -93,7 +93,7 @@ def _kind(error: BaseException) -> type[Exception]:
 
 
 @functools.lru_cache(maxsize=16)
-def _shown(path: str, _state: str) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+def _shown(path: str, _version: tuple[int, int, int]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     ticks = frame_index(path).times
     if ticks is None:
         raise StoreError(f"{path} does not tell when its frames are shown; encode it again")
@@ -168,7 +168,7 @@ def video_pictures(
 ) -> Callable[[int], Any]:
     """Return a function that opens an episode's frames from a row on."""
     try:
-        ticks, seconds = _shown(*state_of(video.path))
+        ticks, seconds = _shown(*path_and_version(video.path))
     except (OSError, ValueError) as error:
         raise _kind(error)(f"{name}: {error}; download it again") from error
     frames = frames_of_rows(seconds, video, timestamps, fps, tolerance, name)

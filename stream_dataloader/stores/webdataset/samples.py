@@ -35,7 +35,7 @@ from stream_dataloader.stores.webdataset.members import TarIndex, forget
 from stream_dataloader.streams._media.limits import DEFAULT
 from stream_dataloader.streams._media.listing import is_hidden
 from stream_dataloader.streams._media.picture import Picture
-from stream_dataloader.streams._media.section import KnownFile, closed_on_error
+from stream_dataloader.streams._media.section import KnownFile, closed_on_error, file_version
 from stream_dataloader.streams.array.tables import read_header
 from stream_dataloader.streams.cache import FileCache, is_url, open_local
 
@@ -50,7 +50,7 @@ _Members = dict[str, tuple[bytes, str]]  # by column: the bytes, and their name 
 
 def state_of(status: os.stat_result) -> str:
     """Return a text that changes if a local file is changed."""
-    return f"{status.st_size} {status.st_mtime_ns} {status.st_ino}"
+    return " ".join(map(str, file_version(status)))
 
 
 class Samples:

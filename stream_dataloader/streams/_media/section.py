@@ -34,6 +34,7 @@ __all__ = [
     "check_numbers",
     "check_options",
     "closed_on_error",
+    "file_version",
     "is_section",
     "natural_order",
     "section_of",
@@ -177,6 +178,11 @@ def natural_order(name: str) -> tuple[Any, str]:
     return list(zip(parts[::2], [*((len(found), found) for found in digits), (0, "")], strict=True)), name
 
 
+def file_version(status: os.stat_result) -> tuple[int, int, int]:
+    """Return numbers that change if a local file is written to or replaced; what copies a file may keep the others."""
+    return status.st_ino, status.st_size, status.st_mtime_ns
+
+
 class KnownFile(NamedTuple):
     """Size and times of a file when it was first seen, to detect changes; `descriptor` is the open file's, or -1."""
 
@@ -191,7 +197,7 @@ class KnownFile(NamedTuple):
     def of(cls, path: str, descriptor: int = -1, *, name: str | None = None) -> KnownFile:
         """Return the file as it is now."""
         found = os.stat(path) if descriptor < 0 else os.fstat(descriptor)
-        return cls(path, found.st_ino, found.st_size, found.st_mtime_ns, name or path, descriptor)
+        return cls(path, *file_version(found), name or path, descriptor)
 
     def check(self) -> None:
         """Raise a `StoreError` if the file was cut off, replaced or written to."""
@@ -202,7 +208,7 @@ class KnownFile(NamedTuple):
         if found.st_size < self.size:
             left = f"{found.st_size:,} bytes are left of {self.size:,}"
             raise StoreError(f"{self.name} was cut off while it was read: {left}")
-        if (found.st_ino, found.st_size, found.st_mtime_ns) != (self.inode, self.size, self.modified_ns):
+        if file_version(found) != (self.inode, self.size, self.modified_ns):
             raise StoreError(f"{self.name} is another file now: replaced or written to; open it again")
 
     def __enter__(self) -> None:

@@ -23,12 +23,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stream_dataloader.streams._media.container import choose_stream, open_container
+from stream_dataloader.streams._media.section import file_version
 from stream_dataloader.streams.cache import FileCache, keep_tables, kept_tables, open_local
 from stream_dataloader.streams.video.first_key import from_first_key, is_key_picture
 from stream_dataloader.streams.video.pictures import Shown, inspector
 from stream_dataloader.streams.video.untimed import UntimedClock
 
-__all__ = ["FrameIndex", "FrameTimes", "frame_index", "index_by_decoding", "segment_videos", "state_of"]
+__all__ = ["FrameIndex", "FrameTimes", "frame_index", "index_by_decoding", "path_and_version", "segment_videos"]
 
 #: Time stamps of all frames in the order of display; None if the container has none, or if they do not rise.
 FrameTimes = NDArray[np.int64] | None
@@ -63,32 +64,31 @@ _NOTHING_KNOWN = FrameIndex(None, np.empty((0, 2), np.int64), None)
 
 def frame_index(path: str, stream: int = 0) -> FrameIndex:
     """Return the index of one of a file's video tracks."""
-    return _remembered(*state_of(path), stream)
+    return _remembered(*path_and_version(path), stream)
 
 
 def index_by_decoding(path: str, stream: int = 0) -> FrameIndex:
     """Make the index again by decoding all frames, because packets and frames disagreed."""
-    name = _kept_name(*state_of(path), stream)
+    name = _kept_name(*path_and_version(path), stream)
     found = _decoded(path, stream)
     _keep(name, found)
     _remembered.cache_clear()
     return found
 
 
-def state_of(path: str) -> tuple[str, str]:
-    """Return a file's path, and a text that changes with it. What copies a file may keep its size and time."""
-    status = os.stat(path)
-    return os.path.abspath(path), f"{status.st_size} {status.st_mtime_ns} {status.st_ino}"
+def path_and_version(path: str) -> tuple[str, tuple[int, int, int]]:
+    """Return a file's absolute path, and what changes with the file."""
+    return os.path.abspath(path), file_version(os.stat(path))
 
 
-def _kept_name(path: str, state: str, stream: int) -> str:
+def _kept_name(path: str, version: tuple[int, int, int], stream: int) -> str:
     decoders = ".".join(map(str, av.library_versions["libavcodec"]))
-    return f"{path}\0{state}\0{stream}\0{_RULES}\0{decoders}"
+    return f"{path}\0{version}\0{stream}\0{_RULES}\0{decoders}"
 
 
 @functools.lru_cache(maxsize=64)
-def _remembered(path: str, state: str, stream: int) -> FrameIndex:
-    name = _kept_name(path, state, stream)
+def _remembered(path: str, version: tuple[int, int, int], stream: int) -> FrameIndex:
+    name = _kept_name(path, version, stream)
     if (known := kept_tables("probes", name)) is not None and "keys" in known:
         total = known.get("total")
         return FrameIndex(known.get("times"), known["keys"], None if total is None else int(total))
