@@ -296,6 +296,32 @@ def test_other_weights_hold_in_the_pass_in_which_new_sources_join():
     assert members == [0] * 5 + [1] * 5 + [0] * 7 + [1] * 6
 
 
+@pytest.mark.filterwarnings("ignore:skipped the rest of a stream:RuntimeWarning")
+def test_a_source_that_failed_counts_once_although_its_number_moved_up():
+    class Broken(Numbers):
+        def __call__(self, source, start=0):
+            if source[:2] in ((1, 0), (1, 1)):
+                raise OSError("gone")
+            yield from super().__call__(source, start)
+
+    def loader(count):
+        kinds = [(0, count, Numbers()), (1, 2, Broken())]
+        made = [StreamDataset([(m, i, 2) for i in range(n)], opens, 1, time_steps=2) for m, n, opens in kinds]
+        options = {"padding_mode": "cycle", "on_error": "skip", "max_failures": 2, "lookahead": 0}
+        return made, StreamDataLoader(interleave(made, [1, 1], **options))
+
+    made, reader = loader(3)
+    for number, _ in enumerate(reader, 1):
+        if number == 4:
+            made[0].extend([(0, 3, 2), (0, 4, 2)])
+            state = reader.state_dict()
+        if number == 12:
+            break
+    _, again = loader(5)
+    again.load_state_dict(state)
+    assert len(list(itertools.islice(again, 8))) == 8
+
+
 def test_what_cannot_grow_is_refused_and_nothing_changes():
     case = Growing([[2, 2], [2]], {})
     loader = case.loader()

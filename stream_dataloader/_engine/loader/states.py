@@ -91,8 +91,10 @@ class States:
         Raises:
             FailureLimitError: More sources were skipped than `max_failures`.
         """
-        group = failure.lane // self.ranks.dataset._rules.lanes_of_a_group
-        self._failed.setdefault(group, set()).add(failure.source_index)
+        dataset = self.ranks.dataset
+        group = failure.lane // dataset._rules.lanes_of_a_group
+        # By its key: in a mix the index of a source moves up when the list of an earlier dataset grows.
+        self._failed.setdefault(group, set()).add(dataset._source_lists.key(failure.source_index))
         most = self._dataset.max_failures
         count = len(set().union(*self._failed.values()))
         if most is not None and count > most:
