@@ -165,16 +165,22 @@ def test_a_later_death_is_told_by_what_that_worker_read(tmp_path):
 
 
 def test_after_a_death_nothing_is_opened_ahead(tmp_path):
-    read = acting({(1, 2): few(tmp_path / "died", kill_self)}, 6)
+    dead = tmp_path / "dead"
+
+    def die():
+        dead.write_text(str(os.getpid()))
+        kill_self()
+
+    read = acting({(1, 2): few(tmp_path / "deaths", die)}, 6)
 
     def open_stream(n):
-        if (tmp_path / "died").exists():
-            (tmp_path / f"in {threading.current_thread().name}").touch()
+        (tmp_path / f"{os.getpid()} {threading.current_thread().name}").touch()
         return read(n)
 
     dataset = StreamDataset(range(8), declared(open_stream), 1, time_steps=3, lookahead=2)
     assert len(list(StreamDataLoader(dataset, 1, max_restarts=1))) == 16
-    assert {path.name for path in tmp_path.glob("in *")} == {"in MainThread"}
+    opened = {tuple(path.name.split()) for path in tmp_path.glob("* *")}
+    assert {thread for pid, thread in opened if pid != dead.read_text()} == {"MainThread"}
 
 
 def test_a_stream_that_hangs_is_named_and_not_read_again(tmp_path):
