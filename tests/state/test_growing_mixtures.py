@@ -228,12 +228,14 @@ def test_in_an_endless_mix_new_sources_join_at_the_next_pass_over_their_dataset(
         left[member].remove(index)
 
 
-def test_with_cycle_and_leave_out_new_sources_join_at_the_next_pass_over_all():
-    options = ENDLESS | {"exhausted": "leave_out", "shuffle": True}
-    case = Growing([[2, 2], [2, 2, 2]], {2: [(0, [2])], 7: [(1, [2, 2])]}, options)
-    rows = [(row[0], row[1]) for row in starts(case)]
-    sizes = [(2, 3), (3, 3), (3, 5), (3, 5)]
-    for one, other in sizes:
+@pytest.mark.parametrize("weights_by", ["sources", "steps"])
+def test_with_cycle_and_leave_out_new_sources_join_at_the_next_pass_over_all(weights_by):
+    """Lists grow twice in the first pass; the second time the weights change there, too, if they count steps."""
+    options = ENDLESS | {"exhausted": "leave_out", "shuffle": True, "weights_by": weights_by}
+    own = ({"shuffle": True}, {"shuffle": True}, {})
+    later = {2: [(0, [2])], 3: [(1, [8, 2])], 9: [(0, [2])]}
+    rows = [(row[0], row[1]) for row in starts(Growing([[2] * 3, [2] * 3], later, options, own=own, knows=True))]
+    for one, other in [(3, 3), (4, 5), (5, 5), (5, 5)]:
         own, rows = rows[: one + other], rows[one + other :]
         assert sorted(own) == [*((0, index) for index in range(one)), *((1, index) for index in range(other))]
 

@@ -90,7 +90,9 @@ def past_mixes(saved: Rules, mix: Mix, place: Place, given: Mapping[int, int]) -
     end = _end_of_draws(place, saved, given, "other weights, or longer lists of interleaved datasets, hold")
     order = DrawOrder(before, saved.seed if saved.shuffle else None, end[0], endless=saved.endless_mix)
     past, begin = before.past, (place.epoch, 0)
-    replaced = Replaced(*end, order.counts_before(end[1]), before.weights, before.sizes)
+    # Sources that were added earlier may join only at a pass that is still to come.
+    sizes = next((one.sizes for one in past if one[:2] > end), before.sizes)
+    replaced = Replaced(*end, order.counts_before(end[1]), before.weights, sizes)
     if before.weights != mix.weights:
         past = _with(past, replaced, begin)
         past = tuple([one._replace(weights=mix.weights) if one[:2] > end else one for one in past])
