@@ -178,12 +178,17 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
             if is_inside and refusal is not None:
                 raise ValueError(refusal)
             left = position.left_epoch if refusal is None else None
+            state = loaded = None
             if reader is not None and iteration is not None:
                 state = position.reached_state(iteration.epoch)
             elif left is not None:
                 state = position.reached_state(left)
-            else:
+            elif is_inside:
                 state = position.coming_state()
+            if state is not None:  # read before anything changes, as an epoch may have no end with the longer list
+                grown = self.dataset._under(self.dataset._rules)
+                grown._take_up(longer)
+                loaded = position.read(state, GROWN, grown)
             wanted = position.wanted  # by `set_epoch`, after the epoch that is being read
 
             def go_on() -> None:
@@ -191,13 +196,13 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
                 starter.stop_workers()
                 if self.dataset._source_lists is not longer:  # a member of `side_by_side` is a copy
                     self.dataset._take_up(longer)
-                loaded = position.read(state, GROWN) if is_inside or left is not None else None
                 self._ranks.find_rank(() if loaded is None else loaded.place.past)
                 starter.renew(self._settings)
-                if is_inside and loaded is not None:
-                    position.load(state, GROWN, loaded)
-                elif left is not None and loaded is not None:
-                    position.restate(left, loaded)
+                if state is not None and loaded is not None:
+                    if is_inside:
+                        position.load(state, GROWN, loaded)
+                    elif left is not None:
+                        position.restate(left, loaded)
                 if reader is not None and iteration is not None:
                     batches, end = starter.begin(position, iteration.output)
                     position.mark_as_reached()

@@ -356,6 +356,13 @@ def test_what_cannot_grow_is_refused_and_nothing_changes():
         case.now[0].extend([(0, 2, 2)])
     assert (len(case.now[0].sources), len(mixed.sources), len(loader.dataset.sources)) == (2, 3, 3)
     assert len(pickle.loads(pickle.dumps(loader.dataset)).sources) == 3
+    case = Growing([[2] * 6, [2]], {}, {"batch_size": 1, "exhausted": "repeat"}, [(0, [1, 1]), (5, [1, 0])])
+    reader = iter(loader := case.loader())
+    for _ in range(7):
+        next(reader)
+    with pytest.raises(StateError, match=r"datasets\[1\] has weight 0 from draw 5 on.*goes on at draw 7"):
+        case.now[1].extend([(1, 1, 2)])
+    assert (len(case.now[1].sources), len(loader.dataset.sources), len(list(reader))) == (1, 7, 2)
 
 
 @pytest.mark.filterwarnings("ignore:ranks cannot agree:UserWarning")

@@ -148,16 +148,17 @@ class LoaderPosition(BasePosition[Epoch]):
         self.failures.append(failure)
         self.states.count_failure(failure)
 
-    def read(self, state: Any, changes: Collection[str] = ()) -> LoadedState:
+    def read(self, state: Any, changes: Collection[str] = (), dataset: StreamDataset | None = None) -> LoadedState:
         """Read a state, without changing the position; ranks may adopt the state's seed.
 
         Args:
             changes: Options that the user changed on purpose.
+            dataset: The dataset that the state is for; None means the loader's own.
 
         Raises:
             StateError: It is no state of such a loader.
         """
-        return self._ranks.load(state, changes)
+        return self._ranks.load(state, changes, dataset)
 
     def load(self, state: Mapping[str, Any], changes: Collection[str], loaded: LoadedState) -> None:
         # The state overrules an epoch that was set on the dataset before: the last call wins.

@@ -76,19 +76,21 @@ class Ranks:
         rules = self.dataset._rules.with_past(past)
         return self.dataset if rules == self.dataset._rules else self.dataset._under(rules)
 
-    def load(self, state: Any, changes: Collection[str] = ()) -> LoadedState:
+    def load(self, state: Any, changes: Collection[str] = (), dataset: StreamDataset | None = None) -> LoadedState:
         """Read this rank's part of a state; the next `find_rank` adopts the state's seed and virtual ranks.
 
         Args:
             changes: Options that the user changed on purpose.
+            dataset: The dataset that the state is for; None means the one that was given.
         """
+        dataset = dataset or self._given
         total, info = groups_of(state), self._own.now()
         try:
             groups = Groups.of_rank(total, info.rank, info.world_size)
         except ValueError as error:
             raise StateError(f"the state cannot be loaded here: {error}") from None
-        identity = identity_of(self._given, sizes_in(state) if "sources" in changes else None)
-        loaded = from_plain(state, dataclasses.replace(self._given._rules, groups=groups), identity, changes)
+        identity = identity_of(dataset, sizes_in(state) if "sources" in changes else None)
+        loaded = from_plain(state, dataclasses.replace(dataset._rules, groups=groups), identity, changes)
         self._seed, self._groups = loaded.seed, total
         return loaded
 
