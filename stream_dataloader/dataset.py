@@ -33,6 +33,7 @@ from stream_dataloader.anchors import Anchors, check_anchors
 from stream_dataloader.batch import StreamBatch
 from stream_dataloader.protocols import StreamFactory
 from stream_dataloader.sectioning import Sections, check_sections
+from stream_dataloader.stream_info import get_stream_info
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
@@ -263,7 +264,7 @@ class StreamDataset(IterableDataset[StreamBatch]):
         those of later ones have higher numbers from then on.
 
         All ranks call it between the same two batches, with the same sources. Iterators of torch's own `DataLoader`
-        have a copy of the list: there the new sources are read from the next iteration on.
+        have a copy of the list: there the new sources are read from the next iteration on, which needs new workers.
 
         Args:
             sources: The sources to add, at least one.
@@ -272,6 +273,7 @@ class StreamDataset(IterableDataset[StreamBatch]):
         Raises:
             TypeError: A source cannot be pickled, or the dataset's sources are no list of its own: those of
                 `interleave`, whose datasets can be extended, of `from_map_style`, a `range` or another sequence.
+            RuntimeError: A stream called it.
             ValueError: Lengths are missing, or given and not known of the others. Or several ranks read with `"cycle"`
                 or `interleave`, and would have to agree where the sources join.
 
@@ -286,6 +288,11 @@ class StreamDataset(IterableDataset[StreamBatch]):
             [['c'], ['d']]
             [['e'], ['f']]
         """
+        if get_stream_info() is not None:
+            raise RuntimeError(
+                "extend was called by a stream, which may run in a worker, where the dataset is a copy; call it in the "
+                "loop over the loader, or in a thread of this process"
+            )
         before = self._source_lists
         if before.mix is not None:
             count = len(before.lists)
@@ -320,7 +327,7 @@ class StreamDataset(IterableDataset[StreamBatch]):
         self._source_lists, self._cuts = lists, lists.cuts(self._rules.seed)
         draws = len(lists.sources if self._cuts is None else self._cuts)
         self._rules = dataclasses.replace(self._rules, num_sources=draws, mix=lists.mix)
-        self._session_table, self._steps = SessionTable(self._rules), None
+        self._session_table.sources[0], self._steps = len(lists), None
 
     def __len__(self, *_: Any) -> NoReturn:
         raise TypeError(_NO_INDICES)

@@ -16,9 +16,13 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from stream_dataloader import RecurrentState, StateError, StreamDataLoader, StreamDataset, interleave, side_by_side
-from stream_dataloader.errors import ReadError
+from stream_dataloader.errors import OpenError, ReadError
 
 MODES = ("zeros", "data", "drop", "cycle")
+
+
+def interleave_one(dataset):
+    return interleave([dataset])
 
 
 class Numbers:
@@ -218,6 +222,38 @@ def test_parts_and_torchs_own_loader_have_them_too():
     assert Counter(seen) == {0: 4, 1: 4, 2: 3, 3: 1}
     torchs = DataLoader(dataset, batch_size=None, num_workers=1)
     assert Counter(int(i) for part in torchs for i in part.source_index[part.mask]) == {0: 4, 1: 4, 2: 3, 3: 1}
+
+
+@pytest.mark.parametrize("read_as", [lambda dataset: dataset, interleave_one])
+def test_a_dataset_counts_its_own_epochs_on(read_as):
+    """Without a `StreamDataLoader`, too; else each time that the list grows, epoch 0 comes again."""
+    dataset = Grown([2, 2, 2]).dataset(time_steps=1)
+    reads = read_as(dataset)
+    torchs = DataLoader(reads, batch_size=None, num_workers=2)
+    kept = DataLoader(reads, batch_size=None, num_workers=2, persistent_workers=True)
+    assert [{part.epoch for part in each} for each in (reads, torchs, kept)] == [{0}, {1}, {2}]
+    dataset.extend([(3, 2)])
+    assert [{part.epoch for part in each} for each in (reads, torchs)] == [{3}, {4}]
+    with pytest.raises(RuntimeError, match=r"3 sources, and the dataset has 4.*persistent_workers=True"):
+        next(iter(kept))
+    reads.set_epoch(9)
+    dataset.extend([(4, 2)])
+    assert [{part.epoch for part in each} for each in (reads, torchs)] == [{9}, {10}]
+
+
+@pytest.mark.parametrize("options", [{}, {"num_workers": 1}, {"num_workers": 1, "worker_method": "thread"}])
+def test_a_stream_cannot_extend_its_dataset(options):
+    """It would be a copy in a worker process, and a thread would wait for its own end."""
+
+    class Finds(Numbers):
+        def __call__(self, source, start=0):
+            dataset.extend([(2, 2)])
+            return super().__call__(source, start)
+
+    dataset = StreamDataset([(0, 2), (1, 2)], Finds(), 1, time_steps=2)
+    with pytest.raises(OpenError, match=r"source 0 .*extend was called by a stream, .*the loop over the loader"):
+        next(iter(StreamDataLoader(dataset, **options)))
+    assert len(dataset.sources) == 2
 
 
 def test_a_member_side_by_side_grows():

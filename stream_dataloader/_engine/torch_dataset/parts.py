@@ -40,9 +40,20 @@ def plain_parts(plan: ReadingPlan, table: SessionTable, iteration: int) -> Itera
     worker = get_worker_info()
     if worker is None:
         return Deferred(functools.partial(_parts_here, plan, table))
+    if table.sources[0] > len(plan.lists):
+        return _outdated(len(plan.lists), int(table.sources[0]))
     if worker.id >= plan.rules.lanes:
         return iter(())  # more workers than lanes
     return PlainParts(_read_as_worker(plan, table, iteration, worker.id, worker.num_workers), sent=True)
+
+
+def _outdated(copied: int, sources: int) -> Iterator[StreamBatch]:
+    """Raise an error with the first `next`, as torch takes one of `iter()` in a persistent worker for its death."""
+    yield from ()
+    raise RuntimeError(
+        f"this worker has a copy of {copied} sources, and the dataset has {sources} since it was extended; "
+        "persistent_workers=True keeps the copy, so build the DataLoader anew, or leave it out"
+    )
 
 
 def _refuse_collation(caller: FrameType | None) -> None:

@@ -42,7 +42,8 @@ class SessionTable(SharedFields):
     """All sessions of one dataset, and the number of its next epoch for each process that iterates over it.
 
     Attributes:
-        rules: The dataset's rules.
+        rules: The dataset's rules when it was built. The table has the same form when its list has become longer.
+        sources: Number of sources of the longer list, as an array of one; 0: it is as long as it was.
     """
 
     def __init__(self, rules: Rules) -> None:
@@ -50,6 +51,7 @@ class SessionTable(SharedFields):
         super().__init__()
 
     def _lay_out(self, carve: Carver) -> None:
+        self.sources = carve(1)
         self._created = carve(1)  # number of sessions that were created
         self._first_epoch = carve(1)  # the first epoch of new owners
         self._owner = carve(_OWNERS)  # each owner's process id; 0 is a free place
