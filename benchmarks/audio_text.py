@@ -150,7 +150,7 @@ def measure(name: str, work: Work, quick: bool) -> list[Result]:
         return items / (time.perf_counter() - begin)
 
     contenders = {OURS: partial(timed, through_loader), ALONE: partial(timed, without_loader)}
-    figures = take_turns(contenders, 3 if quick else 5, "items", warm_up=not quick)
+    figures = take_turns(contenders, 2 if quick else 5, "items", warm_up=not quick)
     return [
         *(figure(name, contender, values, "it/s") for contender, values in figures.items()),
         ratio(name, f"{OURS} / {ALONE}", figures, OURS, ALONE, work.least, at_most=False),

@@ -234,7 +234,7 @@ def measure_sources(quick: bool) -> Iterator[Result]:
     """By the number of sources."""
     limits = {"s to the first batch": LINEAR, "s, a state": LINEAR, "MB at the most": LINEAR, "MB held": LINEAR}
     sizes, rounds = [10**power for power in range(4, 7 if quick else 8)], 1 if quick else 3
-    kinds = list(DATASETS)[:: 2 if quick else 1]
+    kinds = list(DATASETS)[:: 3 if quick else 1]
     for kind, workers in itertools.product(kinds, (0,) if quick else (0, 2)):
         cost = partial(afresh, kind=kind, workers=workers)
         yield from growth(f"sources, {kind}, {workers} workers", limits, sizes, cost, rounds)

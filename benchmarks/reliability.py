@@ -66,9 +66,9 @@ def runs_of(section: str, *, quick: bool) -> list[str]:
     if section == "kills":
         return [str(seed) for seed in range(3 if quick else 300)]
     if section == "restores":
-        return [str(seed) for seed in range(5 if quick else 1000)]
+        return [str(seed) for seed in range(3 if quick else 1000)]
     if section == "faults":
-        return list(FAULTS)[:: 3 if quick else 1]
+        return list(FAULTS)[:: 4 if quick else 1]
     counts = EPOCHS if section == "epochs" else INTERRUPTS
     chosen = list(counts.items())[:: 3 if quick else 1]
     return [f"{how} {max(count // (50 if quick else 1), 1)}" for how, count in chosen]

@@ -85,7 +85,7 @@ def epoch_of(loader: StreamDataLoader[Any]) -> dict[str, float]:
 def compare(section: str, loaders: dict[str, StreamDataLoader[Any]], units: list[str], quick: bool) -> list[Result]:
     """Let loaders take turns; their workers end afterwards."""
     runs = {name: partial(epoch_of, loader) for name, loader in loaders.items()}
-    found = run_in_turns(runs, 2 if quick else 3, section, warm_up=False)  # `kept` has read an epoch
+    found = run_in_turns(runs, 1 if quick else 3, section, warm_up=False)  # `kept` has read an epoch
     for loader in loaders.values():
         loader._stop_workers()
     return [
@@ -106,9 +106,9 @@ def scaling(quick: bool) -> Iterator[Result]:
 
 def cost(quick: bool) -> Iterator[Result]:
     """Throughput and the trainer's time by the size of batches."""
-    for size, batches in (("64 kB", 2000), ("2 MB", 300), ("20 MB", 40))[: 2 if quick else 3]:
+    for size, batches in (("64 kB", 2000), ("2 MB", 200), ("20 MB", 40))[: 2 if quick else 3]:
         numbers = {"64 kB": 500, "2 MB": 16_000, "20 MB": 160_000}[size]
-        lengths = [batches * (2 if quick else 4) // 2] * 8
+        lengths = [batches * (1 if quick else 4) // 2] * 8
         dataset = StreamDataset(lengths, Frames(numbers), 8, time_steps=4, lengths=lengths)
         loaders = {kind: kept(dataset, 2, kind) for kind in OPTIONS}
         yield from compare(f"cost: batches of {size}", loaders, ["batches/s", "ms/batch"], quick)

@@ -26,8 +26,8 @@ def row_of(
 
 
 def in_turns(contenders: Mapping[str, Callable[[], Outcome]], what: str, quick: bool) -> dict[str, list[Outcome]]:
-    """Run all contenders, five times after a round that does not count, or if quick three times."""
-    return run_in_turns(contenders, 3 if quick else 5, what, warm_up=not quick)
+    """Run all contenders, five times after a round that does not count, or if quick twice."""
+    return run_in_turns(contenders, 2 if quick else 5, what, warm_up=not quick)
 
 
 def rate_of(batches: Iterable[Any], count: Callable[[Any], int], first: int = 1, most: int | None = None) -> float:

@@ -150,7 +150,7 @@ def batches_a_second(dataset: StreamDataset, options: dict[str, Any]) -> float:
 
 def reading(quick: bool) -> list[Result]:
     """Batches a second of streams that copy, and of one that computes."""
-    results, rounds, scale = [], 3 if quick else 7, 1 if quick else 4
+    results, rounds, scale = [], 2 if quick else 7, 1 if quick else 4
     large, small = np.zeros((8, 640, 480), np.uint8), np.zeros((64, 64), np.float32)
     works: list[tuple[str, Callable[[int], Any], int, int]] = [
         ("arrays: read_into, 20 MB a batch", partial(Copying, large), 8, 8 * 60 * scale),

@@ -212,7 +212,7 @@ def measure_main_process(quick: bool) -> Iterator[Result]:
     """Microseconds that a ready batch takes in the main process."""
     for work in (BIG, MID, SMALL):
         section = f"main process, microseconds for a ready batch: 2 workers, 8 lanes of {work} windows"
-        window, batches = work.window(), 30 if quick else 150
+        window, batches = work.window(), 20 if quick else 150
         runs = {name: partial(ready_cost, contender, window, batches) for name, contender in CONTENDERS.items()}
         rounds = run_in_turns(runs, 1 if quick else 5, str(work), warm_up=not quick)
         for name, costs in rounds.items():
@@ -280,7 +280,7 @@ def measure_memory(quick: bool) -> list[Result]:
     """Megabytes."""
     runs = {
         "torch": partial(resident_afresh, torch_itself, SMALL, [FEW]),
-        "big": partial(resident_afresh, ours, BIG, [100 if quick else 400], PAUSE_SECONDS),
+        "big": partial(resident_afresh, ours, BIG, [60 if quick else 400], PAUSE_SECONDS),
         "mid": partial(resident_afresh, ours, MID, [FEW, MANY]),
     }
     rounds = run_in_turns(runs, 1 if quick else 5, "resident memory", warm_up=False)

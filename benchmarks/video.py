@@ -177,7 +177,7 @@ def throughput(quick: bool) -> Iterator[Row]:
 
 def seeking(quick: bool) -> list[Result]:
     """From opening a long clip at a random frame to having it; the first one also looks up when frames are shown."""
-    minutes, seeks = (2, 20) if quick else (10, 60)
+    minutes, seeks = (1, 12) if quick else (10, 60)
     path = long_clip(minutes)
     stream, rng, times, wrong = VideoStream(), np.random.default_rng(0), [], 0
     length = stream.length(path)
