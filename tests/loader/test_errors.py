@@ -158,6 +158,24 @@ def test_a_broken_stream_raises_at_its_own_step_and_says_where(how, workers, ear
         assert __file__ in "".join(traceback.format_exception(error)), "the original traceback is kept"
 
 
+async def asynchronous(_):
+    yield 1
+
+
+@pytest.mark.parametrize(
+    ("open_stream", "said"),
+    [
+        (lambda n: None, r"returned None \(NoneType\), which is no iterable; return or yield items"),
+        (lambda n: lambda: range(n), r"\(function\), which is no iterable; call it, or return or yield items"),
+        (asynchronous, r"\(async_generator\), which is no iterable; run it .* in an event loop"),
+        (lambda n: [1, 2.5], r"item 1, .*is float64 \(\), and was int64 \(\); .* convert, resize or pad them"),
+    ],
+)
+def test_what_a_beginner_returns_is_an_error_that_says_what_to_do(open_stream, said):
+    with pytest.raises(errors.StreamError, match=said):
+        list(make_loader([3], open_stream, 1, time_steps=2))
+
+
 def test_a_policy_decides_per_error():
     seen = []
 

@@ -17,6 +17,9 @@ import torch
 #: The remedy for streams that do not fit beside each other.
 ALIKE = 'make all streams alike, or let open_stream raise for those that differ, and skip them with on_error="skip"'
 
+#: The remedy for items of one stream that do not fit.
+ITEMS_ALIKE = "all items of a stream must share structure, dtypes and shapes; convert, resize or pad them in the stream"
+
 
 #: The deepest nesting of an item's containers.
 MOST_NESTED = 64

@@ -53,6 +53,13 @@ def keeps_state(iterator: object) -> bool:
     return callable(getattr(iterator, "state_dict", None)) and callable(getattr(iterator, "load_state_dict", None))
 
 
+def _remedy_for(returned: object) -> str:
+    """Return what to do about a value that a factory returned and that is no stream."""
+    if hasattr(returned, "__aiter__") or inspect.iscoroutine(returned):
+        return "run it to its end in an event loop of its own (asyncio.Runner) and yield the items"
+    return f"{'call it, or ' if callable(returned) else ''}return or yield items"
+
+
 _warned_of: set[type] = set()
 
 
@@ -224,9 +231,9 @@ class Handle:
         try:
             iterator: Iterator[Any] = iter(returned)
         except Exception as error:
-            what = f"open_stream returned {shorten(returned, 80)}, a {type(returned).__name__}, "
+            what = f"open_stream returned {shorten(returned, 80)} ({type(returned).__name__}), "
             why = "which is no iterable" if isinstance(error, TypeError) else f"whose iter() raised {text_of(error)}"
-            raise self.error(OpenError, f"{what}{why}; return or yield items") from error
+            raise self.error(OpenError, f"{what}{why}; {_remedy_for(returned)}") from error
         if why := _why_not_own(iterator, self):
             kind = type(iterator).__name__
             raise self.error(OpenError, f"open_stream returned a {kind} that {why}; make a new one with each call")

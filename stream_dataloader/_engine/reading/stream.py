@@ -16,7 +16,7 @@ from types import GeneratorType
 from typing import Any, NamedTuple
 
 from stream_dataloader._engine.items.step_writer import Taken
-from stream_dataloader._engine.items.structure import Misfit
+from stream_dataloader._engine.items.structure import ITEMS_ALIKE, Misfit
 from stream_dataloader._engine.reading.opening import END, Handle, takes_start, text_of
 from stream_dataloader._engine.schedule.place import LanePlace
 from stream_dataloader._engine.schedule.sections import Section
@@ -294,9 +294,7 @@ class OpenedStream(Handle):
         try:
             count = self.returned.read_into(out)
         except Misfit as misfit:  # a stream of this package takes its own items apart, as a lane does
-            raise self.error(
-                ItemError, f"{misfit}; all items of a stream must share structure, dtypes and shapes"
-            ) from None
+            raise self.error(ItemError, f"{misfit}; {ITEMS_ALIKE}") from None
         except Exception as error:
             if not self._retries.most:
                 raise self.error(ReadError, f"the stream's read_into raised {text_of(error)}") from error

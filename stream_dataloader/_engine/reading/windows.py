@@ -16,7 +16,7 @@ import numpy as np
 from stream_dataloader._engine.assembly.writer import PartWriter
 from stream_dataloader._engine.items.layout import DTYPES_OF_NUMPY, Layout, Leaves, as_tensor, storage_dtype
 from stream_dataloader._engine.items.objects import lasting
-from stream_dataloader._engine.items.structure import ALIKE, Misfit, StreamMisfit
+from stream_dataloader._engine.items.structure import ALIKE, ITEMS_ALIKE, Misfit, StreamMisfit
 from stream_dataloader._engine.reading.opening import END
 from stream_dataloader._engine.reading.stream import OpenedStream
 from stream_dataloader.errors import ItemError, StreamError
@@ -169,8 +169,7 @@ class StreamWindows:
             self.between = self.stream.error(ItemError, f"{misfit}; {ALIKE}", handed_out=True)
             return self.between
         what = f"a number does not fit its dtype: {misfit}" if isinstance(misfit, OverflowError) else str(misfit)
-        what += "; all items of a stream must share structure, dtypes and shapes"
-        return self.stream.error(ItemError, what, handed_out=True)
+        return self.stream.error(ItemError, f"{what}; {ITEMS_ALIKE}", handed_out=True)
 
     @property
     def known_stop(self) -> int | None:
