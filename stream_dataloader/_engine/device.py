@@ -40,14 +40,15 @@ if TYPE_CHECKING:
 
 def device_of(name: Any) -> torch.device:
     """Return the device for a name or number."""
-    if isinstance(name, torch.device):
-        return name
-    if isinstance(name, bool) or not isinstance(name, (str, int)):
+    if isinstance(name, bool) or not isinstance(name, (torch.device, str, int)):
         raise TypeError(f"device must be a torch.device, a name or a number, and is {name!r}, a {type(name).__name__}")
     try:
-        return torch.device(name)
+        device = torch.device(name)
     except RuntimeError as error:
         raise ValueError(f"device is {name!r}, which torch does not know: {str(error).splitlines()[0]}") from None
+    if device.type == "meta":
+        raise ValueError("device is 'meta', whose tensors hold no data; leave device out, and move batches yourself")
+    return device
 
 
 def pinned(leaf: Any) -> Any:
@@ -134,7 +135,14 @@ class OneAhead:
         backend: Any = torch.cuda,
     ) -> None:
         self._batches, self._hold, self._release, self._backend = batches, hold, release, backend
-        self._stream = _copy_stream(backend, backend.current_device() if device.index is None else device.index)
+        try:
+            self._stream = _copy_stream(backend, backend.current_device() if device.index is None else device.index)
+        except (AssertionError, RuntimeError) as error:
+            raise RuntimeError(
+                f"device is {str(device)!r}, which torch {torch.__version__} cannot use here: "
+                f"{str(error).splitlines()[0]}; install a torch built for this machine's GPU, give another device, or "
+                "leave device out to keep batches in host memory"
+            ) from error
         self._device = self._stream.device
         self._fetched: Any = _NOTHING  # a batch in host memory whose copy has not begun
         self._end: Exception | None = None  # the end, or an error in place of a batch

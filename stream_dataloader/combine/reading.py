@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from stream_dataloader._engine.advice import Setup
 from stream_dataloader._engine.device import OneAhead
 from stream_dataloader._engine.loader.base_position import is_being_read
+from stream_dataloader._engine.loader.delivery import Parts
 from stream_dataloader._engine.loader.iteration import Output
 from stream_dataloader._engine.reading.deferred import Begun, Deferred, Turn
 from stream_dataloader._engine.schedule.rules import deal_lanes
@@ -101,13 +102,18 @@ class JointIteration:
             except StopIteration:
                 return
             pairs = zip(self._members, given, strict=True)
-            parts = [
-                self._join.part(member.side, part, epoch.number, epoch.step - 1)
-                for member, own in pairs
-                for part in own or ()
-            ]
-            self._count(begin)
-            yield from map(self.output.finish, parts)
+            try:
+                parts = [
+                    self.output.finish(self._join.part(member.side, part, epoch.number, epoch.step - 1))
+                    for member, own in pairs
+                    for part in own or ()
+                ]
+                self._count(begin)
+            except BaseException:
+                epoch.take_back()
+                self.close()
+                raise
+            yield from parts
 
     def _count(self, begin: int) -> None:
         cells = self._members[-1].side.lanes.stop * self._join.new_steps
@@ -199,7 +205,7 @@ class JointStarter:
         iteration = JointIteration(self._members, position, self._join, output, self._counts)
         self._counts.begin(begin)
         self._newest = weakref.ref(iteration)
-        batches = iteration.parts() if output.parts else iteration
+        batches: Iterator[Any] = Parts(iteration.parts(), iteration) if output.parts else iteration
         if output.device is not None and output.device.type == "cuda":
             batches = OneAhead(batches, output.device, iteration.epoch.hold)
         return batches, iteration.close

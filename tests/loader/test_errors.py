@@ -1,11 +1,14 @@
 """Bad input: what the user sees. Nothing hangs, nothing is lost in silence."""
 
+import copy
 import itertools
 import pickle
 import traceback
+from operator import attrgetter, methodcaller
 
 import numpy as np
 import pytest
+import torch
 from helpers import declared, make_loader
 from worker_streams import acting, raising
 
@@ -46,6 +49,7 @@ WRONG_VALUES = [
     {"persistent_workers": True},
     {"timeout": -1},
     {"device": "cudaa"},
+    {"device": "meta"},
     {**THREAD, "max_restarts": 2},
     {**THREAD, "multiprocessing_context": "fork"},
     {**ONE, "worker_method": "threads"},
@@ -212,14 +216,22 @@ def test_a_policy_without_one_of_the_two_answers_is_an_error_at_its_step(policy,
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_an_epoch_without_any_item_is_empty_and_an_endless_one_an_error(workers):
-    def loader(mode):
-        return StreamDataLoader(StreamDataset([0] * 5, range, 3, mode, time_steps=2), workers)
+def test_an_epoch_without_any_item_warns_and_an_endless_one_is_an_error(workers):
+    def loader(mode, *lengths):
+        return StreamDataLoader(StreamDataset([*lengths, 0, 0, 0, 0], range, 3, mode, time_steps=2), workers)
 
     for mode in ("zeros", "data", "drop"):
-        assert not list(loader(mode))
+        for read in (iter, StreamDataLoader.parts):
+            with pytest.warns(RuntimeWarning, match="none of its 4 streams yielded .* first source, 0") as told:
+                assert not list(read(loader(mode)))
+            assert told[0].filename == __file__ or read is not iter
     with pytest.raises(errors.EmptySourcesError):
         next(iter(loader("cycle")))
+    begun = loader("zeros", 2)
+    next(iter(begun))
+    resumed = loader("zeros", 2)
+    resumed.load_state_dict(begun.state_dict())
+    assert not list(resumed)  # without a warning: it had its batches before the state
 
 
 def test_an_endless_run_goes_on_although_nearly_all_sources_are_empty():
@@ -352,19 +364,32 @@ class Once:
         return what
 
 
+def test_an_iterator_is_not_copied_and_a_device_that_is_not_there_is_named():
+    loader = StreamDataLoader(StreamDataset([3], range, 1, time_steps=2))
+    for copied in (copy.copy, copy.deepcopy, pickle.dumps):
+        for batches in (iter(loader), loader.parts()):
+            with pytest.raises(TypeError, match="cannot be copied or pickled; copy the StreamDataLoader"):
+                copied(batches)
+    number = torch.cuda.device_count()
+    with pytest.raises(
+        RuntimeError, match=rf"device is 'cuda:{number}', which torch .* cannot use here: .*leave device"
+    ):
+        next(iter(loader.to(f"cuda:{number}")))
+
+
 def _beside(dataset, num_workers, collate_fn):
     return side_by_side([(dataset, 2)], num_workers, collate_fn=collate_fn)
 
 
 @pytest.mark.parametrize("loader_of", [StreamDataLoader, _beside], ids=["alone", "side_by_side"])
 @pytest.mark.parametrize("error", [ValueError("no"), KeyboardInterrupt()], ids=repr)
-@pytest.mark.parametrize("place", ["collate_fn", "stream"])
+@pytest.mark.parametrize("place", ["collate_fn", "stream", "parts"])
 def test_a_loop_that_goes_on_after_an_error_is_told_and_a_state_counts_what_was_delivered(place, error, loader_of):
     """A loop that catches it would take the part of the epoch that it got for the whole."""
 
     def build(fails):
         of_items, of_batches = Once(9, error), Once(3, error)
-        act = of_items if fails and place == "stream" else lambda item: item
+        act = of_items if fails and place != "collate_fn" else lambda item: item
         dataset = StreamDataset([8, 6, 5], lambda n: map(act, range(n)), 2, time_steps=2, seed=0)
         collate = of_batches if fails and place == "collate_fn" else lambda windows: windows
         return loader_of(dataset, 0, lambda windows: [window.tolist() for window in collate(windows)])
@@ -372,6 +397,8 @@ def test_a_loop_that_goes_on_after_an_error_is_told_and_a_state_counts_what_was_
     whole = list(build(fails=False))
     loader = build(fails=True)
     batches, got = iter(loader), []
+    if place == "parts":
+        batches = map(methodcaller("tolist"), map(attrgetter("data.T"), loader.parts()))
     with pytest.raises((ValueError, KeyboardInterrupt, errors.ReadError)):
         got.extend(batches)  # keeps the batches before the error
     assert got == whole[:2]

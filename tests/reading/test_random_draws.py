@@ -7,6 +7,7 @@ import cv2
 import numpy as np
 import pytest
 import torch
+import worker_streams
 from helpers import START_METHODS, declared, loader_of
 from kinds_of_loaders import Counted
 from torch.utils.data import DataLoader
@@ -100,9 +101,11 @@ def test_no_draw_of_opencv_comes_twice_either(kind):
 
 
 @pytest.mark.parametrize("method", START_METHODS)
-def test_opencv_is_seeded_however_workers_start(method):
-    loader = StreamDataLoader(dataset(drawing_of_opencv), 2, multiprocessing_context=method)
-    check_no_draw_twice([drawn(loader) for _ in range(2)])
+@pytest.mark.parametrize("factory", [drawing_of_opencv, worker_streams.drawing_of_opencv], ids=["above", "inside"])
+def test_opencv_is_seeded_however_workers_start_and_wherever_it_is_imported(factory, method):
+    for kept in (False, True):
+        loader = StreamDataLoader(dataset(factory), 2, multiprocessing_context=method, persistent_workers=kept)
+        check_no_draw_twice([drawn(loader) for _ in range(2)])
 
 
 def test_worker_init_fn_may_seed_opencv():

@@ -78,6 +78,14 @@ def waiting(path):
     return act
 
 
+def drawing_of_opencv(length):
+    """Six draws an item, of an OpenCV that nothing else in its process has imported."""
+    import cv2
+
+    for _ in range(length):
+        yield cv2.randu(np.zeros((1, 6)), 0, 1)[0]
+
+
 def odd(n):
     """A stream of which source 2 has an item that is not like the others."""
     for i in range(9):

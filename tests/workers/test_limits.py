@@ -1,8 +1,11 @@
 """Limits of the system that a job, a shell or a container sets: what was refused is told, and how to get it."""
 
 import re
+import threading
 
 import pytest
+
+from stream_dataloader import StreamDataLoader, StreamDataset
 
 PROGRAM = """
 import os, resource, sys
@@ -49,3 +52,14 @@ def test_what_the_system_refuses_is_told_with_its_limit_and_may_be_had_later(lim
     error, *read = done.stdout.splitlines()
     assert read == ["True"], done.stdout
     assert re.search(told, error), error
+
+
+def test_a_thread_that_the_system_refuses_is_told_with_its_limit_and_may_be_had_later():
+    loader = StreamDataLoader(StreamDataset([3], range, 1, time_steps=3), 1, worker_method="thread")
+    before = threading.stack_size(1 << 46)  # more than a process can have; root has no limit of processes
+    try:
+        with pytest.raises(OSError, match=r"start new thread: the system refuses a thread, 'stream-.*\(ulimit -u"):
+            next(iter(loader))
+    finally:
+        threading.stack_size(before)
+    assert [batch.data.tolist() for batch in loader] == [[[0], [1], [2]]]

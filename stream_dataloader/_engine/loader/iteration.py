@@ -24,13 +24,14 @@ from stream_dataloader._engine.loader.collector import StepCollector
 from stream_dataloader._engine.loader.epoch import Epoch
 from stream_dataloader._engine.loader.position import LoaderPosition
 from stream_dataloader._engine.memory.endings import Ending
+from stream_dataloader._engine.notices import warn
 from stream_dataloader._engine.ranks.agreement import AgreedSteps, Steps
 from stream_dataloader._engine.reading.reader import warn_of_skip
 from stream_dataloader._engine.schedule.rules import Reader
 from stream_dataloader._engine.workers.batch_counts import BatchCounts
 from stream_dataloader._engine.workers.session import Session
 from stream_dataloader.batch import StreamBatch
-from stream_dataloader.errors import GapError, StreamError
+from stream_dataloader.errors import GapError, StreamError, shorten
 
 #: `collate_fn(windows)` gets the list of the B lanes' windows, in lane order.
 CollateFn = Callable[[list[Any]], Any]
@@ -168,9 +169,15 @@ class Iteration:
     ) -> Iterator[StreamBatch]:
         for regrouper, of_worker in regroupers:
             # A worker whose lanes are idle has no part; an empty batch would look like data to a per-worker model.
-            if any(parts[of_worker]):
-                batch = regrouper.batch(step, self.epoch.number, parts[of_worker], slot)
-                yield self.output.finish(batch)
+            if not any(parts[of_worker]):
+                continue
+            try:
+                made = self.output.finish(regrouper.batch(step, self.epoch.number, parts[of_worker], slot))
+            except BaseException:
+                self.epoch.take_back()  # the rest of the step is lost with this iteration
+                self.close()
+                raise
+            yield made
 
     def _next_parts(self) -> tuple[list[Part | None], Slot | None]:
         """Return each reader's part of the next step, None for a reader that has ended, and the step's slot."""
@@ -207,6 +214,13 @@ class Iteration:
         if not delivered:
             epoch.finished = True
             self.close()
+            if not epoch.step and not self._skipped:  # a wrong path, or a generator that forgot to yield
+                sources = epoch.dataset.sources
+                warn(
+                    f"the epoch has no batch, as none of its {len(sources)} streams yielded an item; look at what "
+                    f"open_stream yields for the first source, {shorten(sources[0])}",
+                    4,
+                )
             raise StopIteration
         return parts, slot
 

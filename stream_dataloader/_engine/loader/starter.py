@@ -23,6 +23,7 @@ from stream_dataloader._engine.advice import Setup
 from stream_dataloader._engine.device import OneAhead
 from stream_dataloader._engine.loader.base_position import is_being_read
 from stream_dataloader._engine.loader.collector import Begun, StepCollector
+from stream_dataloader._engine.loader.delivery import Parts
 from stream_dataloader._engine.loader.epoch import Epoch
 from stream_dataloader._engine.loader.iteration import Iteration, Output
 from stream_dataloader._engine.loader.position import LoaderPosition
@@ -120,7 +121,7 @@ class Starter:
         output = iteration.output
         if output.whole_steps:
             return iteration.steps_of_parts(left)
-        batches = iteration.parts(left) if output.parts else iteration
+        batches = Parts(iteration.parts(left), iteration) if output.parts else iteration
         if output.device is None or output.device.type != "cuda":
             return batches
         pool, release = self.pool, _nothing

@@ -12,6 +12,7 @@ from __future__ import annotations
 import _thread
 import atexit
 import contextlib
+import errno
 import functools
 import itertools
 import operator
@@ -22,6 +23,8 @@ import weakref
 from collections.abc import Callable, Hashable, Iterator
 from multiprocessing import forkserver, resource_tracker
 from typing import Any, Generic, TypeVar
+
+from stream_dataloader._engine.descriptors import limits_named
 
 T = TypeVar("T")
 Key = TypeVar("Key", bound=Hashable)
@@ -63,9 +66,12 @@ def start_thread(run: Callable[[], Any], name: str) -> threading.Thread:
 
     An interrupted `Thread.start` would leave a thread that never runs on `threading`'s list, and what it refers to.
     """
-    with interrupts_held():
+    with interrupts_held(), limits_named(f"a thread, {name!r}"):
         thread = threading.Thread(target=run, name=name, daemon=True)
-        thread.start()
+        try:
+            thread.start()
+        except RuntimeError as error:  # which does not tell why; the usual reason is the limit of processes
+            raise OSError(errno.EAGAIN, str(error)) from error
     return thread
 
 

@@ -128,6 +128,12 @@ class Deferred(Generic[Batch]):
         finally:
             turn.lock.release()
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError(
+            "an iterator over batches cannot be copied or pickled; copy the StreamDataLoader, which goes on behind the "
+            "batch delivered last, or load its state_dict() into another one"
+        )
+
     def begin(self) -> None:
         """Begin now, without waiting for the first batch."""
         self._take_first_turn()

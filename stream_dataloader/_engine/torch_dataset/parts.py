@@ -27,7 +27,7 @@ from stream_dataloader._engine.reading.source_queue import Abandoned, SessionQue
 from stream_dataloader._engine.schedule.rules import deal_lanes
 from stream_dataloader._engine.torch_dataset.sessions import SessionKey, SessionTable
 from stream_dataloader.batch import StreamBatch
-from stream_dataloader.errors import GapError
+from stream_dataloader.errors import GapError, IteratorError
 
 
 def plain_parts(plan: ReadingPlan, table: SessionTable, iteration: int) -> Iterator[StreamBatch]:
@@ -104,6 +104,7 @@ class PlainParts:
 
     def __init__(self, reader: PartReader, *, sent: bool) -> None:
         self._reader = reader
+        self._failed = False
         self._sent = sent
         # In torch's workers an error that a signal handler raises inside a finalizer is lost without harm, so a plain
         # `weakref.finalize` will do.
@@ -127,6 +128,20 @@ class PlainParts:
         return self
 
     def __next__(self) -> StreamBatch:
+        if self._failed:
+            raise IteratorError(
+                "an error ended this iterator before its epoch was over; iterate anew, which begins the next epoch"
+            )
+        try:
+            return self._next()
+        except StopIteration:
+            raise
+        except BaseException:
+            self._failed = True
+            self._reader.close()
+            raise
+
+    def _next(self) -> StreamBatch:
         reader = self._reader
         part = next(reader)
         for report in part.failures:

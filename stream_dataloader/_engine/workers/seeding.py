@@ -3,13 +3,19 @@
 Torch draws a base seed when it starts workers, and seeds worker w with base + w. Workers that are kept are seeded the
 same way at each epoch, so that they draw the same numbers as newly started ones.
 
-OpenCV has a generator for each thread, which every thread and process begins in the same state.
+OpenCV has a generator for each thread, which every thread and process begins in the same state. A stream may be the
+first to import OpenCV, and draw at once, so a worker process seeds it as soon as it is imported.
 """
 
 from __future__ import annotations
 
+import contextlib
+import importlib.util
 import random
 import sys
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,7 +32,10 @@ def seed_worker(seed: int) -> None:
     random.seed(seed)
     np.random.seed(np.random.SeedSequence(seed).generate_state(4))  # noqa: NPY002  the global one
     torch.default_generator.manual_seed(seed)
+    _AtImport.seed = seed
     seed_opencv(seed)
+    if "cv2" not in sys.modules and _AtImport not in sys.meta_path:
+        sys.meta_path.insert(0, _AtImport)
 
 
 def seed_opencv(seed: int) -> None:
@@ -34,3 +43,27 @@ def seed_opencv(seed: int) -> None:
     if (opencv := sys.modules.get("cv2")) is not None:
         own = int(np.random.SeedSequence(seed).generate_state(5)[4])  # the words before it are numpy's
         opencv.setRNGSeed(own >> 1)  # takes a C int
+
+
+class _AtImport:
+    """Finder on `sys.meta_path` that seeds OpenCV when it is imported."""
+
+    seed = 0
+
+    @classmethod
+    def find_spec(cls, name: str, *_: Any) -> ModuleSpec | None:
+        if name != "cv2":
+            return None
+        sys.meta_path.remove(cls)  # the other finders find it, also when OpenCV imports its own binary by this name
+        spec = importlib.util.find_spec(name)
+        loader: Any = None if spec is None else spec.loader
+        if loader is not None:
+            run = loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                run(module)
+                seed_opencv(cls.seed)
+
+            with contextlib.suppress(AttributeError):  # an unusual loader without room for it: import unseeded
+                loader.exec_module = exec_module
+        return spec
