@@ -8,6 +8,7 @@ import pickle
 import threading
 import time
 from collections import Counter
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -474,6 +475,23 @@ def test_a_stream_that_stays_silent_is_logged_again_after_twice_the_time(options
     told = [text for record in caplog.records if "a live stream had no item for" in (text := record.getMessage())]
     assert 2 <= len(told) <= 5, "about 0.05, 0.1, 0.2 and 0.4 s after its last item"
     assert all(text.endswith("s: 1") for text in told)
+
+
+def test_a_stream_that_becomes_silent_again_is_logged_as_soon_as_the_first_time(tmp_path, caplog, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(background, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    stream = numbers({(0, n): waiting(tmp_path / str(n)) for n in (1, 2)}, 3, seconds=0.01)(0)
+    assert next(stream) == 0
+    for silences in ((9, 10, 19, 20, 39, 40), (9, 10)):
+        begin, item = now[0], len(caplog.records) and 2
+        for seconds in silences:
+            now[0] = begin + seconds
+            assert next(stream) is NOTHING_YET
+        (tmp_path / str(item or 1)).touch()
+        while next(stream) is NOTHING_YET:
+            pass
+    assert [record.args[0] for record in caplog.records] == [10, 20, 40, 10]
+    stream.close()
 
 
 def test_a_loop_without_a_loader_waits_anew_for_each_item(tmp_path):

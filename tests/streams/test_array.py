@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from stream_dataloader import StreamDataLoader, StreamDataset
-from stream_dataloader.errors import ItemError, LengthError, OpenError, ReadError
+from stream_dataloader.errors import ItemError, LengthError, OpenError, ReadError, StoreError
 from stream_dataloader.protocols import ReadsInto
 from stream_dataloader.streams.array import hdf5
 from stream_dataloader.streams.array.stream import ArrayStream
@@ -326,6 +326,19 @@ def test_a_corrupt_chunk_is_named(tmp_path):
         file.write(bytes(50))
     with pytest.raises(ReadError, match=r"a\.h5, dataset /rows, rows 4 to 5: "):
         load(path)
+
+
+def test_another_file_that_changes_is_an_error(tmp_path):
+    np.arange(4000.0).tofile(tmp_path / "raw.bin")
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file.create_dataset("x", (40, 100), float, external=[(str(tmp_path / "raw.bin"), 0, 32000)])
+    rows = ArrayStream(files="anywhere")(tmp_path / "a.h5")
+    assert (next(rows) == np.arange(100)).all()
+    np.zeros(4000).tofile(tmp_path / "raw.bin")
+    for read in (lambda: next(rows), lambda: rows.read_into(np.zeros((2, 100)))):
+        with pytest.raises(StoreError, match=r"raw\.bin is another file now"):
+            read()
+    rows.close()
 
 
 def test_a_file_that_is_being_written_is_told(tmp_path, monkeypatch):

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from stream_dataloader import StreamDataLoader, StreamDataset
 from stream_dataloader.errors import ReadError
 from stream_dataloader.streams.audio.decoding import AudioDecoder
-from stream_dataloader.streams.audio.stream import AudioStream
+from stream_dataloader.streams.audio.stream import AudioStream, SampleReader
 from stream_dataloader.testing import StreamContract
 
 RATE = 22050
@@ -525,6 +525,13 @@ def test_rate_and_channels_that_change_in_mid_stream(tmp_path):
         assert abs(expected[-40]).max() > 0.1
         for start in (1, 90, 130, len(expected) - 3):
             assert same(items(audio(path, start=start)), expected[start:])
+    path.write_bytes(one.read_bytes() + two.read_bytes() + one.read_bytes())
+    with av.open(str(path)) as file:
+        kinds = itertools.groupby(file.decode(audio=0), lambda frame: (frame.sample_rate, frame.layout.name))
+        counts = [(rate, sum(frame.samples for frame in frames)) for (rate, _), frames in kinds]
+    reader = SampleReader(str(path), AudioStream(window=1))  # each kind of frames is resampled to its end
+    assert reader.fill(10**9) == sum(math.ceil(count * 44100 / rate) for rate, count in counts)
+    reader.close()
 
 
 @pytest.mark.parametrize("name", ["s16.wav", "one.mp3", "aac.m4a"])

@@ -10,7 +10,7 @@ import pytest
 
 from stream_dataloader import StreamDataLoader, StreamDataset
 from stream_dataloader.errors import OpenError
-from stream_dataloader.streams import AudioVisualStream, VideoStream
+from stream_dataloader.streams import AudioVisualStream, Limits, VideoStream
 from stream_dataloader.testing import StreamContract
 
 RATE, FRAMES = 8000, 75
@@ -86,6 +86,8 @@ def test_silence_where_there_is_no_sound(tmp_path):
     for start in (0, 25, 60):
         for number, item in enumerate(items(path, start), start):
             assert heights(item) == [number if 20 <= number < 50 else 0], number
+    with pytest.raises(ValueError, match=r"Limits\(sample_rate_ratio"):
+        items(path, rate=RATE * 8, video=VideoStream(limits=Limits(sample_rate_ratio=7)))
 
 
 @pytest.mark.parametrize("a_frame", [A_FRAME - 16, A_FRAME + 16])

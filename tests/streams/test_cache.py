@@ -3,23 +3,29 @@
 import contextlib
 import gc
 import http.server
+import itertools
 import logging
 import multiprocessing
 import os
 import pathlib
 import pickle
+import shutil
 import signal
 import sys
 import threading
 import time
+import types
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
 
+import fsspec
 import numpy as np
 import pytest
 from file_server import serving
+from fsspec.implementations.memory import MemoryFileSystem
 from helpers import PATIENCE
 
+from stream_dataloader.streams.cache import remote
 from stream_dataloader.streams.cache.file_cache import FileCache, is_url, open_local
 from stream_dataloader.streams.cache.own_folder import LocalFile, Wait, lock
 from stream_dataloader.streams.cache.remote import SizeError
@@ -107,6 +113,19 @@ def test_a_file_is_fetched_once_and_asked_for_as_often_as_wanted(server, cache, 
     assert (server.count("GET"), server.count("HEAD")) == (1, 3)
     read(cache, server.put("clip.one.mp4?part=2", b""))
     assert stored(cache) == ["clip.one.mp4", "clip.one.mp4"]
+
+
+def test_a_file_counts_as_asked_for_when_it_came_whatever_its_time_on_the_server(tmp_path, monkeypatch):
+    old = tmp_path / "old.bin"
+    old.write_bytes(b"old")
+    os.utime(old, (1, 1))
+    monkeypatch.setattr(MemoryFileSystem, "get_file", lambda _, __, path, **___: shutil.copy2(old, path))
+    with fsspec.open("memory://old.bin", "wb") as file:
+        file.write(b"old")
+    cache = FileCache(directory=tmp_path / "cache")
+    assert read(cache, "memory://old.bin") == b"old"
+    (kept,) = pathlib.Path(cache.directory).glob("*/*-old.bin")
+    assert kept.stat().st_mtime > time.time() - PATIENCE
 
 
 def test_a_changed_file_is_fetched_anew_and_the_old_one_stays_while_it_is_read(server, asking):
@@ -262,6 +281,10 @@ def test_the_files_not_used_for_longest_make_room(server, cache):
         assert len(os.listdir(cache.directory)) == 2
     read(small, b)
     assert stored(small) == ["b", "d"]
+    read(with_limit(cache, 300), c)
+    assert stored(small) == ["b", "c", "d"]  # the limit itself may be filled
+    (kept,) = pathlib.Path(cache.directory).glob("*/*-c")
+    kept.unlink()
     assert read(small, a) == b"a" * 100
     assert server.count("GET", "/a") == 2
     for ask in (small.open, lambda url: small.made(url, "v1", 251, os.remove)):
@@ -472,6 +495,12 @@ def test_who_waits_for_a_lock_on_a_file_that_is_deleted_notices(tmp_path):
     got[0].close()
     with lock(path, shared=True), lock(path, shared=True):
         pass
+    with lock(path) as held:
+        wait = Wait(0.05, itertools.count().__next__)
+        for _ in range(10):  # of 0.01 s each: the holder makes progress
+            wait.once(path, held.fd)
+        with pytest.raises(TimeoutError, match=r"made no progress for 0\.05 s"):
+            lock(path, wait=Wait(0.05))
     assert lock(str(tmp_path / "none")) is None
     first.close()
 
@@ -528,6 +557,17 @@ def test_a_server_does_not_decide_how_much_is_fetched(tmp_path, length, error):
             FileCache(directory=tmp_path, size_limit_bytes=1 << 20).open(url)
         assert server.sent < 4 * (16 << 20)  # what sockets hold, a try
     assert not [path for path in tmp_path.rglob("*") if path.is_file() and path.stat().st_size]
+
+
+def test_a_server_that_becomes_slow_is_left_however_fast_it_began(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(remote, "time", types.SimpleNamespace(monotonic=lambda: now[0]))
+    arrival = remote._arrival(lambda _: None, 1000, 1.0)
+    for now[0] in (0.5, 1.0):
+        arrival.relative_update(1 << 20)
+    now[0] = 2.5
+    with pytest.raises(ConnectionError, match=r"10 bytes arrived in 1\.5 s, and min_bytes_per_second is 1,000"):
+        arrival.relative_update(10)
 
 
 def test_a_server_that_sends_a_byte_now_and_then_is_left(tmp_path):

@@ -10,6 +10,7 @@ import pytest
 
 from stream_dataloader import StreamDataLoader, StreamDataset
 from stream_dataloader.errors import ReadError, StoreError
+from stream_dataloader.streams import Limits
 from stream_dataloader.streams.images import ImageFolderStream
 from stream_dataloader.testing import StreamContract
 
@@ -246,6 +247,10 @@ def test_images_that_opencv_would_change_are_refused(tmp_path):
         write(tmp_path / f"depth{suffix}", floats)
         with pytest.raises(ValueError, match=f"depth{suffix} .*float32|32 bits"):
             list(ImageFolderStream()(tmp_path / f"*{suffix}"))
+    small = write_folder(tmp_path / "small", range(2))
+    assert len(list(ImageFolderStream(limits=Limits(picture_pixels=HEIGHT * WIDTH))(small))) == 2
+    with pytest.raises(ValueError, match=r"Limits\(picture_pixels"):
+        list(ImageFolderStream(limits=Limits(picture_pixels=HEIGHT * WIDTH - 1))(small))
     header = b"P5\n100000 100000\n255\n"
     (tmp_path / "huge.pgm").write_bytes(header + bytes(100))
     with pytest.raises(ValueError, match=r"huge.pgm is 100000 x 100000"):

@@ -15,7 +15,7 @@ import helpers
 import numpy as np
 import pytest
 import tokenizers
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from stream_dataloader.streams import TextStream
@@ -193,6 +193,11 @@ def test_compressed_and_in_memory_the_same(tmp_path_factory, text, newlines, blo
         agrees(TextStream(units="bytes", block_bytes=block), path, list(encoded), start)
 
 
+def test_members_may_be_shorter_than_a_byte_order_mark(path):
+    members = (b"\xef\xbb", b"\xbf", b"a", b"b\r", b"\nc")
+    assert numbers(TextStream()(path(b"".join(map(gzip.compress, members)), "a.gz"))) == list(map(ord, "ab\nc"))
+
+
 def test_strings_may_hold_half_a_character():
     text = "a\ud800\udc00b\r\n" * 9  # which utf-8 has no bytes for
     stream = TextStream(of="strings", block_bytes=16)
@@ -221,6 +226,7 @@ def pieces_of(text, size):
     return [("".join(characters[a:b]), begins[a]) for a, b in itertools.pairwise(cuts)]
 
 
+@example("é" * 60, 17, [], 0)  # characters lie across the ends of blocks
 @given(texts.filter(lambda text: text[0] != "\ufeff"), st.integers(16, 50), cut_places, st.integers(0, 999))
 def test_tokens_are_those_of_the_pieces(tmp_path_factory, text, size, cuts, start):
     path = tmp_path_factory.getbasetemp() / "pieces.txt"

@@ -10,6 +10,7 @@ import struct
 import wave
 from fractions import Fraction
 from pathlib import Path
+from types import SimpleNamespace
 
 import av
 import clips
@@ -28,6 +29,7 @@ from stream_dataloader.errors import OpenError, ReadError
 from stream_dataloader.streams import VideoStream, segment_videos
 from stream_dataloader.streams.video import frame_index, frames
 from stream_dataloader.streams.video import pictures as pictures_of_packets
+from stream_dataloader.streams.video.frames import PacketGaps
 from stream_dataloader.testing import StreamContract
 
 pytestmark = pytest.mark.usefixtures("own_cache")
@@ -218,6 +220,7 @@ def test_sections_in_frames_and_in_seconds(folder):
     assert numbers((path, 58, None)) == [58, 59]
     assert numbers((path, 0.4, 0.72)) == list(range(10, 18))
     assert numbers(path, start=0, stop=1.0) == list(range(25))
+    assert numbers((path, 2.0, 2.43)) == list(range(50, 60))  # its 2.4 s, rounded up
     assert numbers((path, 7, 9), stop=3) == [7, 8]  # the source's own goes first
     assert read((path, 60, 60)) == []
 
@@ -396,6 +399,7 @@ def test_each_track_of_a_file_has_an_index_of_its_own(folder, tmp_path):
                     packet.stream = track
                     both.mux(packet)
     assert [VideoStream(track=track).length(path) for track in (0, 1)] == [60, 33]
+    assert segment_videos([path], max_frames=40, track=1, progress=False) == [(path, 0, 33)]
 
 
 BUSY = {"size": (240, 320)}  # enough bytes a frame to break some
@@ -542,6 +546,8 @@ def test_packets_that_were_lost_on_the_way_are_noticed(tmp_path):
     (tmp_path / "lossy.ts").write_bytes(whole[:middle] + whole[middle + 20 * 188 :])
     with pytest.raises(ReadError, match="lossy"):
         load([str(tmp_path / "lossy.ts")])
+    gaps, packet = PacketGaps(), SimpleNamespace(is_keyframe=False, is_corrupt=True)
+    assert [gaps.has_one_before(one) for one in (packet, None)] == [False, True]  # also where the last one is marked
 
 
 def test_places_that_are_not_there(folder):
