@@ -63,6 +63,18 @@ def test_demonstrations_are_in_natural_order_and_have_their_attributes(tmp_path)
     assert_same(items_of(store(10)), streams[10], 10, "read")
 
 
+def test_a_file_that_changes_while_a_stream_is_read_is_an_error(tmp_path):
+    path = tmp_path / "a.h5"
+    with h5py.File(path, "w") as file:
+        file["data/demo/x"] = np.zeros((40, 10000))  # larger than what is read at once
+    stream = Hdf5Store(path)(0)
+    assert (next(stream)["x"] == 0).all()
+    os.utime(path, (1, 1))
+    for read in (lambda: next(stream), lambda: stream.read_into({"x": np.zeros((2, 10000))})):
+        with pytest.raises(StoreError, match=r"a\.h5 is another file now"):
+            read()
+
+
 def test_a_filter_key_chooses_demonstrations(robomimic):
     store = Hdf5Store(robomimic, filter_key="train")
     assert [store.key(number) for number in store.sources] == ["demo_0", "demo_3"]

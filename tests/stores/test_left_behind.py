@@ -1,5 +1,6 @@
 """Files that systems and programs leave in folders, archives and on servers are no data, whatever the format."""
 
+import gc
 import io
 import json
 import os
@@ -53,6 +54,26 @@ def test_a_store_stays_as_it_was(tmp_path, name):
     before = contents(path, **SMALL[name].options)
     leave_behind(tmp_path)
     assert contents(path, **SMALL[name].options) == before
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_a_closed_store_holds_no_file_although_nothing_collects_garbage(tmp_path, name):
+    SMALL[name].make(str(path := tmp_path / name), 0)
+    gc.disable()
+    try:
+        _, store = stores.open(path, **SMALL[name].options)
+        with closing(store(0)) as stream:
+            next(stream)
+        store.item(0, 0)
+        store.close()
+        next(closed := store(0))
+        closed.close()  # of a store that is opened again, and a stream of it that somebody keeps
+        store.close()
+        found = [os.readlink(file) for file in pathlib.Path("/proc/self/fd").iterdir() if file.is_symlink()]
+        assert not [file for file in found if str(tmp_path) in file]
+        assert str(tmp_path) not in pathlib.Path("/proc/self/maps").read_text()
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("root", ["{tmp_path}", "memory://left-behind"])

@@ -257,6 +257,8 @@ def test_windows_of_samples_of_all_sizes_are_written(tmp_path):
 
 UNLIKE = [
     ("ndarray:int8", np.zeros(3, np.int8), np.zeros(1, np.int8)),
+    ("ndarray", np.arange(6, dtype=np.int16).reshape(2, 3), np.arange(6, dtype=np.int16).reshape(3, 2)),
+    ("ndarray", np.zeros(3, np.int16), np.zeros(3, np.int32)),
     ("json", 1, 1.5),
     ("png", np.zeros((3, 3), np.uint8), np.zeros((3, 1), np.uint8)),
 ]
@@ -327,6 +329,9 @@ def test_a_damaged_zip_is_named(tmp_path, compression):
         assert [item["y"] for item in store(0)] == list(range(len(store(0)._steps)))
         with pytest.raises(StoreError, match=r"stream 1 .*shard.00001.mds"):
             list(store(1))
+    changed_index(path, lambda content: content["shards"][0]["raw_data"].update(hashes={"md5": "0"}))
+    with pytest.raises(StoreError, match=r"shard.00000.mds is damaged: its md5 is .* and should be 0"):
+        list(MdsStore(path)(0))
     changed_index(path, lambda content: content["shards"][1].update(compression="lzma"))
     with pytest.raises(StoreError, match=r"shard 1.*no compression 'lzma'"):
         MdsStore(path)

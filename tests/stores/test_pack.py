@@ -13,6 +13,7 @@ import shutil
 import signal
 import threading
 import time
+import types
 
 import numpy as np
 import pytest
@@ -309,6 +310,9 @@ def test_on_error_may_decide(tmp_path):
 
     stores.pack((NUMBERS, broken), tmp_path / "a", on_error=decide, num_workers=2)
     assert seen == [(os.getpid(), 3, ReadError, 3)]
+    seen.clear()
+    stores.pack((range(30), lambda number: iter(()) if number % 3 else 1 / 0), tmp_path / "d", on_error=decide)
+    assert [source for _, source, *_ in seen] == [*range(0, 30, 3)], "each error is decided once"
     with pytest.raises(ValueError, match="on_error returned None"):
         stores.pack((NUMBERS, broken), tmp_path / "b", on_error=lambda error: None)
     with pytest.raises(StoreError, match="none of 6 streams"):
@@ -628,6 +632,21 @@ def test_a_disk_that_will_be_too_small_is_told_before_it_is_full(tmp_path, monke
     with pytest.warns(RuntimeWarning, match="the streams that are left take about"):
         stores.pack((NUMBERS, open_images), tmp_path / "b")
     assert content(tmp_path / "b") == expected()
+
+    # Streams that were packed before took their room before.
+    looked = reports.Run.__new__(reports.Run)
+    looked.before, looked._done, looked._used_before, looked._looked, looked._has_warned = (
+        8,
+        set(range(10)),
+        800,
+        0,
+        False,
+    )
+    looked._bar = types.SimpleNamespace(total=110, disable=True)
+    looked._partial = types.SimpleNamespace(store="", folder="")
+    monkeypatch.setattr(reports, "disk_bytes", lambda _: 1000)
+    with pytest.warns(RuntimeWarning, match=r"the streams that are left take about 10\.0 kB"):
+        looked._look()
 
 
 def test_damage_on_the_disk_is_found_by_verify(tmp_path, monkeypatch):

@@ -322,6 +322,10 @@ def test_row_groups_are_read_once_for_all_streams_within_the_limit(tmp_path, mon
     list(store(0))
     list(store(0))
     assert read[4:] == [0, 0]
+    store = ParquetStore(path, stream="k", columns=["x"], cache_bytes=2 * 25 * 8)
+    for number in (0, 5, 0, 10, 0):  # of groups 0, 1, 0, 2, 0: the one used last stays
+        list(store(number))
+    assert read[6:] == [0, 1, 2]
 
 
 def test_tables_on_a_server_are_fetched(tmp_path):
@@ -378,6 +382,10 @@ def test_a_token_of_a_row_has_the_next_one_as_its_target(tmp_path):
     found = [pair for tokens, targets in data for pair in zip(tokens.tolist(), targets.tolist(), strict=True)]
     assert found == [pair for row in DOCUMENTS if row for pair in zip(row, [*row[1:], -100], strict=True)]
     assert [(int(item["input"]), int(item["target"])) for item in store((3, 2, 4))] == [(2, 3), (3, 4)]
+    given = ({}, {"targets": True}, {"targets": True, "ignore_index": -1})
+    others = [ParquetStore(tmp_path / "a.parquet", elements=True, **options).index.fingerprint for options in given]
+    assert len({*others}) == 3
+    assert others[1] == sources.fingerprint
     more = documents(tmp_path / "b.parquet", more=pa.array(DOCUMENTS))
     with pytest.raises(StoreError, match="one column"):
         next(stores.open(more, elements=True, targets=True).open_stream(3))

@@ -16,6 +16,7 @@ import zlib
 
 import av
 import cv2
+import fsspec
 import h5py
 import numpy as np
 import pyarrow
@@ -129,6 +130,12 @@ def shard_of_zeros(folder, size, **options):
     return MdsStore(folder, **options)
 
 
+def lmdb_of_zeros(folder, size, **options):
+    if not (folder / "s").exists():
+        stores.pack(([0], lambda _: [{"x": np.zeros(size, np.uint8)}]), folder / "s", format="lmdb", codec="zstd")
+    return stores.open(folder / "s", **options).open_stream
+
+
 def wav(folder, rate, **options):
     with wave.open(str(folder / "a.wav"), "wb") as file:
         file.setparams((1, 2, rate, 0, "NONE", ""))
@@ -203,6 +210,7 @@ LIMITED = {
     "npz": (lambda folder, **options: in_tar(folder, "npz", npz_of_zeros(872), **options), "unpacked_bytes", 1000),
     "mds": (lambda folder, **options: shard_of_zeros(folder, 1000, **options), "unpacked_bytes", 1000),
     "json": (lambda folder, **options: in_tar(folder, "json", nested("dicts", 8), **options), "json_levels", 8),
+    "lmdb": (lambda folder, **options: lmdb_of_zeros(folder, 1000, **options), "unpacked_bytes", 1000),
 }
 
 
@@ -426,8 +434,14 @@ def test_tables_name_no_picture_elsewhere(private, name):
     path = table_naming(private / "data", name.format(private))
     with pytest.raises(StoreError, match=r"row 0.*(outside of|is not read)"):
         first_of(ParquetStore(path, decode={"image": "image"}))
-    opened = ParquetStore(path, decode={"image": "image"}, files="anywhere")
+    cache = FileCache(directory=private / "cache")
+    opened = ParquetStore(path, decode={"image": "image"}, files="anywhere", cache=cache)
     assert (first_of(opened)["image"] == 77).all()
+    url = f"memory://{private.name}/p.png"
+    fsspec.filesystem("memory").pipe(url, (private / "p.png").read_bytes())
+    opened = ParquetStore(table_naming(private / "data", url), decode={"image": "image"}, files="anywhere", cache=cache)
+    assert (first_of(opened)["image"] == 77).all()
+    assert list((private / "cache").glob("*/*-p.png"))
 
 
 def test_tables_name_pictures_beside_them(private):

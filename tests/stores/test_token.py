@@ -80,6 +80,14 @@ def test_documents_in_a_file_are_marked_and_have_targets_also_where_it_is_cut(tm
         assert torch.equal(batch.is_first[batch.mask], torch.isin(at, torch.tensor(begins)))
         read[at] += 1
     assert (read == 1).all()
+    stream = store(0)
+    for item in (100, 0, 40):
+        stream.seek_item(item)
+        stream.read_into({"input": np.zeros(60, np.int64), "target": np.zeros(60, np.int64)})
+        for first, stop in ((item, item + 60), (0, 50)):
+            inside = {0, *(start for start in starts.tolist() if first <= start < min(stop, len(tokens)))}
+            assert {0, *stream.starts_within(first, stop)} == inside
+    stream.close()
 
 
 @pytest.mark.parametrize("name", MARKED)
@@ -87,7 +95,9 @@ def test_each_document_is_a_stream(tmp_path, name):
     found, write, options = MARKED[name]
     sources, store = stores.open(write(tmp_path / "x"), stream="document", targets=True, **options)
     assert store.lengths.tolist() == list(map(len, found))
-    assert sources.fingerprint != stores.open(store.path, **options).sources.fingerprint
+    given = (options, options | {"targets": True}, options | {"targets": True, "ignore_index": -1})
+    others = [stores.open(store.path, **other).sources.fingerprint for other in given]
+    assert len({sources.fingerprint, *others}) == 4
     for number, tokens in zip(sources, found, strict=True):
         items = read(store(number))
         assert [item["input"] for item in items] == tokens.tolist()

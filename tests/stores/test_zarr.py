@@ -246,10 +246,14 @@ def test_a_stream_that_is_open_does_not_go_on_in_another_store(tmp_path):
     path = write_buffer(tmp_path / "a", streams, 4)
     stream = ZarrStore(path)(0)
     assert_same([next(stream)], streams[0][:1], 0, "read")
+    store = ZarrStore(path)
     os.rename(path, tmp_path / "b")
     write_buffer(path, episodes((23, 7), seed=1), 4)
     with pytest.raises(StoreError, match=r"a, data/\w+ is another file now"):
         list(stream)
+    store._opened.close()  # as in a process that is forked: it opens the other store, with the index of this one
+    with pytest.raises(StoreError, match=r"a, data/\w+ is another file now"):
+        store(0)
 
 
 def test_workers_read_an_archive_that_is_open_here(tmp_path):

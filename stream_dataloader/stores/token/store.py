@@ -6,6 +6,7 @@ has the same target wherever streams and sections are cut.
 
 from __future__ import annotations
 
+import functools
 import os
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping
@@ -171,7 +172,7 @@ class _Index:
         self, files: list[TokenFile], marker: Marker | None, ignored: int | None, *, by_document: bool
     ) -> None:
         self.files, self._marker = files, marker
-        self.opened = Handles(self._open)
+        self.opened = Handles(functools.partial(_mapped, files, marker))  # no method, which would keep this in a cycle
         self._bounds = [np.array([0, file.count]) for file in files]
         if by_document:
             self._bounds = list(map(self._documents, range(len(files))))
@@ -180,9 +181,6 @@ class _Index:
         self.lengths = np.concatenate(list(map(np.diff, self._bounds)))
         told = [(file.digest, str(file.dtype)) for file in files]
         self.fingerprint = hashed(repr((by_document, marker, ignored, told)))
-
-    def _open(self, place: int) -> MappedTokens:
-        return MappedTokens(self.files[place], self._marker)
 
     def _documents(self, place: int) -> NDArray[np.int64]:
         file = self.files[place]
@@ -200,6 +198,10 @@ class _Index:
         first = number - self.firsts[place]
         start, stop = self._bounds[place][first : first + 2].tolist()
         return place, start, stop
+
+
+def _mapped(files: list[TokenFile], marker: Marker | None, place: int) -> MappedTokens:
+    return MappedTokens(files[place], marker)
 
 
 class TokenSteps:
