@@ -16,9 +16,9 @@ def moving(i, size=(48, 64)):
     return np.tile(noise[i : i + size[0] // 4].repeat(4, 0).repeat(4, 1)[..., None], 3)
 
 
-def encoded(path, encoder, pixel_format="yuv420p", *, key=False, rate=25, size=(48, 64), **options):
+def encoded(path, encoder, pixel_format="yuv420p", *, key=False, rate=25, size=(48, 64), muxer=None, **options):
     """Write a clip; with `key`, each packet is marked as a key frame."""
-    with av.open(str(path), "w") as out:
+    with av.open(str(path), "w", options=muxer or {}) as out:
         stream = out.add_stream(encoder, rate, options={"g": str(GOP), **options})
         stream.height, stream.width = size
         stream.pix_fmt, stream.codec_context.thread_count = pixel_format, 1

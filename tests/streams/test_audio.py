@@ -618,6 +618,20 @@ def test_short_recordings_joined_byte_by_byte_are_refused(name, tmp_path):
             items(stream(path))
 
 
+@pytest.mark.parametrize(
+    ("codec", "told"),
+    [("tta", "is two files: another one begins at byte {}"), ("flac", "is longer than its header says")],
+)
+def test_lossless_recordings_joined_byte_by_byte_are_refused(codec, told, tmp_path):
+    """FFmpeg reads the first alone; or both, of which the header counts the first."""
+    path = write(tmp_path / f"a.{codec}", codec, seconds=2.5)
+    whole = path.read_bytes()
+    assert len(items(AudioStream(window=RATE // 2)(path))) == 5
+    path.write_bytes(2 * whole)
+    with pytest.raises(ValueError, match=told.format(len(whole))):
+        items(AudioStream(window=100)(path))
+
+
 @pytest.mark.parametrize("gigabytes", [4, 6])
 def test_a_wav_file_whose_sizes_ran_over_is_read_to_its_end(gigabytes, tmp_path):
     """Sizes of 32 bits are those of the file, less 4 GiB. The file is a hole but for its end, and takes no disk."""

@@ -441,15 +441,15 @@ def test_a_file_that_was_cut_is_an_error_after_its_last_frame(tmp_path, kind):
 
 
 REFUSED = {"mp4": "libx264", "flv": "libx264", "wmv": "wmv2", "apng": "apng"}
-READ_ON = {"ts": "mpeg2video", "mkv": "ffv1", "avi": "mpeg4", "mpg": "mpeg1video", "gif": "gif"}
+READ_ON = {"ts": "mpeg2video", "mkv": "ffv1", "avi": "mpeg4", "mpg": "mpeg1video", "gif": "gif", "mjpeg": "mjpeg"}
+PIXELS = {"apng": "rgb24", "gif": "rgb8", "mjpeg": "yuvj420p"}
 
 
 @pytest.mark.parametrize("suffix", REFUSED | READ_ON)
 def test_files_joined_byte_by_byte_are_read_whole_or_refused(suffix, tmp_path):
     """Of some formats FFmpeg reads the first file alone."""
-    encoder = (REFUSED | READ_ON)[suffix]
-    pixels = {"apng": "rgb24", "gif": "rgb8"}.get(suffix, "yuv420p")
-    whole = Path(odd_clips.encoded(tmp_path / f"whole.{suffix}", encoder, pixels)).read_bytes()
+    pixels = PIXELS.get(suffix, "yuv420p")
+    whole = Path(odd_clips.encoded(tmp_path / f"whole.{suffix}", (REFUSED | READ_ON)[suffix], pixels)).read_bytes()
     assert len(read(tmp_path / f"whole.{suffix}")) == odd_clips.FRAMES
     path = tmp_path / f"joined.{suffix}"
     path.write_bytes(whole + whole)
@@ -461,15 +461,27 @@ def test_files_joined_byte_by_byte_are_read_whole_or_refused(suffix, tmp_path):
     assert len(read(path, on_corrupt="drop")) == odd_clips.FRAMES
 
 
-@pytest.mark.parametrize("suffix", ["flv", "wmv", "apng", "gif"])
+#: Formats, the muxer's options, and the number of bytes to leave out at the end, besides a third.
+ENDS = {
+    **dict.fromkeys(("flv", "wmv", "apng", "gif"), ({}, (30,))),
+    "mjpeg": ({}, (1, 30)),
+    "mxf": ({}, (9000,)),
+    "mkv": ({"live": "1"}, (1, 30)),  # of unknown size
+    "y4m": ({}, (1, 30, 9000)),
+}
+
+
+@pytest.mark.parametrize("suffix", ENDS)
 def test_more_formats_that_were_cut_are_an_error_and_other_data_behind_them_is_none(suffix, tmp_path):
-    encoder = (REFUSED | READ_ON)[suffix]
-    pixels = {"apng": "rgb24", "gif": "rgb8"}.get(suffix, "yuv420p")
-    path = Path(odd_clips.encoded(tmp_path / f"clip.{suffix}", encoder, pixels))
+    encoder = (REFUSED | READ_ON | {"mxf": "mpeg2video", "y4m": "wrapped_avframe"})[suffix]
+    options, cuts = ENDS[suffix]
+    path = tmp_path / f"clip.{suffix}"
+    odd_clips.encoded(path, encoder, PIXELS.get(suffix, "yuv420p"), muxer=options)
     whole = path.read_bytes()
-    path.write_bytes(whole + bytes(900))
+    if suffix != "y4m":  # FFmpeg refuses other data there
+        path.write_bytes(whole + bytes(900))
     assert len(read(path)) == odd_clips.FRAMES
-    for end in (len(whole) * 2 // 3, len(whole) - 30):
+    for end in (len(whole) * 2 // 3, *(len(whole) - cut for cut in cuts)):
         path.write_bytes(whole[:end])
         with pytest.raises(ReadError, match=r"is cut off|cannot be decoded|is damaged"):
             load([str(path)], time_steps=1)

@@ -3,7 +3,10 @@
 FFmpeg reads most cut files as if they simply ended, and of many formats only the first of joined files. Known are::
 
     a size of the whole          AVI, WAV, RF64, W64, AIFF, AU, Matroska, WebM, ASF
-    the last chunk               CAF, PNG and APNG; GIF's trailer
+    the last chunk               CAF, PNG and APNG; GIF's trailer; the end of the last JPEG of Motion JPEG
+    the last element             Matroska and WebM of unknown size, as of a live recording
+    the place of the footer      MXF
+    sizes of all frames          TTA, Y4M
     the box or tag at the end    MP4 and its fragments, FLV: unless it is cut just between two
     the packet at the end        MPEG-TS: the same
 """
@@ -14,18 +17,31 @@ import os
 from collections.abc import Iterator
 from typing import BinaryIO
 
+from stream_dataloader.streams._media.ends import (
+    EBML,
+    MOST_BOXES,
+    TAGS_BYTES,
+    asf_end,
+    caf_end,
+    cut_element,
+    flv_end,
+    is_cut_jpeg,
+    matroska_end,
+    mxf_footer,
+    part_of_a_frame,
+    png_end,
+    tta_end,
+)
+from stream_dataloader.streams._media.opencv import JPEG_START
+
 __all__ = ["missing", "riff_end", "runs_over", "sample_bytes", "second_file", "surplus"]
 
-_SEGMENT, _EBML = 0x18538067, 0x1A45DFA3  # Matroska, RFC 9559
 _OPEN_RIFF_BYTES = 0x7FFF0000  # programs that write to a pipe put this size, or a larger one
 _ASF = bytes.fromhex("3026b2758e66cf11a6d900aa0062ce6c")
-_ASF_FILE = bytes.fromhex("a1dcab8c47a9cf118ee400c00c205365")  # its File Properties Object
-_FLV_TAGS = (8, 9, 18)
 _PNG = b"\x89PNG\r\n\x1a\n"
+_Y4M = b"YUV4MPEG2 "
 _W64 = b"riff.\x91\xcf\x11\xa5\xd6(\xdb\x04\xc1\x00\x00"
 _WRAPS_BYTES = 1 << 32
-_TAGS_BYTES = 1 << 16  # size of tags that programs append without declaring them
-_MOST_BOXES = 1_000_000  # a walk over boxes stops here, because it must be cheap
 _MP4_BOXES = (
     *(b"ftyp", b"styp", b"moov", b"moof", b"mdat", b"sidx", b"ssix", b"mfra", b"free", b"skip", b"wide", b"pnot"),
     *(b"uuid", b"meta", b"udta", b"emsg", b"prft"),
@@ -44,6 +60,14 @@ def missing(path: str) -> str | None:
             return f"its {size} bytes end before the trailer of a GIF"
         if head[4:8] in _MP4_BOXES:
             return _missing_of_mp4(file, size)
+        if head.startswith(JPEG_START) and is_cut_jpeg(file, size):
+            return f"its {size} bytes end within a JPEG"
+        if (footer := mxf_footer(head)) >= size:
+            return f"it has {size} bytes, and its footer begins at byte {footer}"
+        if end is None and head.startswith(EBML.to_bytes(4, "big")) and (last := cut_element(file, size)) is not None:
+            return f"its {size} bytes end within an element of Matroska, which begins at byte {last}"
+        if head.startswith(_Y4M) and (rest := part_of_a_frame(file, head, size)):
+            return f"its {size} bytes end within a frame of Y4M, {rest} bytes after the last whole one"
         if _is_cut_transport(file, head, size):
             return f"its {size} bytes end within a packet of a transport stream"
     return None
@@ -57,7 +81,7 @@ def runs_over(path: str) -> bool:
     with open(path, "rb") as file:
         head = file.read(12)
     declared = int.from_bytes(head[4:8], "little")
-    return head[:4] == b"RIFF" and head[8:] == b"WAVE" and (size - 8 - declared) % _WRAPS_BYTES <= _TAGS_BYTES
+    return head[:4] == b"RIFF" and head[8:] == b"WAVE" and (size - 8 - declared) % _WRAPS_BYTES <= TAGS_BYTES
 
 
 def surplus(path: str) -> str | None:
@@ -71,7 +95,7 @@ def surplus(path: str) -> str | None:
     with open(path, "rb") as file:
         head = file.read(64)
         end = None if head[8:12] == b"AVI " else _sound_end(file, head, size)
-    if end is None or size <= end + _TAGS_BYTES:
+    if end is None or size <= end + TAGS_BYTES:
         return None
     return f"it has {size} bytes, and its header declares {end}"
 
@@ -87,7 +111,7 @@ def sample_bytes(path: str) -> int | None:
         if head != _W64 and head[:4] != b"caff":
             return None
         position, own, name = (40, 24, 16) if head == _W64 else (8, 0, 4)
-        for _ in range(_MOST_BOXES):
+        for _ in range(MOST_BOXES):
             file.seek(position)
             chunk = file.read(name + 8)
             if len(chunk) < name + 8:
@@ -108,7 +132,7 @@ def second_file(path: str) -> int | None:
         head = file.read(4096)
         if head[4:8] in _MP4_BOXES:
             return _second_movie(file, size)
-        if head[8:12] == b"AVI " or _matroska_end(head) is not None:  # FFmpeg reads on
+        if head[8:12] == b"AVI " or matroska_end(head) is not None:  # FFmpeg reads on
             return None
         if (end := _own_end(file, head, size)) is None or end >= size:
             return None
@@ -121,18 +145,20 @@ def second_file(path: str) -> int | None:
 def _own_end(file: BinaryIO, head: bytes, size: int) -> int | None:
     """Return the end of a file, without what was appended to it; None if it is not known."""
     if head[:16] == _ASF:
-        return _asf_end(head)
+        return asf_end(head)
     if head[:3] == b"FLV":
-        return _flv_end(file, int.from_bytes(head[5:9], "big"), size)
+        return flv_end(file, int.from_bytes(head[5:9], "big"), size)
     if head[:8] == _PNG:
-        return _png_end(file, size)
-    return _sound_end(file, head, size) or _matroska_end(head)
+        return png_end(file, size)
+    if head[:4] == b"TTA1":
+        return tta_end(file, head)
+    return _sound_end(file, head, size) or matroska_end(head)
 
 
 def _sound_end(file: BinaryIO, head: bytes, size: int) -> int | None:
     """Return the end of a CAF, AIFF, AU or RIFF file, or None if its header does not say."""
     if head[:4] == b"caff":
-        return _caf_end(file, size)
+        return caf_end(file, size)
     if head[:4] == b"FORM" and head[8:12] in (b"AIFF", b"AIFC"):
         length = int.from_bytes(head[4:8], "big")
         return length + 8 if 0 < length < _OPEN_RIFF_BYTES else None
@@ -152,82 +178,15 @@ def riff_end(head: bytes) -> int | None:
     return size + 8 if 0 < size < _OPEN_RIFF_BYTES else None
 
 
-def _caf_end(file: BinaryIO, size: int) -> int:
-    """Return the end of the chunks of a CAF file (Apple Core Audio Format)."""
-    position = 8
-    for _ in range(_MOST_BOXES):
-        file.seek(position)
-        chunk = file.read(12)
-        if len(chunk) < 12 or chunk[:4] == b"caff" or not (position == 8 or chunk[:4].isalnum()):  # appended data
-            return position
-        length = int.from_bytes(chunk[4:], "big", signed=True)
-        if length < 0:  # the data last to the end
-            return size
-        position += 12 + length
-        if position > size:
-            break
-    return position
-
-
-def _asf_end(head: bytes) -> int | None:
-    """Return the end of an ASF file (WMV, WMA), or None if it was written as a live stream."""
-    begin = head.find(_ASF_FILE)
-    if begin < 0 or len(head) < begin + 92 or head[begin + 88] & 1:
-        return None
-    return int.from_bytes(head[begin + 40 : begin + 48], "little") or None
-
-
-def _flv_end(file: BinaryIO, position: int, size: int) -> int | None:
-    """Return the end of the tags of an FLV file (Adobe Flash Video File Format, 10.1), from the first one on."""
-    position += 4  # the size of the tag before is behind each tag, and in front of the first one
-    for _ in range(_MOST_BOXES):
-        file.seek(position)
-        tag = file.read(4)
-        if len(tag) < 4 or tag[0] & 31 not in _FLV_TAGS:
-            return position - 4 if position > size else position  # some programs leave out the last size
-        position += 15 + int.from_bytes(tag[1:], "big")
-    return None
-
-
-def _png_end(file: BinaryIO, size: int) -> int | None:
-    """Return the end of the chunks of a PNG or APNG file; one that is cut off has no IEND."""
-    position = len(_PNG)
-    for _ in range(_MOST_BOXES):
-        file.seek(position)
-        chunk = file.read(8)
-        position += 12 + int.from_bytes(chunk[:4], "big")
-        if position > size or chunk[4:] == b"IEND":
-            return position
-    return None
-
-
 def _ends_with_trailer(file: BinaryIO, size: int) -> bool:
-    file.seek(max(0, size - _TAGS_BYTES))
+    file.seek(max(0, size - TAGS_BYTES))
     return file.read().rstrip(b"\0").endswith(b";")
-
-
-def _matroska_end(head: bytes) -> int | None:
-    """Return the end of a Matroska file, which is an EBML header and one segment with everything else."""
-    position = 0
-    for expected in (_EBML, _SEGMENT):
-        if len(head) < position + 12 or int.from_bytes(head[position : position + 4], "big") != expected:
-            return None
-        first = head[position + 4]
-        length = 9 - first.bit_length()  # the leading zeros of the first byte count the size's bytes (RFC 8794, 4.1)
-        if length > 8:
-            return None
-        value = int.from_bytes(head[position + 4 : position + 4 + length], "big") & ((1 << 7 * length) - 1)
-        position += 4 + length
-        if value == (1 << 7 * length) - 1:  # all ones: the size is unknown (RFC 8794, 6.2)
-            return None
-        position += value
-    return position
 
 
 def _boxes(file: BinaryIO, size: int) -> Iterator[tuple[int, bytes, int]]:
     """Yield position, header and length of the boxes of an MP4 file (ISO/IEC 14496-12)."""
     position = 0
-    for _ in range(_MOST_BOXES):
+    for _ in range(MOST_BOXES):
         if position >= size:
             return
         file.seek(position)

@@ -15,12 +15,12 @@ import numpy as np
 
 from stream_dataloader.streams._media.limits import DEFAULT, Limits
 
-__all__ = ["check_opencv", "decoded_image", "import_opencv"]
+__all__ = ["JPEG_START", "JPEG_TAIL", "check_opencv", "decoded_image", "import_opencv", "jpeg_end"]
 
 _REMEDY = "pip install opencv-python, or opencv-python-headless on a machine without a display"
 
-_JPEG_START = b"\xff\xd8\xff"
-_JPEG_TAIL = b"\xff\xd9"
+JPEG_START = b"\xff\xd8\xff"
+JPEG_TAIL = b"\xff\xd9"
 _JPEG_END, _JPEG_SCAN = 0xD9, 0xDA
 _FLOATS = (b"PF", b"Pf")  # the portable float map
 
@@ -60,7 +60,7 @@ def decoded_image(
     if not data:
         raise ValueError(f"{name} is empty, a file of zero bytes")
     (limits or DEFAULT).check_encoded(data, name)
-    if data.startswith(_JPEG_START) and not _is_whole_jpeg(data):  # OpenCV before 5 fills the rest with grey
+    if data.startswith(JPEG_START) and not _is_whole_jpeg(data):  # OpenCV before 5 fills the rest with grey
         raise ValueError(f"{name} is cut short: a JPEG of {len(data)} bytes without an end")
     if data.startswith(_FLOATS):  # OpenCV would round them to 0 and 1
         raise ValueError(f"{name} has pixels of float32; convert it to 8 or 16 bits a channel")
@@ -79,14 +79,16 @@ def decoded_image(
 
 
 def _is_whole_jpeg(data: bytes) -> bool:
-    """Return True if the markers of a JPEG (ITU-T T.81, annex B) lead to its end."""
-    if data.endswith(_JPEG_TAIL):
-        return True
-    position = 2
+    return data.endswith(JPEG_TAIL) or jpeg_end(data, 0) is not None
+
+
+def jpeg_end(data: Any, begin: int) -> int | None:
+    """Return the end of the JPEG at `begin`, to which its markers (ITU-T T.81, annex B) lead; None if it is cut off."""
+    position = begin + 2
     while (marker := _JPEG_MARKER.search(data, position)) is not None:
         kind, position = data[marker.end() - 1], marker.end()
         if kind == _JPEG_END:
-            return True
+            return position
         if kind == _JPEG_SCAN or 0xC0 <= kind <= 0xFE:  # a segment begins with its length
             position += int.from_bytes(data[position : position + 2], "big")
-    return False
+    return None

@@ -120,6 +120,9 @@ def check_audio_not_cut(
         tolerated = 2 * clock.longest_seconds + _PRIMING_SECONDS
     elif (samples := declared_samples(path, container, stream)) is not None:
         declared, tolerated = samples / rate, 0.5 / rate
+        if name == "flac" and decoded_seconds - declared > tolerated:  # joined: the length would be that of the first
+            what = f"its audio lasts {decoded_seconds:.3f} s, and its header declares {declared:.3f} s"
+            raise ValueError(f"{path} is longer than its header says: {what}; decode it, and encode it again")
     elif name == "mp3" and stream.duration and _has_xing_header(path):
         declared, tolerated = float(stream.duration * stream.time_base), 3 * 1152 / rate
     else:
