@@ -282,6 +282,13 @@ def test_it_is_a_loader_with_stats_and_a_progress_bar(monkeypatch):
     items = sum(int((batch.source_index >= 0).sum()) for batch in batches)
     assert (stats.batches, stats.items, stats.cells) == (len(batches), items, len(batches) * 2 * 6)
     assert (stats.setup.lanes, len(stats.workers)) == (6, 3)  # a worker of each member
+    members = [member.loader.stats() for member in found._members]
+    assert stats.setup.sources == sum(member.setup.sources for member in members)
+    assert stats.bytes == sum(member.bytes for member in members) > max(member.bytes for member in members)
+    found.load_state_dict(batches[0].state_dict())
+    assert found._kept_lanes.lanes == list(range(6)), "of all members, for what is carried"
+    few = StreamDataset([4] * 9, range, 1, time_steps=2)
+    assert side_by_side([(few, 1), (few, 9)], 2).num_workers == 3  # at least one for each member
 
 
 @pytest.mark.parametrize("options", [{}, {"worker_method": "thread"}], ids=str)
@@ -387,6 +394,9 @@ def test_workers_and_lanes_are_numbered_over_all_members(tmp_path):
     assert (raised.value.lane, raised.value.worker_id) == (4, 2)
     events = loader.stats().events
     assert {event.worker for event in events if event.kind == "open"} == {0, 1, 2}
+    loader.worker_init_fn = lambda number: (tmp_path / f"again {number}").touch()
+    next(iter(loader))
+    assert {path.name for path in tmp_path.glob("again *")} == {"again 0", "again 1", "again 2"}
 
 
 @pytest.mark.filterwarnings("ignore:skipped")

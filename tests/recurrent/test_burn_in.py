@@ -78,6 +78,13 @@ def test_a_state_that_began_anew_after_nan_burns_in_again():
     assert carry.loss_mask(second).T.int().tolist() == [[1, 1, 1, 1], [0, 0, 1, 1]]
 
 
+def test_lanes_that_are_reset_before_their_first_batch_burn_in():
+    carry = RecurrentState(batch_dim=0, burn_in=N)
+    _, second = StreamDataLoader(StreamDataset([8, 8], lambda n: torch.ones(n, 1), 2, time_steps=4))
+    carry.reset()
+    assert carry.loss_mask(second).T.int().tolist() == [[0, 0, 1, 1]] * 2
+
+
 def test_a_batch_whose_count_is_not_known_is_refused():
     carry = RecurrentState(batch_dim=0, burn_in=N)
     first, second, third = StreamDataLoader(StreamDataset([12, 12], lambda n: torch.ones(n, 1), 2, time_steps=4))

@@ -216,6 +216,24 @@ def test_gradients_go_back_as_many_windows_as_are_asked_for():
         assert not losses
         return torch.stack(found)
 
+    batches = list(loader_of([9, 9]))
+    carry = RecurrentState(batch_dim=0, detach_every=3)
+    ends = []
+    for number, batch in enumerate(batches[:2]):  # lanes by themselves, of which one begins anew
+        for part in batch.split_lanes(2):
+            ends.append(carry.after(part, torch.ones(1, 1, requires_grad=True)))
+        if not number:
+            carry.reset([1])
+    assert ends == [False] * 4
+    with pytest.raises(StateError, match="gradients go back 2 of 3 windows"):
+        carry.state_dict()
+    assert carry.after(batches[2], torch.ones(2, 1, requires_grad=True)), "the lane that goes back farthest counts"
+
+    carry = RecurrentState(batch_dim=0, detach_every=2)
+    for part in (*batches[0].split_lanes(2), batches[1].split_lanes(2)[0]):
+        carry.after(part, torch.ones(1, 1, requires_grad=True))
+    with pytest.raises(StateError, match="gradients go back 1 of 2 windows"):  # of the second lane
+        carry.state_dict()
     torch.testing.assert_close(gradients(2, 2), gradients(4, 1), rtol=0, atol=1e-12)
     assert not torch.allclose(gradients(4, 1)[-1], gradients(2, 1)[-1])
 
@@ -345,6 +363,12 @@ def test_a_lane_that_goes_on_with_nan_is_named(bad):
     assert not isinstance(caught.value, StreamError)  # `except StreamError` is about bad data
     carry.reset([caught.value.lane])
     assert carry.before(batches[2]).tolist() == [[0], [0]]  # a stream starts in lane 0
+    first, second = loader_of([4, 4, 4], 3)
+    carry = RecurrentState(torch.zeros(1, 1), batch_dim=0)
+    carry.after(first, torch.full((3, 1), bad))
+    with pytest.raises(NonFiniteStateError, match=r"^lane 0 .* NaN or infinity \(and 2 more lanes\), which"):
+        carry.before(second)
+    assert RecurrentState(torch.zeros(1, 1), batch_dim=0).to("meta").before(first).device.type == "meta"
 
 
 def test_a_lane_with_nan_begins_anew_or_keeps_it_if_asked():

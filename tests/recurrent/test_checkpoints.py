@@ -113,6 +113,13 @@ def saved(lanes=4, hidden=3, rank=0, world_size=1):
     return carry.state_dict()
 
 
+def saved_by_cells():
+    """The states of rank 1 of 2, with the lanes in another dimension than `saved`."""
+    carry = RecurrentState(batch_dim=0, rank=1, world_size=2)
+    carry.after(next(iter(loader_of(lanes=4))), torch.zeros(4, 4, 3))
+    return carry.state_dict()
+
+
 @pytest.mark.parametrize(
     ("place", "states", "text"),
     [
@@ -120,6 +127,7 @@ def saved(lanes=4, hidden=3, rank=0, world_size=1):
         ({"rank": 0, "world_size": 3}, saved(), "4 lanes, lanes 0 to 3, which 3 ranks"),
         ({}, [saved(rank=1, world_size=2)], r"ranks \[1\] of \[2\]"),
         ({}, [saved(world_size=2), saved(lanes=3, rank=1, world_size=2)], "rank 1 has lanes 0 to 2"),
+        ({}, [saved(world_size=2), saved_by_cells()], r"rank 1 has dims \[0\], but rank 0 has \[1\]"),
         ({}, [saved(world_size=2), saved(hidden=4, rank=1, world_size=2)], None),
         ({}, [], None),
     ],

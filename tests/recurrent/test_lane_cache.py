@@ -90,15 +90,24 @@ def test_attention_is_that_over_the_stream_alone(lengths, lanes, time_steps, win
 
 def test_dimensions_may_be_those_of_attention_kernels():
     """`(B, heads, T, d)`, nested in layers of keys and values, as transformers' models have them."""
-    usual, other = LaneCache(3), LaneCache(3, batch_dim=0, time_dim=2)
-    for batch in loader_of(LENGTHS, 3, windows="packed", time_steps=4):
+    usual, other, lanes_first = (
+        LaneCache(3),
+        LaneCache(3, batch_dim=0, time_dim=2),
+        LaneCache(3, batch_dim=0, time_dim=1),
+    )
+    for batch in loader_of(LENGTHS, 3, time_steps=4):  # with padding at the ends of streams
         past, mask = usual.before(batch)
         layers, mask_too = other.before(batch)
         assert torch.equal(mask, mask_too)
         if past is not None:
             for kept in layers[0]:
                 assert torch.equal(kept[:, 1].permute(1, 0, 2), past), batch.batch_index
+            assert torch.equal(lanes_first.before(batch)[0].transpose(0, 1), past), batch.batch_index
+        lanes_first.after(batch, batch.data.transpose(0, 1))
+        snapshot, known = usual._snapshot(), usual.before(batch)
         usual.after(batch, batch.data)
+        for one, same in zip(snapshot.before(batch), known, strict=True):
+            assert one is same is None or torch.equal(one, same), "a snapshot does not go on"
         keys = torch.stack([batch.data, batch.data]).permute(2, 0, 1, 3)
         other.after(batch, [(keys, keys)])
 

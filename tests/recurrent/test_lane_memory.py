@@ -132,6 +132,9 @@ def test_a_loop_that_was_left_is_told_of_until_all_begins_anew():
             use()
     memory.reset()
     remember(one, memory)
+    state = memory.state_dict()
+    next(memory.steps(two))
+    memory.load_state_dict(state)
     remember(two, memory)
 
 

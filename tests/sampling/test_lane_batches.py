@@ -300,6 +300,8 @@ def test_errors_name_the_group_and_the_item(workers):
 
 
 def test_indices_know_what_the_batch_knows():
+    again = list(LaneBatchSampler(2, 3, lengths=[9, 9], context=2))
+    assert [batch.context for batch in (*again, *pickle.loads(pickle.dumps(again)))] == [2] * 2 * len(again)
     sampler = LaneBatchSampler(2, 3, lengths=[4, 2, 3], windows="packed", sections=3)
     whole = list(sampler)
     for batch in (*whole, *pickle.loads(pickle.dumps(whole)), *copy.deepcopy(whole)):
