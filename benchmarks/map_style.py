@@ -82,7 +82,7 @@ def measure_streams(quick: bool) -> Iterator[Result]:
             return items_a_second(DataLoader(dataset, batch_sampler=sampler, num_workers=2), steps * batch_size)
 
         how = "by __getitems__" if pictures is PicturesAtOnce else "one by one"
-        rounds = take_turns({"ours": ours, "theirs": theirs}, 3 if quick else 9, how)
+        rounds = take_turns({"ours": ours, "theirs": theirs}, 2 if quick else 9, how)
         section = f"streams: 2 workers, {steps} x {batch_size} items (3, 64, 64) uint8 a batch"
         yield figure(section, f"from_map_style, {how}", rounds["ours"], "1/s")
         yield figure(section, f"torch's DataLoader, {how}", rounds["theirs"], "1/s")
@@ -130,7 +130,7 @@ def measure_indices(quick: bool) -> Iterator[Result]:
         size = f"{steps} x {lanes} a batch, shuffled groups of {sum(some) // len(some)} items on average"
         rounds = take_turns(
             {"drawn": lambda: ours(leave), "made": lambda: ours(look_at_each), "theirs": theirs},
-            3 if quick else 9,
+            2 if quick else 9,
             size,
         )
         section = f"indices: {size}"

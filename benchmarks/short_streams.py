@@ -49,7 +49,7 @@ def measure_three(quick: bool) -> list[Result]:
     contenders = {
         name: partial(streams_of, n, batches) for n, name in enumerate(["no workers", "1 worker", "2 workers"])
     }
-    rounds = take_turns(contenders, 3 if quick else 9, "three items", warm_up=not quick)
+    rounds = take_turns(contenders, 2 if quick else 9, "three items", warm_up=not quick)
     section = "streams of three items"
     return [
         *(figure(section, name, values, "1/s") for name, values in rounds.items()),
@@ -105,7 +105,7 @@ def measure_sentences(quick: bool) -> list[Result]:
     """Tokens a second of both."""
     sentences, batches = sentences_of(5_000 if quick else 50_000), 100 if quick else 1_000
     contenders = {"loader": partial(through_loader, sentences, batches), "loop": partial(by_loop, sentences, batches)}
-    rounds = take_turns(contenders, 3 if quick else 9, "sentences", warm_up=not quick)
+    rounds = take_turns(contenders, 2 if quick else 9, "sentences", warm_up=not quick)
     section = "sentences, a source each, in process"
     return [
         *(figure(section, name, values, "it/s") for name, values in rounds.items()),

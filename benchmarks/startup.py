@@ -131,7 +131,7 @@ def measure_kept(quick: bool) -> Iterator[Result]:
         "a loaded state": lambda: to_first(loader, state),
         "a loaded state, fresh loader": lambda: to_first(loader_of(kept=False), state),
     }
-    rounds = take_turns(contenders, 20 if quick else 100, "workers that are kept", warm_up=not quick)
+    rounds = take_turns(contenders, 8 if quick else 100, "workers that are kept", warm_up=not quick)
     least = {name: min(values) for name, values in rounds.items()}
     for name, values in rounds.items():
         limit = MOST_MILLISECONDS if name == "another epoch" else None
