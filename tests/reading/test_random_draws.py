@@ -100,8 +100,13 @@ def test_no_draw_of_opencv_comes_twice_either(kind):
     check_no_draw_twice([drawn(loader) for _ in range(3)])
 
 
-@pytest.mark.parametrize("method", START_METHODS)
-@pytest.mark.parametrize("factory", [drawing_of_opencv, worker_streams.drawing_of_opencv], ids=["above", "inside"])
+@pytest.mark.parametrize(
+    ("factory", "method"),
+    [
+        *((drawing_of_opencv, method) for method in ("fork", "forkserver")),
+        pytest.param(worker_streams.first_to_draw_of_opencv, "forkserver", marks=pytest.mark.any_start_method),
+    ],
+)
 def test_opencv_is_seeded_however_workers_start_and_wherever_it_is_imported(factory, method):
     for kept in (False, True):
         loader = StreamDataLoader(dataset(factory), 2, multiprocessing_context=method, persistent_workers=kept)

@@ -1,7 +1,9 @@
 """Streams that workers of any kind are tested with: items of all kinds, what breaks; and workers that are killed."""
 
+import importlib.util
 import os
 import signal
+import sys
 import time
 
 import numpy as np
@@ -78,9 +80,18 @@ def waiting(path):
     return act
 
 
-def drawing_of_opencv(length):
-    """Six draws an item, of an OpenCV that nothing else in its process has imported."""
+imported_opencv = False
+
+
+def first_to_draw_of_opencv(length):
+    """Six draws an item, of an OpenCV that only this imports, although it was looked for before."""
+    global imported_opencv
+    if not imported_opencv:
+        assert "cv2" not in sys.modules
+        assert importlib.util.find_spec("cv2")
     import cv2
+
+    imported_opencv = True
 
     for _ in range(length):
         yield cv2.randu(np.zeros((1, 6)), 0, 1)[0]

@@ -49,13 +49,18 @@ class _AtImport:
     """Finder on `sys.meta_path` that seeds OpenCV when it is imported."""
 
     seed = 0
+    _is_asking = False
 
     @classmethod
     def find_spec(cls, name: str, *_: Any) -> ModuleSpec | None:
-        if name != "cv2":
+        if name != "cv2" or cls._is_asking:
             return None
-        sys.meta_path.remove(cls)  # the other finders find it, also when OpenCV imports its own binary by this name
-        spec = importlib.util.find_spec(name)
+        # It stays, as libraries look for OpenCV without importing it, and OpenCV finds its binary by its own name.
+        cls._is_asking = True
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            cls._is_asking = False
         loader: Any = None if spec is None else spec.loader
         if loader is not None:
             run = loader.exec_module
