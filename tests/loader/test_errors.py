@@ -409,3 +409,22 @@ def test_a_loop_that_goes_on_after_an_error_is_told_and_a_state_counts_what_was_
             next(batches)
     loader.load_state_dict(loader.state_dict())
     assert got + list(loader) == whole
+
+
+@pytest.mark.parametrize("loader_of", [StreamDataLoader, lambda *given: _beside(*given, None)], ids=["alone", "beside"])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_step_whose_part_cannot_be_moved_is_not_counted_as_delivered(workers, loader_of):
+    class Moving:
+        def to(self, device):
+            return act(self)
+
+    act = Once(4, MemoryError("no room"))  # within the second step
+    loader = loader_of(StreamDataset([4] * 4, lambda n: (Moving() for _ in range(n)), 2, time_steps=1), workers)
+    parts, got = loader.to("cpu").parts(), []
+    with pytest.raises(MemoryError):
+        got.extend(parts)
+    assert {part.batch_index for part in got[: 1 + (workers > 0)]} == {0}  # a part of each worker
+    with pytest.raises(errors.IteratorError, match="after 1 batches"):
+        next(parts)
+    loader.load_state_dict(loader.state_dict())
+    assert [batch.batch_index for batch in loader] == [1, 2, 3, 4, 5, 6, 7]
