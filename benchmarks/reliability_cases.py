@@ -132,7 +132,7 @@ class Case:
         options = {
             "padding_mode": mode,
             "time_steps": None if kind == "ragged" else rng.randint(1, 5),
-            "windows": "aligned" if kind == "ragged" else rng.choice(("aligned", "packed")),
+            "windows": "given" if kind == "ragged" else rng.choice(("aligned", "packed")),
             "shuffle": rng.random() < 0.5,
             "lookahead": rng.randint(0, 3),
             "on_error": "skip" if kind == "breaking" else "raise",

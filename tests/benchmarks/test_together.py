@@ -1,8 +1,12 @@
-"""`benchmarks/together.py`: what runs beside the program makes it fail; `gpu.py` where there is no device."""
+"""`benchmarks/together.py`: what runs beside the program makes it fail; `gpu.py` where there is no device.
+
+The cases of `benchmarks/reliability.py`, of which a quick run draws a few.
+"""
 
 import importlib
 import multiprocessing
 import os
+import random
 import sys
 import threading
 import time
@@ -56,3 +60,12 @@ def test_the_benchmark_of_gpus_is_whole(monkeypatch, capsys):
     said = capsys.readouterr().out
     assert "All numbers arrived on cpu" in said
     assert all(text in said for text in ("loader, device= / bare copy", "with the loader / without", "two loaders /"))
+
+
+@pytest.mark.filterwarnings("ignore:skipped the rest", "ignore:the epoch has no batch")
+def test_loaders_of_all_random_cases_read_an_epoch(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    cases = importlib.import_module("reliability_cases")
+    drawn = [cases.Case.draw(random.Random(seed), ("zeros", "data", "drop", "cycle")) for seed in range(40)]
+    assert {case.kind for case in drawn} == {*cases.STREAMS}
+    assert sum(len(case.expected(0)[0]) > 1 for case in drawn) > 30

@@ -220,10 +220,14 @@ def test_an_epoch_without_any_item_warns_and_an_endless_one_is_an_error(workers)
     def loader(mode, *lengths):
         return StreamDataLoader(StreamDataset([*lengths, 0, 0, 0, 0], range, 3, mode, time_steps=2), workers)
 
-    for mode in ("zeros", "data", "drop"):
+    for mode, lengths, why in (
+        ("zeros", (), "none of its 4 streams yielded"),
+        ("data", (), "none of its 4 streams yielded"),
+        ("drop", (0, 5, 0), r"padding_mode=.drop. ends it with the first idle lane.* smaller batch_size or time_steps"),
+    ):
         for read in (iter, StreamDataLoader.parts):
-            with pytest.warns(RuntimeWarning, match="none of its 4 streams yielded .* first source, 0") as told:
-                assert not list(read(loader(mode)))
+            with pytest.warns(RuntimeWarning, match=f"no batch, as {why}.* first source, 0") as told:
+                assert not list(read(loader(mode, *lengths)))
             assert told[0].filename == __file__ or read is not iter
     with pytest.raises(errors.EmptySourcesError):
         next(iter(loader("cycle")))

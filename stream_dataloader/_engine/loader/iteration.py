@@ -55,6 +55,18 @@ class Output(NamedTuple):
     finish: Callable[[Any], Any]
 
 
+def _why_no_batch(epoch: Epoch) -> str:
+    """Return why an epoch ended before its first batch, although no source was skipped, and what to do."""
+    sources = epoch.dataset.sources  # a wrong path, or a generator that forgot to yield
+    look = f"look at what open_stream yields for the first source, {shorten(sources[0])}"
+    if epoch.dataset._rules.padding_mode == "drop":
+        return (
+            'padding_mode="drop" ends it with the first idle lane, and one was idle in the first window; use a smaller '
+            f'batch_size or time_steps, or padding_mode="zeros", or {look}'
+        )
+    return f"none of its {len(sources)} streams yielded an item; {look}"
+
+
 class Iteration:
     """An iterator over the batches of one epoch, or of a run that is read in epochs."""
 
@@ -214,13 +226,8 @@ class Iteration:
         if not delivered:
             epoch.finished = True
             self.close()
-            if not epoch.step and not self._skipped:  # a wrong path, or a generator that forgot to yield
-                sources = epoch.dataset.sources
-                warn(
-                    f"the epoch has no batch, as none of its {len(sources)} streams yielded an item; look at what "
-                    f"open_stream yields for the first source, {shorten(sources[0])}",
-                    4,
-                )
+            if not epoch.step and not self._skipped:
+                warn(f"the epoch has no batch, as {_why_no_batch(epoch)}", 4)
             raise StopIteration
         return parts, slot
 
