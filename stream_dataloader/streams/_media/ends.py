@@ -129,11 +129,10 @@ def is_cut_jpeg(file: BinaryIO, size: int) -> bool:
 
 def mxf_footer(head: bytes) -> int:
     """Return the place of an MXF file's footer (SMPTE ST 377-1, 7.1), or -1 if its header does not say."""
-    begin = head.find(_MXF_HEADER)
-    if begin < 0:
+    if not head.startswith(_MXF_HEADER) or len(head) < 64:
         return -1
-    length = head[begin + 16] & 127 if head[begin + 16] & 128 else 0  # number of further bytes of the length
-    value = begin + 17 + length
+    length = head[16] & 127 if head[16] & 128 else 0  # number of further bytes of the length
+    value = 17 + length
     return int.from_bytes(head[value + 24 : value + 32], "big") or -1
 
 
