@@ -188,7 +188,7 @@ class StreamDataLoader(TorchAttributes, HasDestination, Generic[Batch_co]):
             if state is not None:  # read before anything changes, as an epoch may have no end with the longer list
                 grown = self.dataset._under(self.dataset._rules)
                 grown._take_up(longer)
-                loaded = position.read(state, GROWN, grown)
+                loaded = position.read(self._ranks.with_draws_of_all(state, longer.fingerprint), GROWN, grown)
             wanted = position.wanted  # by `set_epoch`, after the epoch that is being read
 
             def go_on() -> None:

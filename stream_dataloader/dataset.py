@@ -263,8 +263,9 @@ class StreamDataset(IterableDataset[StreamBatch]):
         Datasets that `interleave` this one have the new sources, too: `batch.source_index` counts over all datasets, so
         those of later ones have higher numbers from then on.
 
-        All ranks call it between the same two batches, with the same sources. Iterators of torch's own `DataLoader`
-        have a copy of the list: there the new sources are read from the next iteration on, which needs new workers.
+        All ranks call it between the same two batches, with the same sources. In an epoch of `"cycle"` or `interleave`
+        they wait for each other, and agree where the sources join. Iterators of torch's own `DataLoader` have a copy of
+        the list: there the new sources are read from the next iteration on, which needs new workers.
 
         Args:
             sources: The sources to add, at least one.
@@ -274,8 +275,9 @@ class StreamDataset(IterableDataset[StreamBatch]):
             TypeError: A source cannot be pickled, or the dataset's sources are no list of its own: those of
                 `interleave`, whose datasets can be extended, of `from_map_style`, a `range` or another sequence.
             RuntimeError: A stream called it.
-            ValueError: Lengths are missing, or given and not known of the others. Or several ranks read with `"cycle"`
-                or `interleave`, and would have to agree where the sources join.
+            ValueError: Lengths are missing, or given and not known of the others. Or ranks must agree where the sources
+                join, without torch.distributed.
+            RankError: Another rank is at another batch, adds other sources, or does not call it.
 
         Example:
             >>> from stream_dataloader import StreamDataLoader, StreamDataset

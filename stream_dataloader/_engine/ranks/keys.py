@@ -13,6 +13,7 @@ from stream_dataloader.errors import RankError
 TERMS = "terms"  # the epoch and options that rank 0 is about to read with
 HERE = "here"  # counted: ranks that have arrived
 DIFFERS = "differs"  # an error: the first difference of a rank from rank 0
+TOLD = "told"  # of each rank: a value for all; without a rank: the list of these values
 READY = "ready"  # all have arrived; if it is an error, the epoch does not begin
 BEGUN = "begun"  # counted: ranks that have read `READY`
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import operator
 import warnings
 from collections.abc import Collection, Mapping, Sequence
@@ -18,7 +19,7 @@ from stream_dataloader._engine.ranks.rendezvous import Rendezvous
 from stream_dataloader._engine.schedule.mix import Replaced
 from stream_dataloader._engine.schedule.place import Place
 from stream_dataloader._engine.schedule.rules import Groups
-from stream_dataloader._engine.schedule.saved_state import LoadedState, from_plain
+from stream_dataloader._engine.schedule.saved_state import LoadedState, common, from_plain, groups_in, key_of
 from stream_dataloader._engine.schedule.state_match import SourceIdentity, groups_of, sizes_in
 from stream_dataloader._engine.workers.torch_quirks import default_store
 from stream_dataloader.dataset import StreamDataset
@@ -95,14 +96,40 @@ class Ranks:
         return loaded
 
     @property
+    def agree_on_growth(self) -> bool:
+        """Whether ranks must agree on the draw from which on a longer list holds."""
+        rules = self.dataset._rules
+        return rules.groups.count < rules.groups.total and (rules.padding_mode == "cycle" or rules.mix is not None)
+
+    @property
     def why_not_grown(self) -> str | None:
         """Why an epoch cannot go on with a longer list; None if it can."""
-        rules = self.dataset._rules
-        if rules.groups.count == rules.groups.total or (rules.padding_mode != "cycle" and rules.mix is None):
+        if not self.agree_on_growth or (is_started() and not self._info.among_others):
             return None
-        where = 'with padding_mode="cycle"' if rules.mix is None else "in an interleaved dataset"
-        what = f"{where} several ranks cannot agree on the place from which on new sources are drawn"
-        return f'{what}; merge all ranks\' states, and load them with changes=["sources"] into a longer dataset'
+        where = 'with padding_mode="cycle"' if self.dataset._rules.mix is None else "in an interleaved dataset"
+        what = f"{where} ranks must agree on the draw from which on new sources come, which needs torch.distributed"
+        how = "start it, and let loaders find their ranks"
+        return f'{what}; {how}, or merge all ranks\' states, and load them with changes=["sources"]'
+
+    def with_draws_of_all(self, state: Mapping[str, Any], longer: str) -> Mapping[str, Any]:
+        """Return a rank's state with the number of draws of all groups, which ranks tell each other if need be.
+
+        Args:
+            longer: The fingerprint of the longer list.
+
+        Raises:
+            RankError: A rank is at another place, has another list, or does not come.
+        """
+        if not self.agree_on_growth:
+            return state
+        drawn = {key_of(group): state[key_of(group)][1] for group in groups_in(state)}
+        terms = common(state) | {"sources after extend": longer}
+        rendezvous, told = self._meet(terms, json.dumps(drawn), "extend the dataset")
+        rendezvous.close()
+        others: dict[str, int] = {}
+        for own in told:
+            others |= json.loads(own)
+        return {**{name: ((), count) for name, count in others.items()}, **state}
 
     def resumed(self, place: Place) -> Place:
         """Return the place to go on from after a saved one: the next epoch's beginning if that was the last batch."""
@@ -151,17 +178,21 @@ class Ranks:
                     "lengths="
                 )
             return Steps(count)
-        store = default_store()
-        rendezvous = Rendezvous(self._info, store, self._timeout or store.timeout.total_seconds())
-        try:
-            rendezvous.begin({"batch_size": rules.lanes, **terms, "number of batches": count})
-        except BaseException:
-            rendezvous.close()
-            raise
+        rendezvous, _ = self._meet({"batch_size": rules.lanes, **terms, "number of batches": count})
         if not is_decided:
             return AgreedSteps(rendezvous, every=rules.padding_mode == "drop", step=step)
         rendezvous.close()
         return Steps(count)
+
+    def _meet(self, terms: Mapping[str, Any], told: str = "", *purpose: str) -> tuple[Rendezvous, list[str]]:
+        """Meet all other ranks, see `Rendezvous.begin`."""
+        store = default_store()
+        rendezvous = Rendezvous(self._info, store, self._timeout or store.timeout.total_seconds(), *purpose)
+        try:
+            return rendezvous, rendezvous.begin(terms, told)
+        except BaseException:
+            rendezvous.close()
+            raise
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_info": RankInfo()}

@@ -53,7 +53,7 @@ class Wanted(NamedTuple):
     in_main: bool
 
 
-def ask_for_name(connection: StoreConnection, own: RankInfo, wanted: Wanted) -> str:
+def ask_for_name(connection: StoreConnection, own: RankInfo, wanted: Wanted, purpose: str) -> str:
     """Ask rank 0 for the name under which it begins the epoch; raise a `RankError` if it begins none."""
     nonce, use = uuid.uuid4().hex, connection.use
     connection.move(prefix_of(own.peers))
@@ -69,7 +69,7 @@ def ask_for_name(connection: StoreConnection, own: RankInfo, wanted: Wanted) -> 
 
     say(lambda: calls.update({nonce: wanted}))
     try:
-        name = connection.wait(keys.answer(nonce), "begin the epoch")
+        name = connection.wait(keys.answer(nonce), purpose)
     finally:
         say(lambda: calls.pop(nonce))
     connection.store.delete_key(keys.answer(nonce))
@@ -135,10 +135,15 @@ def prefix_of(peers: str) -> str:
 
 
 class Rendezvous:
-    """An epoch that the ranks begin together."""
+    """An epoch that the ranks begin together.
 
-    def __init__(self, own: RankInfo, store: Store, patience: float) -> None:
+    Args:
+        purpose: What the ranks are about to do, for errors.
+    """
+
+    def __init__(self, own: RankInfo, store: Store, patience: float, purpose: str = "begin the epoch") -> None:
         self.own = own
+        self._purpose = purpose
         self._patience = patience
         self._store: Any = store
         self._name = ""  # the prefix of all its keys, once rank 0 has chosen one
@@ -154,59 +159,75 @@ class Rendezvous:
         """Run a task on the main thread's connection; see `StoreThread.call`."""
         return self.store_thread.call(task, self._patience)
 
-    def begin(self, terms: Mapping[str, Any]) -> None:
-        """Wait for all ranks, and check that they are about to read the same."""
+    def begin(self, terms: Mapping[str, Any], told: str = "") -> list[str]:
+        """Wait for all ranks, and check that they are about to read the same.
+
+        Args:
+            terms: What must be the same on all ranks.
+            told: A value for all ranks; either all of them have one, or none.
+
+        Returns:
+            The values of all ranks, in order of rank.
+        """
         label = hashlib.blake2b(json.dumps(terms, sort_keys=True).encode(), digest_size=8).hexdigest()
         wanted = Wanted(label, threading.current_thread() is threading.main_thread())
         try:
-            self.ask(partial(self._meet, terms, wanted))
+            found: list[str] = self.ask(partial(self._meet, terms, told, wanted))
         except BaseException as error:
             self._give_up(error)
             raise
         past = use_of(self._store).past.setdefault(self.own.peers, deque())
         while len(past) > _KEPT_EPOCHS:
             self.store_thread.post(partial(StoreConnection.delete, keys=list(past.popleft())))
+        return found
 
-    def _meet(self, terms: Mapping[str, Any], wanted: Wanted, connection: StoreConnection) -> None:
+    def _meet(self, terms: Mapping[str, Any], told: str, wanted: Wanted, connection: StoreConnection) -> list[str]:
         """Find the other ranks, and begin with them."""
         if self.own.rank:
-            self._name = ask_for_name(connection, self.own, wanted)
+            self._name = ask_for_name(connection, self.own, wanted, self._purpose)
             connection.move(self._name)
-            self._begin(terms, connection)
-        else:
-            with RendezvousHost(connection.use, self.own, wanted) as host:
-                self._name = host.name
-                connection.move(self._name)
-                try:
-                    self._begin(terms, connection, host.answer)
-                finally:
-                    self.written |= host.written
+            return self._begin(terms, told, connection)
+        with RendezvousHost(connection.use, self.own, wanted) as host:
+            self._name = host.name
+            connection.move(self._name)
+            try:
+                return self._begin(terms, told, connection, host.answer)
+            finally:
+                self.written |= host.written
 
     def _begin(
         self,
         terms: Mapping[str, Any],
+        told: str,
         connection: StoreConnection,
         meanwhile: Callable[[StoreConnection], object] | None = None,
-    ) -> None:
+    ) -> list[str]:
         """Begin under the common name; `meanwhile` is called during waits, to let others arrive."""
         rank, mine = self.own.rank, json.dumps(terms)
-        connection.note(keys.TERMS, keys.DIFFERS, keys.READY)  # noted on each rank, as any rank may set them
+        connection.note(keys.TERMS, keys.DIFFERS, keys.TOLD, keys.READY)  # noted on each rank, as any may set them
         if rank == 0:
             first = json.loads(connection.put_first(keys.TERMS, mine))
         else:
-            first = json.loads(connection.wait(keys.TERMS, "begin the epoch"))
+            first = json.loads(connection.wait(keys.TERMS, self._purpose))
         difference = _difference(rank, json.loads(mine), first)
         # This must come before the rank is counted, because the last rank to arrive looks for it.
         if difference:
             connection.put_first(keys.DIFFERS, keys.pack(RankError(difference, [rank])))
+        if told:
+            connection.put(keys.of_rank(keys.TOLD, rank), told)
         if connection.count(keys.HERE) == self.own.world_size:  # the first difference is the error of all ranks
             differs = connection.text(keys.DIFFERS) if connection.has(keys.DIFFERS) else keys.YES
+            if told and differs == keys.YES:  # the last rank collects the values, so that others have one to read
+                own = [connection.text(keys.of_rank(keys.TOLD, each)) for each in range(self.own.world_size)]
+                connection.put(keys.TOLD, json.dumps(own))
             connection.put_first(keys.READY, differs)
-        ready = connection.wait(keys.READY, "begin the epoch", keys.HERE, meanwhile)
+        ready = connection.wait(keys.READY, self._purpose, keys.HERE, meanwhile)
+        found: list[str] = json.loads(connection.text(keys.TOLD)) if told and ready == keys.YES else []
         self.part(connection, keys.BEGUN, stays=ready == keys.YES)
         keys.checked(ready)
         if difference:
             raise RankError(difference, [rank])
+        return found
 
     def part(self, connection: StoreConnection, what: str, *, stays: bool = True) -> None:
         """Note that this rank has read all it needs; the process that keeps the store waits until all have."""

@@ -62,11 +62,12 @@ class ListReaders:
     """All that read one dataset."""
 
     def __init__(self) -> None:
-        self._all: weakref.WeakSet[ListReader] = weakref.WeakSet()
+        # In the order in which they came, which is the same on all ranks: loaders may meet those of other ranks.
+        self._all: weakref.WeakKeyDictionary[ListReader, None] = weakref.WeakKeyDictionary()
 
     def add(self, reader: ListReader) -> None:
         """Tell one from now on."""
-        self._all.add(reader)
+        self._all[reader] = None
 
     @contextlib.contextmanager
     def hold(self, before: Any, longer: Any) -> Iterator[Callable[[], None]]:
