@@ -7,6 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stream_dataloader import StreamDataLoader, recurrent
+from stream_dataloader._engine.assembly.part import Run
+from stream_dataloader._engine.items.bookkeeping import Bookkeeping
 
 FIELDS = "is_first", "mask", "source_index", "position", "is_padding", "reset"
 FUNCTIONS = "seq_idx", "cu_seqlens", "segments", "position_ids"
@@ -65,6 +67,19 @@ def check(batch, order, expected):
     assert segments.cu_seqlens.equal(found["cu_seqlens"])
     for name in FIELDS:
         assert found[name].is_contiguous() or batch.lane.numel() < len(expected)
+
+
+def test_what_is_made_for_compiled_code_is_what_is_made_of_runs():
+    runs = [
+        Run(2, 0, 2, 7, 3, True, False, 11),
+        Run(2, 2, 1, 8, 0, True, True, 12),
+        Run(3, 0, 2, 9, 5, False, True, 13),
+    ]
+    books = Bookkeeping([[number for run in runs for number in run]], range(2, 4), 4)
+    traced = books._traced()
+    assert {*traced} == {"is_first", "reset", "mask", "source_index", "position", "stream_seed"}
+    for name, tensor in traced.items():
+        assert tensor.tolist() == books(name)[name].tolist(), name
 
 
 def check_seeds(batch):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from stream_dataloader._engine.assembly.slot_pool import SlotPool
+from stream_dataloader._engine.assembly.slot_pool import SlotLeases, SlotPool
 from stream_dataloader._engine.items.layout import Layout
 
 
@@ -21,6 +21,19 @@ def test_a_newer_session_frees_what_was_being_filled_and_not_what_is_leased():
     assert pool.claim(1, 5) is None, "a worker of the session before gets none"
     assert [pool.claim(2, step) for step in (3, 4)] == [4, None]
     assert pool.find(1, 0) is None
+
+
+def test_items_fit_no_slot_only_if_none_of_an_iteration_has_one():
+    pool = SlotPool(1, messages=2)
+    leases = SlotLeases(pool)
+    pool.offer(layout_of(np.zeros(1)), 1, False)
+    told = []
+    for step in (0, 1, 2):
+        if step == 1:
+            pool.claim(1, step)
+        leases.lease(1, step)
+        told.append(leases.unfit)
+    assert told == [True, False, False]
 
 
 @pytest.mark.parametrize("slot", [0, 65_533, 65_534, 65_535, 65_536, -1])

@@ -3,6 +3,7 @@
 import collections
 import copy
 import dataclasses
+import json
 import pickle
 import time
 import warnings
@@ -13,7 +14,9 @@ import torch
 from helpers import loader_of
 
 from stream_dataloader import StreamDataLoader, StreamDataset, interleave
-from stream_dataloader.errors import ItemError
+from stream_dataloader._engine.items.layout import Layout
+from stream_dataloader._engine.items.plain import from_plain, layout_from_plain, layout_to_plain, to_plain
+from stream_dataloader.errors import ItemError, StateError
 from stream_dataloader.testing.resume import batch_key
 
 WAYS = [(0, False), (2, False), (2, True)]
@@ -241,6 +244,18 @@ def test_windows_that_streams_cut_are_padded_to_their_streams_first(workers):
 def test_fill_value_pads(fill_value):
     batch = first_batch([[np.zeros(2, np.int16)], [np.zeros(2, np.int16)]], fill_value=fill_value)
     assert (batch.data[1] == torch.as_tensor(0 if fill_value is None else fill_value)).all()
+    assert first_batch([[np.zeros(2)]], fill_value=0.1).data[1].tolist() == [[0.1, 0.1]], "in double precision"
+
+
+def test_layouts_and_structures_are_read_as_they_were_written():
+    window = {"x": np.zeros((3, 2)), "label": 7, "pair": Pair(np.zeros(3), "name")}
+    layout, _ = Layout.of(window, windowed=True)
+    assert layout_from_plain(json.loads(json.dumps(layout_to_plain(layout)))) == layout
+    plain = to_plain(layout.structure)
+    assert from_plain(plain) == layout.structure
+    plain["children"][1]["keys"] = ["first", "other"]
+    with pytest.raises(StateError, match=r"Pair with \['first', 'other'\], and the class has \['first', 'second'\]"):
+        from_plain(plain)
 
 
 MISFITS = {
@@ -507,7 +522,9 @@ def test_a_dtype_is_for_floating_point_data_only(batch):
 def test_a_dict_of_a_collate_fn_keeps_its_type_on_the_way_to_a_device():
     ordered = lambda windows: collections.OrderedDict(x=windows[0])  # noqa: E731
     dataset = StreamDataset([2], range, 1, time_steps=2)
-    (moved,) = StreamDataLoader(dataset, collate_fn=ordered, device="meta")
+    loader = StreamDataLoader(dataset, collate_fn=ordered)
+    loader._destination.device = torch.device("meta")  # the only other device that each machine has
+    (moved,) = loader
     assert type(moved) is collections.OrderedDict
     assert moved["x"].device.type == "meta"
 
@@ -521,8 +538,18 @@ def test_windows_go_to_a_collate_fn_as_they_are(workers, messages):
     )
     assert (type(read), type(again), type(read["a"])) == (collections.OrderedDict, dict, Own)
     assert list(read) == list(again) == list(window)
+    for plain in (collections.OrderedDict(b=np.arange(2), a=np.arange(2)), torch.ones(2, requires_grad=True)):
+        (whole,) = batches([[plain]] * 2, workers, messages, collate_fn=list, time_steps=None, lanes=2)
+        assert all(type(one) is type(plain) for one in whole)
+        assert all(list(one) == ["b", "a"] if isinstance(one, dict) else one.requires_grad for one in whole)
     assert torch.equal(read["graph"].to_dense(), torch.eye(2))
     assert torch.equal(read["q"].dequantize(), quantized().dequantize())
+
+
+def test_lanes_of_a_collate_fn_go_on_with_their_own_layout():
+    sources = [[1.0] * 6, [(1, 2)] * 9, [2.0] * 5]  # the second is in a lane of its own
+    read = batches(sources, lanes=2, collate_fn=list, time_steps=4, windows="packed")
+    assert [one.tolist() for one, _ in read[:2]] == [[1, 1, 1, 1], [1, 1, 2, 2]]
 
 
 @pytest.mark.parametrize("thing", ["text", None, [1]])

@@ -347,6 +347,19 @@ def test_of_a_fault_and_misfits_the_lowest_lanes_is_raised(fault, workers):
     assert (raised.value.lane, raised.value.source_index) == (1, 5)
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_lane_whose_stream_broke_is_not_idle(workers):
+    def broken(source):
+        yield from range(2)
+        if source:
+            raise OSError("lost")
+        yield from range(2)
+
+    loader = StreamDataLoader(StreamDataset([0, 1], broken, 2, "drop", time_steps=2), workers)
+    with pytest.raises(errors.ReadError, match="lost"):
+        list(loader)
+
+
 def test_a_line_of_an_error_is_not_of_megabytes():
     found = str(errors.StoreError(f"first\na.json has version {'9' * 10**6}, and must have 1"))
     assert len(found) < 13_000

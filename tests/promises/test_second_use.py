@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from ledger import Counted, Ledger
 
-from stream_dataloader import StreamDataLoader
+from stream_dataloader import StreamDataLoader, StreamDataset
 from stream_dataloader.errors import IteratorError, ReadError
 
 pytestmark = [
@@ -182,6 +182,17 @@ class SecondUse(RuleBasedStateMachine):
             one.batches.close()
         assert soon(lambda: not self.ledger.problems(), 30), "\n".join(self.ledger.problems())
         self.folder.cleanup()
+
+
+@pytest.mark.parametrize("way", [WAYS[0], WAYS[-1]], ids=str)
+@pytest.mark.parametrize("read", [iter, StreamDataLoader.parts])
+def test_a_loaded_state_ends_what_is_being_read(way, read):
+    loader = StreamDataLoader(StreamDataset([9, 9], range, 2, time_steps=2), **way)
+    for _ in range(2):
+        next(begun := read(loader))
+        loader.load_state_dict(loader.state_dict())
+        with pytest.raises(IteratorError):
+            next(begun)
 
 
 TestSecondUse = SecondUse.TestCase

@@ -38,6 +38,10 @@ class Clip:
     tags: frozenset
 
 
+class Other(Clip):
+    pass
+
+
 class Recording:
     def __init__(self, tags):
         self.tags, self.own = set(tags), self  # which holds itself
@@ -126,6 +130,7 @@ OTHER = {
     "elements of a subclass": ([TagSet("a")], [TagSet("b")]),
     "deques": ([deque([1])], [deque([2])]),
     "functions": ([json.dumps], [json.loads]),
+    "dataclasses": ([Clip("a", frozenset())], [Other("a", frozenset())]),
     "members": ([Kind.FILM], ["Kind.FILM"]),
     "times": ([np.datetime64("2024-05-06")], [np.datetime64("2024-05-07")]),
 }

@@ -452,12 +452,14 @@ def test_it_is_the_same_object_after_pickling_and_says_what_it_is():
     assert "max_wait_seconds=0.5" in repr(factory)
 
 
-def test_late_cells_are_counted_and_advised_upon():
-    """Lane 0 has 40 items, lane 1 has an item in every other step."""
-    loader = loader_of(range(2), 2, {}, Script([[0] * 41, [1] * 20 + [0]]), time_steps=1)
-    assert sum(int(batch.mask.sum()) for batch in loader) == 60
+@pytest.mark.parametrize("options", [{}, {"num_workers": 1}, {"num_workers": 2}], ids=str)
+def test_late_cells_are_counted_and_advised_upon(options):
+    """Lane 0 has 40 items, lane 1 has an item in every other step, and none at the end."""
+    loader = loader_of(range(2), 2, options, Script([[1] + [0] * 40, [1] * 20 + [0]]), time_steps=1)
+    assert sum(int(batch.mask.sum()) for batch in loader) == 60  # the first step has no item, and is passed over
     stats = loader.stats()
-    assert (stats.batches, stats.cells, stats.items, stats.late_cells) == (40, 80, 60, 20)
+    assert (stats.batches, stats.cells, stats.items, stats.late_cells) == (40, 80, 60, 19)
+    assert stats.begun == 2
     assert stats.advice(padding_share=0.0).kind == "late streams"
     assert "max_wait_seconds" in str(stats.advice(padding_share=0.0))
 

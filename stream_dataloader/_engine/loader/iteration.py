@@ -106,7 +106,7 @@ class Iteration:
 
     def __next__(self) -> Any:
         begin, step, output, layout_check = self._counts.wait(), self.epoch.step, self.output, self._layout_check
-        parts, slot = self._next_parts()
+        sent, parts, slot = self._next_parts()
         try:
             if layout_check.layout is None and not any(parts) and not self._pads_by_value:
                 # This rank has read nothing yet. To pad its batch it needs the layout of a loaded state or other ranks.
@@ -121,7 +121,7 @@ class Iteration:
             # By identity: comparing layouts would cost time in every batch; to note an equal one again does no harm.
             if layout_check.layout is not self._noted:
                 self._note_layout()
-            self._counts.batch(begin, step, parts, layout_check.layout)
+            self._counts.batch(begin, step, sent, layout_check.layout)
             if output.collate_fn is not None:
                 try:
                     made = output.collate_fn(made)
@@ -161,10 +161,10 @@ class Iteration:
         while self.epoch.step != stop:
             begin, step = self._counts.wait(), self.epoch.step
             try:
-                parts, slot = self._next_parts()
+                sent, parts, slot = self._next_parts()
             except StopIteration:
                 return
-            self._counts.batch(begin, step, parts, self._layout_check.layout)
+            self._counts.batch(begin, step, sent, self._layout_check.layout)
             self._of_step = self._parts_of(step, parts, slot, regroupers)
             yield self._of_step
 
@@ -191,8 +191,11 @@ class Iteration:
                 raise
             yield made
 
-    def _next_parts(self) -> tuple[list[Part | None], Slot | None]:
-        """Return each reader's part of the next step, None for a reader that has ended, and the step's slot."""
+    def _next_parts(self) -> tuple[Sequence[Part | None], list[Part | None], Slot | None]:
+        """Return what each reader sent for the next step, its part of it, and the step's slot.
+
+        None stands for a reader that has ended, and for a part without an item.
+        """
         if self.closed:
             raise self.epoch.ending()
         epoch, delivered = self.epoch, False
@@ -214,6 +217,7 @@ class Iteration:
                 # because numbers of batches must not depend on how long a live source took.
                 epoch.pass_over([None if part is None else part.reports for part in sent])
                 self._collector.pass_over(epoch)
+                self._counts.pass_over(sent)
             if delivered := epoch.steps.delivers(epoch.step, has_data):
                 slot = self._collector.slot(epoch.step + self._collector.passed_over) if any(parts) else None
                 self._raise_first_error(parts, slot)
@@ -229,7 +233,7 @@ class Iteration:
             if not epoch.step and not self._skipped:
                 warn(f"the epoch has no batch, as {_why_no_batch(epoch)}", 4)
             raise StopIteration
-        return parts, slot
+        return sent, parts, slot
 
     def _note_failures(self, part: Part) -> None:
         for report in part.failures:

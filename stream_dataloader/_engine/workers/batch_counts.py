@@ -49,6 +49,7 @@ class BatchCounts:
         return self._waits_since
 
     def batch(self, begin: int, step: int, parts: Sequence[Part | None], layout: Layout | None) -> None:
+        """Count a batch, given the parts that readers sent, also those without an item."""
         items, time_steps, counts = 0, self._time_steps, self.totals
         longest = time_steps or 0
         for part in parts:
@@ -56,7 +57,7 @@ class BatchCounts:
                 items += part.items
                 counts["late_cells"] += part.late
                 if part.reports.taken:  # rarely true, so the count below costs nothing in most steps
-                    counts["begun"] += sum([draw != NONE for _, draw in part.reports.taken])
+                    counts["begun"] += _begun_in(part)
                 if time_steps is None and part.contents.time_steps > longest:
                     longest = part.contents.time_steps
         if layout is not self._layout:
@@ -67,6 +68,10 @@ class BatchCounts:
         counts["bytes"] += items * self._item_bytes
         counts["cells"] += cells if cells > items else items
         self._pass(begin, step)
+
+    def pass_over(self, parts: Iterable[Part | None]) -> None:
+        """Count the streams that began in a step which is not delivered, as no stream had an item yet."""
+        self.totals["begun"] += sum(_begun_in(part) for part in parts if part is not None)
 
     def joined(self, begin: int, step: int, counts: Mapping[str, int], cells: int) -> None:
         """Count a batch that was joined from batches of other loaders, given their counts."""
@@ -101,6 +106,10 @@ class BatchCounts:
             events=Events(lambda: _in_order(of_workers, of_batches)),
             **self.totals,
         )
+
+
+def _begun_in(part: Part) -> int:
+    return sum([draw != NONE for _, draw in part.reports.taken])
 
 
 def _in_order(
