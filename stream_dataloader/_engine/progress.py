@@ -16,6 +16,7 @@ import torch
 
 from stream_dataloader._engine.ranks.own_rank import is_started
 from stream_dataloader._engine.ranks.ranks import Ranks
+from stream_dataloader._engine.reading.deferred import UntilEnd
 
 __all__ = ["with_progress"]
 
@@ -30,6 +31,10 @@ def _is_first_rank(ranks: Ranks) -> bool:
 
 def with_progress(loader: Any, options: dict[str, Any]) -> Iterator[Any]:
     """Iterate over the next epoch of a loader with a bar; `options` override its settings of tqdm."""
+    return UntilEnd(_with_bar(loader, options))
+
+
+def _with_bar(loader: Any, options: dict[str, Any]) -> Iterator[Any]:
     from tqdm.auto import tqdm  # imported at use, as it may warn in a notebook about missing widgets
 
     total = None

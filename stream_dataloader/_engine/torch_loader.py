@@ -24,6 +24,7 @@ from stream_dataloader._engine.assembly.part import Contents, Part
 from stream_dataloader._engine.assembly.regroup import Regrouper
 from stream_dataloader._engine.items.layout import Layout, Spec, as_array
 from stream_dataloader._engine.items.structure import flatten
+from stream_dataloader._engine.reading.deferred import UntilEnd
 from stream_dataloader._engine.schedule.follower import LaneReports
 from stream_dataloader._engine.schedule.rules import deal_lanes
 from stream_dataloader.batch import StreamBatch
@@ -79,6 +80,9 @@ class _Regrouped:
         self._readers = deal_lanes(dataset.batch_size, torch_loader.num_workers)
 
     def __iter__(self) -> Iterator[StreamBatch]:
+        return UntilEnd(self._batches())
+
+    def _batches(self) -> Iterator[StreamBatch]:
         layout_check = LayoutCheck(self._readers, self._dataset.sources)
         regrouper = Regrouper(
             self._readers,

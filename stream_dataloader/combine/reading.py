@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from stream_dataloader._engine.advice import Setup
 from stream_dataloader._engine.device import OneAhead
 from stream_dataloader._engine.loader.base_position import is_being_read
-from stream_dataloader._engine.loader.delivery import Parts
 from stream_dataloader._engine.loader.iteration import Output
-from stream_dataloader._engine.reading.deferred import Begun, Deferred, Turn
+from stream_dataloader._engine.reading.deferred import Begun, Deferred, Turn, UntilEnd
 from stream_dataloader._engine.schedule.rules import deal_lanes
 from stream_dataloader._engine.workers.batch_counts import BatchCounts, clock
 from stream_dataloader._engine.workers.settings import WorkerSettings
@@ -205,7 +204,9 @@ class JointStarter:
         iteration = JointIteration(self._members, position, self._join, output, self._counts)
         self._counts.begin(begin)
         self._newest = weakref.ref(iteration)
-        batches: Iterator[Any] = Parts(iteration.parts(), iteration) if output.parts else iteration
+        batches: Iterator[Any] = iteration
+        if output.parts:
+            batches = UntilEnd(iteration.parts(), iteration.epoch.ending)
         if output.device is not None and output.device.type == "cuda":
             batches = OneAhead(batches, output.device, iteration.epoch.hold)
         return batches, iteration.close

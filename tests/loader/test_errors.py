@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 import torch
 from helpers import declared, make_loader
+from torch.utils.data import DataLoader
 from worker_streams import acting, raising
 
-from stream_dataloader import StreamDataLoader, StreamDataset, errors, side_by_side
+from stream_dataloader import StreamDataLoader, StreamDataset, errors, regroup, side_by_side
 
 
 class Frame:
@@ -445,3 +446,31 @@ def test_a_step_whose_part_cannot_be_moved_is_not_counted_as_delivered(workers, 
         next(parts)
     loader.load_state_dict(loader.state_dict())
     assert [batch.batch_index for batch in loader] == [1, 2, 3, 4, 5, 6, 7]
+
+
+def _torchs(dataset, workers):
+    return DataLoader(dataset, batch_size=None, num_workers=workers)
+
+
+READ = {
+    "with a bar": lambda dataset, workers: StreamDataLoader(dataset, workers).progress(disable=True),
+    "by torch": _torchs,
+    "regrouped": lambda dataset, workers: regroup(_torchs(dataset, workers)),
+}
+
+
+@pytest.mark.parametrize("read", READ)
+@pytest.mark.parametrize("workers", [0, 2])
+def test_no_other_iterator_seems_to_have_ended_after_an_error_either(workers, read, monkeypatch):
+    monkeypatch.setattr("tqdm.tqdm.monitor_interval", 0)  # its thread would stay
+    dataset = StreamDataset([9, 9], lambda n: map((5).__floordiv__, range(n - 5, -1, -1)), 2, time_steps=1)
+    batches = iter(READ[read](dataset, workers))
+    kinds = []
+    for _ in range(14):
+        try:
+            next(batches)
+        except Exception as error:
+            kinds.append(type(error))
+    assert kinds[0] is errors.ReadError  # of each of torch's workers
+    assert kinds[-1] is errors.IteratorError
+    assert not set(kinds) - {errors.ReadError, errors.IteratorError}

@@ -6,8 +6,7 @@ Guarantee: a record belongs to a delivered batch, also while batches are fetched
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from stream_dataloader.errors import IteratorError
 
@@ -22,30 +21,6 @@ class HasStep(Protocol):
 
 
 Record = TypeVar("Record", bound=HasStep)
-
-
-class HasDelivery(Protocol):
-    """An iteration, which may have been closed."""
-
-    closed: bool
-
-    @property
-    def epoch(self) -> Delivery[Any]: ...
-
-
-class Parts:
-    """Iterator over the parts that a generator yields. After an error the generator alone would seem to have ended."""
-
-    def __init__(self, parts: Iterator[Any], iteration: HasDelivery) -> None:
-        self._parts, self._iteration = parts, iteration
-
-    def __iter__(self) -> Iterator[Any]:
-        return self
-
-    def __next__(self) -> Any:
-        for part in self._parts:
-            return part
-        raise self._iteration.epoch.ending() if self._iteration.closed else StopIteration
 
 
 class Delivery(Generic[Record]):

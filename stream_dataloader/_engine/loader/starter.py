@@ -23,7 +23,6 @@ from stream_dataloader._engine.advice import Setup
 from stream_dataloader._engine.device import OneAhead
 from stream_dataloader._engine.loader.base_position import is_being_read
 from stream_dataloader._engine.loader.collector import Begun, StepCollector
-from stream_dataloader._engine.loader.delivery import Parts
 from stream_dataloader._engine.loader.epoch import Epoch
 from stream_dataloader._engine.loader.iteration import Iteration, Output
 from stream_dataloader._engine.loader.position import LoaderPosition
@@ -31,7 +30,7 @@ from stream_dataloader._engine.memory.endings import Ending
 from stream_dataloader._engine.ranks.ranks import Ranks
 from stream_dataloader._engine.reading.activity import WorkerStatus
 from stream_dataloader._engine.reading.deferred import Begun as Reads
-from stream_dataloader._engine.reading.deferred import Turn
+from stream_dataloader._engine.reading.deferred import Turn, UntilEnd
 from stream_dataloader._engine.reading.plan import Reading, Recovery
 from stream_dataloader._engine.reading.reader import read_here
 from stream_dataloader._engine.schedule.place import Place, uncounted_lane
@@ -121,7 +120,7 @@ class Starter:
         output = iteration.output
         if output.whole_steps:
             return iteration.steps_of_parts(left)
-        batches = Parts(iteration.parts(left), iteration) if output.parts else iteration
+        batches = UntilEnd(iteration.parts(left), iteration.epoch.ending) if output.parts else iteration
         if output.device is None or output.device.type != "cuda":
             return batches
         pool, release = self.pool, _nothing

@@ -83,6 +83,44 @@ class Turn:
         self.reader = type(None)
 
 
+def _ended_by_error() -> Exception:
+    return IteratorError(
+        "an error or an interrupt ended this iterator before its epoch was over; iterate anew, which begins the next "
+        "epoch; a StreamDataLoader goes on there after loader.load_state_dict(loader.state_dict())"
+    )
+
+
+class UntilEnd(Generic[Batch]):
+    """Iterator over what a generator yields. After an error, the generator alone would seem to have ended.
+
+    Args:
+        batches: The generator, or another iterator that cannot be read on after an error.
+        ending: Returns the exception to raise if it is asked again after an error.
+    """
+
+    def __init__(self, batches: Iterator[Batch], ending: Callable[[], Exception] = _ended_by_error) -> None:
+        self._batches, self._ending, self._failed = batches, ending, False
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self
+
+    def __next__(self) -> Batch:
+        if self._failed:
+            raise self._ending()
+        try:
+            return next(self._batches)
+        except StopIteration:
+            raise
+        except BaseException:
+            self._failed = True
+            raise
+
+    def close(self) -> None:
+        """Close the generator."""
+        if callable(close := getattr(self._batches, "close", None)):
+            close()
+
+
 class Deferred(Generic[Batch]):
     """Iterator that begins its epoch when the first batch is requested.
 

@@ -20,14 +20,14 @@ from torch.utils.data import get_worker_info
 from stream_dataloader._engine.assembly.layout_check import LayoutCheck
 from stream_dataloader._engine.assembly.part import Part, have_data
 from stream_dataloader._engine.assembly.regroup import Regrouper
-from stream_dataloader._engine.reading.deferred import Begun, Deferred
+from stream_dataloader._engine.reading.deferred import Begun, Deferred, UntilEnd
 from stream_dataloader._engine.reading.plan import Reading, ReadingPlan
 from stream_dataloader._engine.reading.reader import PartReader, read_here, unsendable, warn_of_skip
 from stream_dataloader._engine.reading.source_queue import Abandoned, SessionQueue
 from stream_dataloader._engine.schedule.rules import deal_lanes
 from stream_dataloader._engine.torch_dataset.sessions import SessionKey, SessionTable
 from stream_dataloader.batch import StreamBatch
-from stream_dataloader.errors import GapError, IteratorError
+from stream_dataloader.errors import GapError
 
 
 def plain_parts(plan: ReadingPlan, table: SessionTable, iteration: int) -> Iterator[StreamBatch]:
@@ -44,7 +44,7 @@ def plain_parts(plan: ReadingPlan, table: SessionTable, iteration: int) -> Itera
         return _outdated(len(plan.lists), int(table.sources[0]))
     if worker.id >= plan.rules.lanes:
         return iter(())  # more workers than lanes
-    return PlainParts(_read_as_worker(plan, table, iteration, worker.id, worker.num_workers), sent=True)
+    return UntilEnd(PlainParts(_read_as_worker(plan, table, iteration, worker.id, worker.num_workers), sent=True))
 
 
 def _outdated(copied: int, sources: int) -> Iterator[StreamBatch]:
@@ -74,7 +74,7 @@ def _refuse_collation(caller: FrameType | None) -> None:
 
 def _parts_here(plan: ReadingPlan, table: SessionTable) -> Begun[StreamBatch]:
     reader = read_here(Reading.alone(plan, table.take_epoch(os.getpid())))
-    return PlainParts(reader, sent=False), reader.close
+    return UntilEnd(PlainParts(reader, sent=False)), reader.close
 
 
 def _read_as_worker(plan: ReadingPlan, table: SessionTable, iteration: int, number: int, workers: int) -> PartReader:
@@ -104,7 +104,6 @@ class PlainParts:
 
     def __init__(self, reader: PartReader, *, sent: bool) -> None:
         self._reader = reader
-        self._failed = False
         self._sent = sent
         # In torch's workers an error that a signal handler raises inside a finalizer is lost without harm, so a plain
         # `weakref.finalize` will do.
@@ -128,20 +127,6 @@ class PlainParts:
         return self
 
     def __next__(self) -> StreamBatch:
-        if self._failed:
-            raise IteratorError(
-                "an error ended this iterator before its epoch was over; iterate anew, which begins the next epoch"
-            )
-        try:
-            return self._next()
-        except StopIteration:
-            raise
-        except BaseException:
-            self._failed = True
-            self._reader.close()
-            raise
-
-    def _next(self) -> StreamBatch:
         reader = self._reader
         part = next(reader)
         for report in part.failures:
