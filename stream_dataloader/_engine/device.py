@@ -43,12 +43,9 @@ def device_of(name: Any) -> torch.device:
     if isinstance(name, bool) or not isinstance(name, (torch.device, str, int)):
         raise TypeError(f"device must be a torch.device, a name or a number, and is {name!r}, a {type(name).__name__}")
     try:
-        device = torch.device(name)
+        return torch.device(name)
     except RuntimeError as error:
         raise ValueError(f"device is {name!r}, which torch does not know: {str(error).splitlines()[0]}") from None
-    if device.type == "meta":
-        raise ValueError("device is 'meta', whose tensors hold no data; leave device out, and move batches yourself")
-    return device
 
 
 def pinned(leaf: Any) -> Any:

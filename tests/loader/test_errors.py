@@ -50,7 +50,6 @@ WRONG_VALUES = [
     {"persistent_workers": True},
     {"timeout": -1},
     {"device": "cudaa"},
-    {"device": "meta"},
     {**THREAD, "max_restarts": 2},
     {**THREAD, "multiprocessing_context": "fork"},
     {**ONE, "worker_method": "threads"},
