@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 from torch.utils.data import Dataset
 
 from stream_dataloader import Sections, StateError, StreamDataLoader, StreamDataset
+from stream_dataloader._engine.map_style.given_groups import groups_of
+from stream_dataloader._engine.map_style.index_groups import IndexGroups
 from stream_dataloader.errors import ReadError
 from stream_dataloader.testing import check_resume
 from stream_dataloader.testing.resume import batch_key
@@ -288,3 +290,16 @@ def test_a_million_groups_are_a_few_arrays():
     again = pickle.loads(pickle.dumps(dataset.sources))
     assert again.fingerprint == dataset.fingerprint
     assert len(next(iter(StreamDataLoader(dataset))).data) == 2
+
+
+def test_groups_are_those_that_were_given():
+    assert groups_of([range(0, 6, 2)], 6, allow_partial=True)[0].tolist() == [0, 2, 4]
+    assert list(map(list, groups_of([1, 1, "1", "1"], 4))) == [[0, 1], [2, 3]], "a number is no text"
+    even, odd = groups_of([i % 2 for i in range(200)], 200, order=lambda _: 0)  # equal keys, in many indices
+    assert (even.tolist(), odd.tolist()) == ([*range(0, 200, 2)], [*range(1, 200, 2)])
+    far = [2**31 + 5, 3]  # beyond 32 bits
+    assert IndexGroups([2], np.array(far), None)[0].tolist() == far
+    with pytest.raises(ValueError, match="read-only"):
+        even[0] = 1
+    indices = np.array([5, 0, 3, 1, 4, 2])
+    assert IndexGroups([2, 4], indices, 6).fingerprint != IndexGroups([4, 2], indices, 6).fingerprint

@@ -17,7 +17,8 @@ from helpers import PATIENCE, ROOT
 from rank_processes import RankProcesses, free_port
 
 from stream_dataloader import StreamDataLoader
-from stream_dataloader._engine.ranks.store import StoreConnection
+from stream_dataloader._engine.ranks.rendezvous import prefix_of
+from stream_dataloader._engine.ranks.store import StoreConnection, _named
 from stream_dataloader.errors import RankError
 
 LENGTHS = [9, 4, 6, 3]
@@ -178,3 +179,11 @@ def test_a_program_that_ends_within_an_epoch_ends_well(agent):
     programs = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for command in commands]
     ends = [(program.communicate(timeout=PATIENCE)[1], program.returncode) for program in programs]
     assert ends == [("", 0)] * len(programs)
+
+
+def test_many_silent_ranks_and_attempts_of_an_agent_are_told_apart(monkeypatch):
+    assert _named(range(10)) == "ranks 0, 1, 2, 3, 4, 5, 6, 7 and 2 more"
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "3")
+    for groups, attempt in (("1", "3"), ("2", "0")):  # agents of several hosts count by themselves
+        monkeypatch.setenv("GROUP_WORLD_SIZE", groups)
+        assert prefix_of("all") == f"stream_dataloader/all/{attempt}"
