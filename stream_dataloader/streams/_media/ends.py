@@ -1,4 +1,4 @@
-"""Where the data of a media file end, format by format, according to its headers; see `extent`."""
+"""Ends of the data in media files according to their headers, format by format; see `extent`."""
 
 from __future__ import annotations
 
