@@ -38,7 +38,7 @@ from video_clips import make_clips
 from stream_dataloader import StreamDataLoader, StreamDataset
 from stream_dataloader.streams import VideoStream
 
-MINUTES = {True: 0.3, False: 60.0}
+MINUTES = {True: 0.5, False: 60.0}
 SAMPLES = 120
 KILL_SECONDS = 30.0
 #: Unit of what is noted, and how much more of it the last quarter may have.
@@ -179,7 +179,7 @@ def measure_soak(quick: bool, minutes: float | None, pause: float, figure: Path 
 def main() -> None:
     """Measure, print, draw."""
     parser: argparse.ArgumentParser = parser_of(__doc__, ["soak"])
-    parser.add_argument("--minutes", type=float, help="how long (60; 0.3 with --quick)")
+    parser.add_argument("--minutes", type=float, help="how long (60; 0.5 with --quick)")
     parser.add_argument("--pause", type=float, default=0.0, help="seconds that each training step takes (0)")
     parser.add_argument("--figure", type=Path, metavar="PATH", help="draw what was noted, by time")
     options = parser.parse_args()
