@@ -263,6 +263,7 @@ def _files(path: Path, kind: str | None) -> dict[str, str]:
 
 
 def print_json(content: Any) -> None:
+    """Print content as JSON; what JSON does not know is printed as text."""
     print(json.dumps(content, indent=2, default=str))
 
 

@@ -41,6 +41,7 @@ def dumps_home(content: Any) -> Pickled:
 
 
 def loads(frame: Sequence[Any]) -> Any:
+    """Unpickle a frame's content, whose arrays stay in the frame's buffers."""
     return pickle.loads(frame[0], buffers=frame[1:])
 
 

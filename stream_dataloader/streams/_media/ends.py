@@ -136,6 +136,14 @@ def mxf_footer(head: bytes) -> int:
     return int.from_bytes(head[value + 24 : value + 32], "big") or -1
 
 
+def _ebml_size(data: bytes) -> tuple[int, int | None]:
+    """Return the number of bytes that the size at the beginning takes, and the size; None if it is unknown."""
+    length = 9 - data[0].bit_length()  # the leading zeros of the first byte count the size's bytes (RFC 8794, 4.1)
+    ones = (1 << 7 * length) - 1
+    value = int.from_bytes(data[:length], "big") & ones
+    return length, None if value == ones else value  # all ones: unknown (RFC 8794, 6.2)
+
+
 def cut_element(file: BinaryIO, size: int) -> int | None:
     """Return the place of the element of a Matroska file that is cut off, or None."""
     position = 0
@@ -149,10 +157,8 @@ def cut_element(file: BinaryIO, size: int) -> int | None:
             return None
         if len(head) <= name_bytes:
             return position
-        length = 9 - head[name_bytes].bit_length()
-        value = int.from_bytes(head[name_bytes : name_bytes + length], "big") & ((1 << 7 * length) - 1)
-        unknown = value == (1 << 7 * length) - 1  # a segment or a cluster, whose elements follow
-        end = position + name_bytes + length + (0 if unknown else value)
+        length, value = _ebml_size(head[name_bytes:])
+        end = position + name_bytes + length + (value or 0)  # unknown of a segment or a cluster, whose elements follow
         if end > size or len(head) < name_bytes + length:
             return position
         position = end
@@ -165,13 +171,8 @@ def matroska_end(head: bytes) -> int | None:
     for expected in (EBML, _SEGMENT):
         if len(head) < position + 12 or int.from_bytes(head[position : position + 4], "big") != expected:
             return None
-        first = head[position + 4]
-        length = 9 - first.bit_length()  # the leading zeros of the first byte count the size's bytes (RFC 8794, 4.1)
-        if length > 8:
+        length, value = _ebml_size(head[position + 4 :])
+        if length > 8 or value is None:
             return None
-        value = int.from_bytes(head[position + 4 : position + 4 + length], "big") & ((1 << 7 * length) - 1)
-        position += 4 + length
-        if value == (1 << 7 * length) - 1:  # all ones: the size is unknown (RFC 8794, 6.2)
-            return None
-        position += value
+        position += 4 + length + value
     return position
